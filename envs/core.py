@@ -1,0 +1,83 @@
+"""What is played and how an action was judged: the types that every other room shares."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    """How one agent response was judged. An invalid response is data, never an exception."""
+
+    OK = "ok"
+    MALFORMED = "malformed"
+    """No action could be read from the response."""
+    INADMISSIBLE = "inadmissible"
+    """An action was read, but the environment does not allow it in this state."""
+    NO_EFFECT = "no_effect"
+    """The environment took the step and nothing changed."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the environment was given the action."""
+        return self in (Verdict.OK, Verdict.NO_EFFECT)
+
+
+class TurngymError(Exception):
+    """Base of every error that turngym raises on purpose; its text says what, which value, where, what is valid."""
+
+
+class TaskError(TurngymError):
+    """A task that does not exist, cannot be played, or is not the task that its hash promises."""
+
+
+class EnvBackendError(TurngymError):
+    """The machinery behind an environment failed (a dead server, an exhausted disk): an episode status, not an action."""
+
+
+def content_hash(parts: Mapping[str, Any]) -> str:
+    """SHA-256 (64 hex digits) of `parts` as canonical JSON: sorted keys, no spaces, UTF-8.
+
+    Put in everything that fixes a task (text, goal, price cap, game bytes): equal hashes then mean equal tasks.
+    """
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One playable task. The same `sha256` means the same task on every machine and worker."""
+
+    env_id: str
+    """Gymnasium id, for example `turngym/ALFWorld-v0`."""
+    task_id: str
+    """Unique within the environment and readable, for example `valid_seen/pick_heat_.../trial_T...`."""
+    sha256: str
+    """`content_hash` of everything that fixes the task."""
+    split: str
+    category: str
+    """Row of the result tables: `place`, `heat`, ... or the data source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """The one action of an environment, described once for function calling, text prompts and trainer adapters."""
+
+    name: str
+    """For example `alfworld_step`."""
+    description: str
+    argument: str
+    """Name of the single string argument that carries the action."""
+    argument_description: str
+    examples: tuple[str, ...] = field(default=())
+
+    def schema(self) -> dict[str, Any]:
+        """The OpenAI function-calling form: `{"type": "function", "function": {...}}`."""
+        properties = {self.argument: {"type": "string", "description": self.argument_description}}
+        parameters = {"type": "object", "properties": properties, "required": [self.argument]}
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}

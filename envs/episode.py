@@ -1,0 +1,163 @@
+"""Turn and Episode: one played task as token segments with turn-indexed spans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core import Task, TurngymError, Verdict
+
+Span = tuple[int, int]
+"""Half-open range of positions in a segment's token ids."""
+
+Origin = Literal["policy", "demonstration", "noise"]
+"""Who chose a response: the policy, a demonstrator, or injected noise (never trained on)."""
+
+
+class Status(StrEnum):
+    """How an episode ended."""
+
+    COMPLETED = "completed"
+    TRUNCATED_TURNS = "truncated_turns"
+    """The environment's own limit of turns."""
+    TRUNCATED_TOKENS = "truncated_tokens"
+    """The context was full."""
+    TRUNCATED_DEPTH = "truncated_depth"
+    """A trainer's depth cap: trains, but says nothing about success."""
+    ERROR_ENV = "error_env"
+    ERROR_ENGINE = "error_engine"
+    ERROR_TIMEOUT = "error_timeout"
+
+    @property
+    def is_error(self) -> bool:
+        return self.value.startswith("error_")
+
+
+class EpisodeError(TurngymError):
+    """An episode whose parts contradict each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK:
+    """A teacher's K most likely ids for each response token: `ids` int32 [R, K], `logp` float32 [R, K]."""
+
+    ids: NDArray[np.int32]
+    logp: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One observation, the agent's response to it, and what the environment made of it.
+
+    Spans index the ids of segment `segment`: `prompt_span` covers the ids that this turn added before the response
+    (template, observation, generation prompt), `response_span` the R ids of the response. Text-only agents leave both empty.
+    """
+
+    index: int
+    """0-based."""
+    observation: str
+    admissible: tuple[str, ...] | None
+    """What was admissible when the agent answered; None where any text may be (open action spaces)."""
+    response: str
+    action: str | None
+    """The action read from the response; None when malformed."""
+    verdict: Verdict
+    reward: float
+    segment: int = 0
+    prompt_span: Span = (0, 0)
+    response_span: Span = (0, 0)
+    logprobs: NDArray[np.float32] | None = None
+    """Behaviour log-probabilities of the sampled ids, as sampled (temperature included), float32 [R]; None if unknown."""
+    finish: str = "stop"
+    """Why generation ended: `stop`, `length`, `scripted`, `abort`."""
+    policy_version: int = 0
+    origin: Origin = "policy"
+    judge_scores: tuple[float, ...] | None = None
+    """None means never scored; a score of 0.0 was scored."""
+    hint: str | None = None
+    teacher: TopK | None = None
+
+    @property
+    def response_length(self) -> int:
+        return self.response_span[1] - self.response_span[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One played task. Checked on construction: contiguous turns, ordered and disjoint spans, aligned log-probabilities."""
+
+    task: Task
+    seed: int
+    sample: int
+    """0-based number of this attempt at the task."""
+    group: int
+    """Attempts that are compared with each other (GRPO groups) share it."""
+    segments: tuple[NDArray[np.int32], ...]
+    """Token ids; one array unless the history was rewritten. Empty for text-only agents."""
+    turns: tuple[Turn, ...]
+    status: Status
+    success: bool
+    ret: float
+    """Sum of rewards."""
+    score: float = 0.0
+    """The environment's own graded score in [0, 1] at the end."""
+    system: str = ""
+    """The system message the agent saw."""
+    final_observation: str = ""
+    """What the environment said after the last turn."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase (`env`, `generate`); informative, never part of equality of runs."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-able extras: agent name, temperature, error text."""
+
+    def __post_init__(self) -> None:
+        cursor = [0] * len(self.segments)
+        segment = 0
+        for position, turn in enumerate(self.turns):
+            where = f"episode {self.task.task_id} sample {self.sample}, turn {position}"
+            if turn.index != position:
+                raise EpisodeError(f"{where}: index is {turn.index}; turns must count 0, 1, 2, ...")
+            if turn.response_span == (0, 0) and turn.prompt_span == (0, 0):
+                continue
+            segment = _check_segment(turn, segment, len(self.segments), where)
+            cursor[segment] = _check_spans(turn, cursor[segment], len(self.segments[segment]), where)
+
+    @property
+    def depth(self) -> int:
+        """Number of turns."""
+        return len(self.turns)
+
+    def prompt_ids(self, turn: Turn) -> NDArray[np.int32]:
+        """Everything the policy saw before `turn`'s response: int32 [P]."""
+        return self.segments[turn.segment][: turn.response_span[0]]
+
+    def response_ids(self, turn: Turn) -> NDArray[np.int32]:
+        """The ids of `turn`'s response: int32 [R]."""
+        return self.segments[turn.segment][slice(*turn.response_span)]
+
+
+def _check_segment(turn: Turn, current: int, count: int, where: str) -> int:
+    if not current <= turn.segment < count:
+        raise EpisodeError(
+            f"{where}: segment {turn.segment} is not in {current}..{count - 1}; segments only go forward"
+        )
+    return turn.segment
+
+
+def _check_spans(turn: Turn, cursor: int, length: int, where: str) -> int:
+    (p0, p1), (r0, r1) = turn.prompt_span, turn.response_span
+    if not cursor <= p0 <= p1 <= r0 <= r1 <= length:
+        raise EpisodeError(
+            f"{where}: prompt span {turn.prompt_span} and response span {turn.response_span} must be ordered, disjoint "
+            f"and within {cursor}..{length}"
+        )
+    rows = {"logprobs": turn.logprobs, "teacher.ids": None if turn.teacher is None else turn.teacher.ids}
+    for name, values in rows.items():
+        if values is not None and len(values) != r1 - r0:
+            raise EpisodeError(f"{where}: {name} has {len(values)} rows for a response of {r1 - r0} tokens")
+    return r1

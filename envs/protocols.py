@@ -1,0 +1,89 @@
+"""The seams between rooms: what a policy, a scorer and a rollout source must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.episode import Episode, TopK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn and when drawing stops."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    max_new_tokens: int = 512
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end the response; the stop id is part of it."""
+    stop_text: tuple[str, ...] = ()
+    """Strings that end the response as soon as the decoded tail contains one (`</action>`, `</tool_call>`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One continuation to draw. `prompt_ids` is the whole history; engines reuse what they hold for `session`."""
+
+    session: str
+    """Stable over the turns of one episode's segment; an engine may keep its KV cache under it."""
+    prompt_ids: NDArray[np.int32]
+    sampling: Sampling
+    stream: tuple[int, ...]
+    """Entropy of this request's own random stream, for example (seed, task number, sample, turn)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What was drawn: `ids` int32 [R]; `logprobs` float32 [R] of the sampled ids under softmax(logits / temperature)."""
+
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    finish: str
+    """`stop` or `length`."""
+    policy_version: int = 0
+
+
+class Policy(Protocol):
+    """An engine that continues token ids. Results depend on each request alone, never on its batch."""
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]: ...
+
+    def release(self, session: str) -> None:
+        """Forget `session`; unknown sessions are fine."""
+
+
+class Scorer(Protocol):
+    """A model that scores given ids. `positions` are the indices of the ids to score; position 0 cannot be scored."""
+
+    def topk(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]], k: int) -> list[TopK]:
+        """The K most likely ids at each position, given the ids before it; most likely first."""
+
+    def logprobs(
+        self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]]
+    ) -> list[NDArray[np.float32]]:
+        """Log-probability of the id that stands at each position, given the ids before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectRequest:
+    """What a trainer asks of a rollout source for one step."""
+
+    step: int
+    """1-based training step; it fixes the tasks and the random streams, so a resumed run collects the same episodes."""
+    episodes: int
+    max_turns: int
+    """Depth cap: the turn in progress at the cap is finished, then the episode ends as `truncated_depth`."""
+    temperature: float = 1.0
+    demonstration_turns: int | None = None
+    """TCOD B2F: how many turns the student plays at the end; the expert plays the rest. None: the student plays all."""
+
+
+class Collect(Protocol):
+    """A rollout source: live environments or trace files look the same to a trainer."""
+
+    def __call__(self, request: CollectRequest) -> list[Episode]: ...

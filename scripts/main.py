@@ -1,0 +1,1 @@
+"""The `turngym` command: one verb per module of this folder."""
