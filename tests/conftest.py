@@ -1,0 +1,48 @@
+"""Fixtures shared by all rooms: where the real test data is, unpacked once per machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def shared_data() -> Path | None:
+    """The folder of real test data: `TURNGYM_TEST_DATA`, else `../shared/data` beside the checkout; None if absent."""
+    path = Path(os.environ.get("TURNGYM_TEST_DATA", ROOT.parent / "shared" / "data"))
+    return path if path.is_dir() else None
+
+
+def unpack_alfworld() -> Path | None:
+    """`$ALFWORLD_DATA` layout of the 4,027 real games, unpacked once into the temporary folder; None without the data."""
+    data = shared_data()
+    if data is None or not (data / "alfworld" / "unpack.py").exists():
+        return None
+    size = (data / "alfworld" / "games.jsonl.xz").stat().st_size
+    target = Path(tempfile.gettempdir()) / f"turngym-test-alfworld-{size}"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            subprocess.run(
+                [sys.executable, str(data / "alfworld" / "unpack.py"), scratch], check=True, capture_output=True
+            )
+            try:
+                Path(scratch, "json_2.1.1").rename(target)
+            except OSError:  # another worker was first
+                if not target.exists():
+                    raise
+    return target
+
+
+@pytest.fixture(scope="session")
+def alfworld_data() -> Path:
+    """Root with the folders train, valid_seen, valid_unseen, valid_train."""
+    path = unpack_alfworld()
+    if path is None:
+        pytest.skip("real ALFWorld games not found: put them under ../shared/data or set TURNGYM_TEST_DATA")
+    return path
