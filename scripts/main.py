@@ -1,1 +1,66 @@
-"""The `turngym` command: one verb per module of this folder."""
+"""The `turngym` command: one verb per module of this folder, imported only when it is called."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from turngym.envs.core import TurngymError
+
+VERBS = {
+    "quickstart": "turngym.scripts.quickstart",
+    "train": "turngym.scripts.train",
+    "eval": "turngym.scripts.eval",
+    "rollout": "turngym.scripts.rollout",
+    "play": "turngym.scripts.play",
+    "panel": "turngym.scripts.panel",
+    "trace": "turngym.scripts.trace",
+    "report": "turngym.scripts.report",
+    "teacher": "turngym.scripts.teacher",
+    "bench": "turngym.scripts.bench.main",
+}
+"""Each module has `main(argv) -> exit status`; the first line of its docstring is the verb's help."""
+
+
+def help_line(module: str) -> str:
+    """First line of the module's docstring, read without importing the module (nor torch with it)."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return "(not installed)"
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return text.split("\n")[0]
+
+
+def usage(command: str, verbs: dict[str, str]) -> str:
+    rows = [f"  {verb:<12} {help_line(module)}" for verb, module in verbs.items()]
+    return "\n".join([f"usage: {command} VERB [options]", "", *rows, "", f"`{command} VERB --help` explains a verb."])
+
+
+def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
+    """Run the verb that `argv` names; errors of our own become one line on standard error and status 2."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage(command, verbs))
+        return 0 if argv else 2
+    if argv[0] not in verbs:
+        print(f"{command}: unknown verb {argv[0]!r}\n\n{usage(command, verbs)}", file=sys.stderr)
+        return 2
+    try:
+        return int(importlib.import_module(verbs[argv[0]]).main(list(argv[1:])))
+    except TurngymError as error:
+        print(f"{command} {argv[0]}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{command} {argv[0]}: stopped; what was finished is kept", file=sys.stderr)
+        return 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return dispatch("turngym", VERBS, sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

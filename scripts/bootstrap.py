@@ -1,0 +1,74 @@
+"""Set up a fresh machine and run: `python3 scripts/bootstrap.py quickstart` or `... test` (standard library only).
+
+Creates `.venv` beside this checkout (or the folder in TURNGYM_VENV), installs torch first so that the pinned CPU-sized
+build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+JOBS = ("quickstart", "test")
+
+
+def say(text: str) -> None:
+    print(f"[bootstrap] {text}", flush=True)
+
+
+def run(*command: str, check: bool = True) -> int:
+    say(" ".join(command))
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if check and status:
+        sys.exit(status)
+    return status
+
+
+def install(*wanted: str, check: bool = True) -> int:
+    return run(str(PYTHON), "-m", "pip", "install", "-q", "-c", "constraints.txt", *wanted, check=check)
+
+
+def set_up(extras: str) -> None:
+    if not PYTHON.exists():
+        say(f"creating {VENV.name}")
+        venv.create(VENV, with_pip=True)
+    pinned = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
+    install(pinned)
+    install("-e", f".[{extras}]")
+
+
+def quickstart(arguments: list[str]) -> int:
+    set_up("train")
+    return run(str(PYTHON), "-m", "turngym.scripts.main", "quickstart", *arguments, check=False)
+
+
+def test(arguments: list[str]) -> int:
+    """Lint, types and tests. The reference engine compiles C++; without it its differential tests skip with a reason."""
+    set_up("train,parquet,dev")
+    if install("-e", ".[alfworld]", check=False):
+        say("the [alfworld] extra did not install (it needs cmake and g++): tests against TextWorld will be skipped")
+    tools = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
+    failures = [tool for tool in tools if run(str(PYTHON), "-m", *tool, check=False)]
+    status = run(str(PYTHON), "-m", "pytest", "-n", "2", *arguments, check=False)
+    if failures:
+        say(f"failed: {', '.join(' '.join(tool) for tool in failures)}")
+    return status or int(bool(failures))
+
+
+def main() -> int:
+    if sys.version_info < (3, 11):
+        sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+    if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
+        sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
+    job = {"quickstart": quickstart, "test": test}[sys.argv[1]]
+    return job(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
