@@ -1,0 +1,150 @@
+"""Causal language models as the trainers see them: a backbone that gives hidden states, and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turngym.envs.core import TurngymError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelError(TurngymError):
+    """A model that cannot be loaded or used for training."""
+
+
+def tiny_qwen3(
+    vocab_size: int,
+    *,
+    width: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    mlp: int | None = None,
+    max_length: int = 4096,
+    eos_id: int | None = None,
+    pad_id: int | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """A Qwen3-shaped causal model with random float32 weights that depend on `seed` and the sizes only.
+
+    `heads` must divide `width`; `kv_heads` (default `heads`) must divide `heads`; `mlp` defaults to 2 x width. Input and
+    output embeddings are tied.
+    """
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    kv_heads = kv_heads or heads
+    if width % heads or heads % kv_heads:
+        raise ModelError(f"width {width} must be a multiple of heads {heads}, heads a multiple of kv_heads {kv_heads}")
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=width // heads,
+        intermediate_size=mlp or 2 * width,
+        max_position_embeddings=max_length,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos_id,
+        pad_token_id=pad_id,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    return model.float().eval()
+
+
+def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu", attention: str = "sdpa") -> nn.Module:
+    """Load any Hugging Face causal model (a folder, or a hub name that is cached or reachable), in evaluation mode.
+
+    Evaluation mode switches dropout off, so that the sampled and the trained distribution are the same one.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is unknown; valid: {', '.join(DTYPES)}")
+    folder = Path(path)
+    looks_local = folder.is_absolute() or str(path).startswith((".", "~")) or folder.exists()
+    if looks_local and not (folder / "config.json").exists():
+        raise ModelError(f"no model in {path}: a checkpoint folder holds config.json and model.safetensors")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=attention)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise ModelError(f"cannot load a causal language model from {path}: {first}") from error
+    return model.to(device).eval()
+
+
+def save_model(model: nn.Module, path: str | Path) -> None:
+    """Write `config.json` and `model.safetensors` to folder `path`."""
+    model.save_pretrained(str(path), safe_serialization=True)  # type: ignore[operator]
+
+
+def backbone(model: Any) -> nn.Module:
+    """The part of a causal model that turns ids into final hidden states (norm included, head excluded)."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    inner = decoder if decoder is not None and decoder is not model else getattr(model, "base_model", None)
+    if inner is None or inner is model:
+        raise ModelError(f"{type(model).__name__} has no backbone apart from its head; use a Hugging Face causal model")
+    return inner
+
+
+def head(model: Any, vocab_size: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """LM head as (weight [V, D], bias [V] or None), cut to the first `vocab_size` rows.
+
+    Raises ModelError where logits are not `hidden @ weight.T + bias` (soft caps, scaled logits).
+    """
+    layer = model.get_output_embeddings()
+    if layer is None:
+        raise ModelError(f"{type(model).__name__} has no output embeddings, so it is no causal language model")
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        value = getattr(model.config, name, None)
+        if value not in (None, 1, 1.0):
+            raise ModelError(f"{type(model).__name__} changes its logits after the head ({name}={value}): not supported")
+    bias = getattr(layer, "bias", None)
+    return layer.weight[:vocab_size], None if bias is None else bias[:vocab_size]
+
+
+def vocabulary_size(model: Any) -> int:
+    """Rows of the LM head: the padded vocabulary."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def hidden_states(model: nn.Module, rows: Sequence[NDArray[np.int32]]) -> Tensor:
+    """Final hidden states of B rows of ids, padded on the right: [B, L, D] with L the longest row.
+
+    No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
+    mean nothing.
+    """
+    device = next(model.parameters()).device
+    length = max(len(row) for row in rows)
+    ids = np.zeros((len(rows), length), np.int64)
+    for line, row in zip(ids, rows, strict=True):
+        line[: len(row)] = row
+    return backbone(model)(input_ids=torch.from_numpy(ids).to(device), use_cache=False).last_hidden_state
+
+
+def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group row numbers into micro-batches, longest rows first, whose padded size stays within `max_tokens`.
+
+    A row longer than `max_tokens` gets a batch of its own.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    batches: list[list[int]] = []
+    for row in order:
+        width = lengths[batches[-1][0]] if batches else 0
+        if batches and width * (len(batches[-1]) + 1) <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
