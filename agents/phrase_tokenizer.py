@@ -26,7 +26,8 @@ def build_phrase_tokenizer(phrases: Iterable[str]) -> PreTrainedTokenizerFast:
     """A tokenizer that spends one token on each of `phrases` and falls back to bytes for any other text.
 
     Every piece costs the same in the underlying unigram model, so the segmentation with the fewest tokens wins.
-    `decode(encode(text)) == text` for any text that does not spell out a byte token (`<0x41>`). The order of `phrases` does not matter; the ids depend on the set alone.
+    `decode(encode(text)) == text` for any text that does not spell out a byte token (`<0x41>`).
+    The order of `phrases` does not matter; the ids depend on the set alone.
 
     Raises:
         TurngymError: without phrases, or where a phrase collides with a special token.

@@ -49,7 +49,7 @@ def quickstart(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Lint, types and tests. The reference engine compiles C++; without it its differential tests skip with a reason."""
+    """Lint, types and tests. The reference engine compiles C++; without it the tests against it skip with a reason."""
     set_up("train,parquet,dev")
     if install("-e", ".[alfworld]", check=False):
         say("the [alfworld] extra did not install (it needs cmake and g++): tests against TextWorld will be skipped")
@@ -62,7 +62,7 @@ def test(arguments: list[str]) -> int:
 
 
 def main() -> int:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before pip could check requires-python
         sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
         sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")

@@ -20,7 +20,7 @@ VERBS = {
     "panel": "turngym.scripts.panel",
     "trace": "turngym.scripts.trace",
     "report": "turngym.scripts.report",
-    "teacher": "turngym.scripts.teacher",
+    "pretrain": "turngym.scripts.pretrain",
     "bench": "turngym.scripts.bench.main",
 }
 """Each module has `main(argv) -> exit status`; the first line of its docstring is the verb's help."""
