@@ -1,0 +1,255 @@
+"""TextEnv: what every benchmark environment shares, so that a new one writes only its tasks and its rules."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+
+from turngym.envs.core import Task, TaskError, ToolSpec, TurngymError, Verdict
+from turngym.envs.spaces import UnicodeText, printable
+from turngym.envs.suggest import did_you_mean
+
+
+class ResetNeeded(TurngymError, gym.error.ResetNeeded):
+    """`step()` before the first `reset()`, or after the episode ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one action did."""
+
+    observation: str
+    reward: float = 0.0
+    terminated: bool = False
+    verdict: Verdict = Verdict.OK
+
+
+class TextEnv(gym.Env[str, str], ABC):
+    """A text environment: subclasses give tasks and rules, this class gives the Gymnasium interface.
+
+    A subclass sets `env_id`, `tool`, `instructions` and writes `task_ids`, `_begin`, `_apply`, `task`, `success`,
+    `_get_state`, `_set_state`; `admissible` (closed action spaces) or `check` (open ones), `score` and
+    `expert_action` where it can. Randomness may only come from `self.np_random`.
+
+    Any `str` is a legal action: one that makes no sense is answered and judged, never an exception. Exceptions are for
+    callers (`ResetNeeded`, `TaskError`, a non-string action) and for failed back ends (`EnvBackendError`).
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # type: ignore[misc]
+    env_id: ClassVar[str]
+    tool: ClassVar[ToolSpec]
+    instructions: ClassVar[str]
+    """What the environment is and how to act in it; goes into the system message."""
+    invalid_observation: ClassVar[str] = "Nothing happens."
+    """The environment's own answer to an action it does not know."""
+
+    def __init__(self, *, render_mode: str | None = None) -> None:
+        modes = self.metadata["render_modes"]
+        if render_mode is not None and render_mode not in modes:
+            raise TurngymError(f"{self.env_id}: render_mode {render_mode!r} is not one of {', '.join(modes)} or None")
+        self.render_mode = render_mode
+        self.observation_space = UnicodeText()
+        self.action_space = UnicodeText()
+        self._phase = "new"
+        self._env_steps = 0
+        self._frame = ""
+        self._ids: tuple[Collection[str] | None, frozenset[str]] = (None, frozenset())
+
+    # --- what a subclass writes
+
+    @abstractmethod
+    def task_ids(self) -> Sequence[str]:
+        """Every task, in a fixed order; may be a lazy sequence with its own `__contains__`."""
+
+    @abstractmethod
+    def _begin(self, task_id: str) -> str:
+        """Load the (existing) task and return the first observation."""
+
+    @abstractmethod
+    def _apply(self, action: str) -> Outcome:
+        """Play one action in canonical form; an inadmissible one is an `Outcome` that says so."""
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """The task being played."""
+
+    @property
+    @abstractmethod
+    def success(self) -> bool:
+        """Whether the task is solved, right now."""
+
+    @property
+    def score(self) -> float:
+        """Graded success in [0, 1]; by default 1.0 or 0.0."""
+        return 1.0 if self.success else 0.0
+
+    def admissible(self) -> tuple[str, ...] | None:
+        """Everything that may be done now; None where any text may be (then `check` judges)."""
+        return None
+
+    def check(self, action: str) -> str | None:
+        """Why a canonical action is not possible now, as a clause for the agent to read; None when it is possible."""
+        admissible = self.admissible()
+        if admissible is None or action in admissible:
+            return None
+        return f"{quote(action)} is not possible now"
+
+    def canonical(self, action: str) -> str:
+        """The form in which actions are judged and played: stripped; subclasses may add aliases."""
+        return action.strip()
+
+    def expert_action(self) -> str | None:
+        """The next action of an expert from the present state; None where there is no expert or no way."""
+        return None
+
+    @abstractmethod
+    def _get_state(self) -> Any:
+        """An exact, picklable copy of everything that playing has changed since `_begin`."""
+
+    @abstractmethod
+    def _set_state(self, state: Any) -> None:
+        """Restore what `_get_state` returned; the same task has just begun."""
+
+    # --- the Gymnasium interface
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin `options["task"]`, or else a task drawn with `self.np_random`. Raises TaskError for unknown ids."""
+        super().reset(seed=seed)
+        task_id = self._chosen_task(options or {})
+        observation = self._begin(task_id)
+        self._phase = "playing"
+        self._env_steps = 0
+        if self.render_mode is not None:
+            self.show(observation)
+        return observation, self.describe()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play `action`; the verdict on it is in `info`. Never truncates: limits of turns belong to the guard."""
+        if self._phase != "playing":
+            raise ResetNeeded(f"{self.env_id}: step() {_TOO_EARLY[self._phase]}; call reset() first")
+        if not isinstance(action, str):
+            raise TurngymError(f"{self.env_id}: step() takes a str, not {type(action).__name__} {action!r}")
+        action = self.canonical(action)
+        outcome = self._apply(action)
+        self._env_steps += 1
+        if outcome.terminated:
+            self._phase = "over"
+        if self.render_mode is not None:
+            self.show(outcome.observation, action)
+        info = self.describe(outcome.verdict, action)
+        return outcome.observation, outcome.reward, outcome.terminated, False, info
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The last action and observation (ansi); human mode has printed them already and returns None."""
+        if self.render_mode is None:
+            gym.logger.warn(f"{self.env_id}: render() needs render_mode='ansi' or 'human' when the environment is made")
+        return self._frame if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Release what the environment holds; closing twice is fine. Subclasses extend `_close`."""
+        if self._phase != "closed":
+            self._phase = "closed"
+            self._close()
+
+    def _close(self) -> None:
+        """Release files, processes and connections; called once."""
+
+    # --- for wrappers and panels
+
+    def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
+        """A fresh `info`: plain str, int, float, bool, list of str and None only, with the same keys every time."""
+        task = self.task
+        admissible = self.admissible()
+        return {
+            "task_id": task.task_id,
+            "task_sha": task.sha256,
+            "category": task.category,
+            "turn": self._env_steps,
+            "env_steps": self._env_steps,
+            "verdict": verdict.value,
+            "action": action,
+            "admissible_actions": None if admissible is None else list(admissible),
+            "success": self.success,
+            "score": self.score,
+        }
+
+    def show(self, observation: str, action: str | None = None) -> None:
+        """Make this the frame that `render()` shows; prints it in human mode."""
+        self._frame = observation if action is None else f"> {action}\n{observation}"
+        if self.render_mode == "human":
+            print(printable(self._frame), flush=True)
+
+    def get_state(self) -> dict[str, Any]:
+        """An exact snapshot (picklable): a restored episode continues byte for byte, random draws included."""
+        if self._phase not in ("playing", "over"):
+            raise ResetNeeded(f"{self.env_id}: get_state() {_TOO_EARLY[self._phase]}; call reset() first")
+        return {
+            "task": self.task.task_id,
+            "sha256": self.task.sha256,
+            "phase": self._phase,
+            "env_steps": self._env_steps,
+            "frame": self._frame,
+            "rng": copy.deepcopy(self.np_random.bit_generator.state),
+            "rng_seed": self._np_random_seed,
+            "inner": self._get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from `get_state()`, also in another object or process. Raises TaskError if the task differs."""
+        self._require_task(state["task"])
+        self._begin(state["task"])
+        if self.task.sha256 != state["sha256"]:
+            raise TaskError(
+                f"{self.env_id}: the snapshot was taken in task {state['task']!r} with sha256 {state['sha256']}, "
+                f"but here that task has sha256 {self.task.sha256}; restore it with the same data"
+            )
+        self._set_state(state["inner"])
+        self._phase, self._env_steps, self._frame = state["phase"], state["env_steps"], state["frame"]
+        bits = np.random.PCG64()
+        bits.state = copy.deepcopy(state["rng"])
+        self._np_random, self._np_random_seed = np.random.Generator(bits), state["rng_seed"]
+
+    def _chosen_task(self, options: dict[str, Any]) -> str:
+        for name in options:
+            if name != "task":
+                hint = did_you_mean(str(name), ["task"])
+                raise TurngymError(f"{self.env_id}: reset() has no option {name!r}; options are: 'task'.{hint}")
+        if options.get("task") is not None:
+            return self._require_task(options["task"])
+        ids = self.task_ids()
+        if not len(ids):
+            raise TaskError(f"{self.env_id}: there is no task to draw from")
+        return ids[int(self.np_random.integers(len(ids)))]
+
+    def _require_task(self, task_id: str) -> str:
+        ids = self.task_ids()
+        known: Collection[str] = ids
+        if isinstance(ids, (tuple, list)):
+            if self._ids[0] is not ids:
+                self._ids = (ids, frozenset(ids))
+            known = self._ids[1]
+        if isinstance(task_id, str) and task_id in known:
+            return task_id
+        raise TaskError(
+            f"{self.env_id}: unknown task {task_id!r} ({len(ids)} are known).{did_you_mean(str(task_id), ids)}"
+        )
+
+
+_TOO_EARLY = {
+    "new": "was called before reset()",
+    "over": "was called after the episode ended",
+    "closed": "was called on a closed environment",
+}
+
+
+def quote(text: str, limit: int = 120) -> str:
+    """`text` in quotation marks on one line of at most `limit` characters, safe to encode."""
+    line = " ".join(printable(text[: limit + 1]).split())
+    return f'"{line}"' if len(text) <= limit else f'"{line[:limit]}..."'

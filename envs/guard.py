@@ -1,0 +1,180 @@
+"""ActionGuard: judges what the agent wrote before the environment sees it, and counts the agent's turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import gymnasium as gym
+from gymnasium.utils import RecordConstructorArgs
+
+from turngym.envs.base import ResetNeeded, TextEnv, quote
+from turngym.envs.channels import Channel, Parsed, make_channel
+from turngym.envs.core import Task, ToolSpec, TurngymError, Verdict
+from turngym.envs.suggest import did_you_mean, nearest
+
+OnInvalid = Literal["reject", "penalise", "noop", "terminate"]
+
+Step = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
+    """Takes the agent's text: the whole response if there is a `channel`, else the bare action.
+
+    An action that cannot be read (`malformed`) or is not possible now (`inadmissible`) costs a turn and does not reach
+    the environment. `on_invalid` decides what the agent gets instead:
+
+    - `reject`: the reason, the nearest possible action and (with `list_admissible`) all of them; reward 0
+    - `penalise`: the same, with reward `penalty`
+    - `noop`: the environment's own "Nothing happens."; reward 0
+    - `terminate`: the reason, and the episode ends; reward 0
+
+    After `max_turns` agent turns the episode is truncated (None: no limit). `info["turn"]` counts agent turns,
+    `info["env_steps"]` the actions that reached the environment.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[str, str],
+        on_invalid: OnInvalid = "reject",
+        channel: Channel | str | None = None,
+        max_turns: int | None = 50,
+        penalty: float = -0.1,
+        list_admissible: bool = True,
+    ) -> None:
+        RecordConstructorArgs.__init__(
+            self,
+            on_invalid=on_invalid,
+            channel=channel,
+            max_turns=max_turns,
+            penalty=penalty,
+            list_admissible=list_admissible,
+        )
+        gym.Wrapper.__init__(self, env)
+        base = env.unwrapped
+        if not isinstance(base, TextEnv):
+            raise TurngymError(f"ActionGuard wraps environments that extend TextEnv, not {type(base).__name__}")
+        policies = get_args(OnInvalid)
+        if on_invalid not in policies:
+            hint = did_you_mean(str(on_invalid), policies)
+            raise TurngymError(f"on_invalid is {on_invalid!r}; it must be one of {', '.join(policies)}.{hint}")
+        if max_turns is not None and max_turns < 1:
+            raise TurngymError(f"max_turns is {max_turns}; it must be at least 1, or None for no limit")
+        self.base = base
+        self.on_invalid = on_invalid
+        self.channel = make_channel(channel, base.tool) if isinstance(channel, str) else channel
+        self.max_turns = max_turns
+        self.penalty = float(penalty) if on_invalid == "penalise" else 0.0
+        self.list_admissible = list_admissible
+        self._turn = 0
+        self._over = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode; `options={"task": id}` chooses the task."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._turn = 0
+        self._over = False
+        return observation, info
+
+    def step(self, action: str) -> Step:
+        """Judge one response and play its action if it may be played. Raises ResetNeeded outside an episode."""
+        if self._over:
+            raise ResetNeeded(f"{self.base.env_id}: step() was called outside an episode; call reset() first")
+        if not isinstance(action, str):
+            raise TurngymError(f"{self.base.env_id}: step() takes a str, not {type(action).__name__} {action!r}")
+        parsed = self.read(action)
+        if parsed.action is None:
+            return self._answer(Verdict.MALFORMED, None, f"No action could be read: {parsed.reason}.")
+        canonical = self.base.canonical(parsed.action)
+        reason = self.base.check(canonical)
+        if reason is not None:
+            return self._answer(Verdict.INADMISSIBLE, canonical, f"Invalid action: {reason}.")
+        observation, reward, terminated, truncated, info = self.env.step(canonical)
+        return self._count(observation, float(reward), terminated, truncated, info)
+
+    def read(self, response: str) -> Parsed:
+        """The action in the agent's text: parsed by the channel, or the text itself where there is none."""
+        if self.channel is not None:
+            return self.channel.parse(response)
+        return Parsed(action=response) if response.strip() else Parsed(reason="the action is empty")
+
+    def get_state(self) -> dict[str, Any]:
+        """An exact snapshot of the environment and of the guard's counters."""
+        return {"turn": self._turn, "over": self._over, "env": self.base.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from `get_state()`."""
+        self.base.set_state(state["env"])
+        self._turn, self._over = state["turn"], state["over"]
+
+    def describe(self) -> dict[str, Any]:
+        """A fresh `info` for the present state, as `reset` gives it."""
+        return self.base.describe() | {"turn": self._turn}
+
+    def task_ids(self) -> Sequence[str]:
+        return self.base.task_ids()
+
+    def admissible(self) -> tuple[str, ...] | None:
+        return self.base.admissible()
+
+    def expert_action(self) -> str | None:
+        return self.base.expert_action()
+
+    @property
+    def env_id(self) -> str:
+        return self.base.env_id
+
+    @property
+    def task(self) -> Task:
+        return self.base.task
+
+    @property
+    def tool(self) -> ToolSpec:
+        return self.base.tool
+
+    @property
+    def instructions(self) -> str:
+        return self.base.instructions
+
+    @property
+    def success(self) -> bool:
+        return self.base.success
+
+    @property
+    def score(self) -> float:
+        return self.base.score
+
+    def _answer(self, verdict: Verdict, action: str | None, reason: str) -> Step:
+        info = self.base.describe(verdict, action)
+        observation = self.base.invalid_observation if self.on_invalid == "noop" else self._advice(reason, action)
+        if self.base.render_mode is not None:
+            self.base.show(observation, action or "")
+        return self._count(observation, self.penalty, self.on_invalid == "terminate", False, info)
+
+    def _advice(self, reason: str, action: str | None) -> str:
+        admissible = self.base.admissible()
+        if not admissible:
+            return f"{reason} Nothing was done."
+        near = nearest(action, admissible) if action else []
+        lines = [f"{reason} Nothing was done." + (f" Did you mean {quote(near[0])}?" if near else "")]
+        if self.list_admissible:
+            lines.append(f"Possible actions: {', '.join(admissible)}.")
+        return "\n".join(lines)
+
+    def _count(self, observation: str, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> Step:
+        self._turn += 1
+        info["turn"] = self._turn
+        if self.max_turns is not None and self._turn >= self.max_turns and not terminated:
+            truncated = True
+        self._over = terminated or truncated
+        return observation, reward, terminated, truncated, info
+
+
+def guard_of(env: gym.Env[Any, Any]) -> ActionGuard:
+    """The guard inside `env`, whatever wraps it (TimeLimit, RecordEpisodeStatistics, ...)."""
+    layer: Any = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, ActionGuard):
+            return layer
+        layer = layer.env
+    raise TurngymError(f"{env} has no ActionGuard; make it with gym.make, or wrap the environment: ActionGuard(env)")
