@@ -48,7 +48,7 @@ class RolloutBatch:
     """Log-probability as sampled, nats; NaN where unknown."""
     off_policy_N: BoolArray
     """The label was chosen by a demonstrator."""
-    reward_E: FloatArray
+    reward_E: NDArray[np.float64]
     """Return: the sum of an episode's rewards."""
     success_E: BoolArray
     depth_E: IntArray
@@ -172,7 +172,7 @@ class _Columns:
             row_N=row,
             behaviour_logp_N=np.concatenate(self.behaviour),
             off_policy_N=off_policy.astype(np.bool_),
-            reward_E=np.array([e.ret for e in kept], dtype=np.float32),
+            reward_E=np.array([e.ret for e in kept], dtype=np.float64),
             success_E=np.array([e.success for e in kept], dtype=np.bool_),
             depth_E=np.array([e.depth for e in kept], dtype=np.int64),
             status_E=tuple(e.status for e in kept),

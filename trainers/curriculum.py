@@ -23,8 +23,8 @@ class DepthSchedule:
     def __post_init__(self) -> None:
         if not 1 <= self.k_start <= self.k_max or self.eta < 1:
             raise ValueError(
-                f"schedule is k_start {self.k_start}, eta {self.eta}, k_max {self.k_max}; valid is 1 <= k_start <= k_max "
-                "and eta >= 1"
+                f"schedule is k_start {self.k_start}, eta {self.eta}, k_max {self.k_max}; valid is "
+                "1 <= k_start <= k_max and eta >= 1"
             )
 
     def depth(self, n: int) -> int:

@@ -43,15 +43,15 @@ def project(
 ) -> Projected:
     """Log-probabilities of the labels and of K more ids under softmax(head(hidden) / temperature).
 
-    `hidden_N` [N, d]; `head` a callable, a weight [V, d] or (weight, bias); `label_N` int [N]; `topk_ids_NK` int [N, K]. At most
-    `chunk` rows of logits exist at a time: chunks are recomputed in backward. `vocab` cuts the logits to their first
-    ids, where teacher and student differ only in padding.
+    `hidden_N` [N, d]; `head` a callable, a weight [V, d] or (weight, bias); `label_N` int [N]; `topk_ids_NK` int
+    [N, K]. At most `chunk` rows of logits exist at a time: chunks are recomputed in backward. `vocab` cuts the logits
+    to their first ids, where teacher and student differ only in padding.
     logp_i(v) = z_iv - logsumexp_u z_iu, z = logits / temperature, in fp32. Entropy: -sum_v p log p, nats.
     Source: algorithms specification sections 0 and 1. Errors: ValueError for shapes or settings that do not fit.
     """
     _check(hidden_N, label_N, topk_ids_NK, temperature, chunk)
-    ids_N1 = label_N[:, None]
-    ids_NJ = ids_N1 if topk_ids_NK is None else torch.cat([ids_N1, topk_ids_NK.to(label_N.dtype)], dim=1)
+    ids_N1 = label_N[:, None].long()
+    ids_NJ = ids_N1 if topk_ids_NK is None else torch.cat([ids_N1, topk_ids_NK.long()], dim=1)
     step = _Chunk(head=_callable(head), temperature=temperature, entropy=entropy, vocab=vocab)
     parts = []
     for rows in _chunks(len(hidden_N), chunk):

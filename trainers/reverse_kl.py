@@ -30,7 +30,8 @@ def bin_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -
     """Reverse KL over the K ids and one bin for all others: [N], nats.
 
     l_i = sum_{K+1} p (log p - log q); the bin's mass is 1 - sum_K p = -expm1(min(log sum_K p, -1e-7)), and q's alike.
-    Merging ids never adds divergence: 0 <= l <= full KL, exact as K reaches the vocabulary, for any choice of the K ids.
+    Merging ids never adds divergence: 0 <= l <= full KL for any choice of the K ids, exact as K reaches the vocabulary
+    (to within 2e-6, the price of the least tail mass).
     Source: algorithms specification section 1, tail="bin" (default).
     Differs from the paper: it has no bin, see `raw_reverse_kl`.
     """
@@ -67,10 +68,10 @@ def topk_reverse_kl(
 ) -> Tensor:
     """Reverse KL on the K ids of the support: [N], nats, not reduced; the loss of OPD, TurnOPD and TCOD.
 
-    Both [N, K] hold log-probabilities, nats, under the full softmax, gathered at the same K ids, which are the teacher's
-    most likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of
-    `TAILS`. Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data,
-    so there is no score-function term.
+    Both [N, K] hold log-probabilities, nats, under the full softmax, gathered at the same K ids: the teacher's most
+    likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of `TAILS`.
+    Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data, so there
+    is no score-function term.
     Source: algorithms specification section 1.
     Differs from the paper: the tail bin. Errors: ValueError if the shapes differ.
     """

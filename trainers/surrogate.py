@@ -20,7 +20,7 @@ KLEstimator = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """`loss_N` per token, with gradient; `ratio_N` detached; `clipped_N` bool, where the clip took the gradient away."""
+    """`loss_N` per token, with gradient; `ratio_N` detached; `clipped_N` bool, where the clip stops the gradient."""
 
     loss_N: Tensor
     ratio_N: Tensor
