@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ def tiny_qwen3(
 ) -> nn.Module:
     """A Qwen3-shaped causal model with random float32 weights that depend on `seed` and the sizes only.
 
-    `heads` must divide `width`; `kv_heads` (default `heads`) must divide `heads`; `mlp` defaults to 2 x width. Input and
-    output embeddings are tied.
+    `heads` must divide `width`; `kv_heads` (default `heads`) must divide `heads`; `mlp` defaults to 2 x width. Input
+    and output embeddings are tied.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -99,20 +99,22 @@ def backbone(model: Any) -> nn.Module:
     return inner
 
 
-def head(model: Any, vocab_size: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """LM head as (weight [V, D], bias [V] or None), cut to the first `vocab_size` rows.
-
-    Raises ModelError where logits are not `hidden @ weight.T + bias` (soft caps, scaled logits).
-    """
+def head(model: Any) -> Callable[[Tensor], Tensor]:
+    """The map from hidden states [n, D] to logits [n, V], with the soft caps and scales that some families apply."""
     layer = model.get_output_embeddings()
     if layer is None:
         raise ModelError(f"{type(model).__name__} has no output embeddings, so it is no causal language model")
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        value = getattr(model.config, name, None)
-        if value not in (None, 1, 1.0):
-            raise ModelError(f"{type(model).__name__} changes its logits after the head ({name}={value}): not supported")
-    bias = getattr(layer, "bias", None)
-    return layer.weight[:vocab_size], None if bias is None else bias[:vocab_size]
+    text = getattr(model.config, "get_text_config", lambda: model.config)()
+    cap = getattr(text, "final_logit_softcapping", None)
+    factor = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
+    if cap is None and factor == 1.0:
+        return layer
+
+    def logits(states: Tensor) -> Tensor:
+        raw = layer(states) * factor
+        return raw if cap is None else cap * torch.tanh(raw / cap)
+
+    return logits
 
 
 def vocabulary_size(model: Any) -> int:
@@ -120,18 +122,23 @@ def vocabulary_size(model: Any) -> int:
     return int(model.get_output_embeddings().weight.shape[0])
 
 
-def hidden_states(model: nn.Module, rows: Sequence[NDArray[np.int32]]) -> Tensor:
-    """Final hidden states of B rows of ids, padded on the right: [B, L, D] with L the longest row.
+def pad(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
+    """Rows of ids as one array [B, L], padded on the right with zeros."""
+    ids = np.zeros((len(rows), max(len(row) for row in rows)), np.int64)
+    for line, row in zip(ids, rows, strict=True):
+        line[: len(row)] = row
+    return ids
+
+
+def hidden_states(model: nn.Module, ids_BL: NDArray[np.int64]) -> Tensor:
+    """Final hidden states of rows that are padded on the right: [B * L, D].
 
     No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
     mean nothing.
     """
     device = next(model.parameters()).device
-    length = max(len(row) for row in rows)
-    ids = np.zeros((len(rows), length), np.int64)
-    for line, row in zip(ids, rows, strict=True):
-        line[: len(row)] = row
-    return backbone(model)(input_ids=torch.from_numpy(ids).to(device), use_cache=False).last_hidden_state
+    ids = torch.from_numpy(ids_BL).to(device)
+    return backbone(model)(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
 
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.envs.episode import TopK
-from turngym.trainers.model import ModelError, head, hidden_states, length_batches, vocabulary_size
+from turngym.trainers.model import ModelError, head, hidden_states, length_batches, pad
+from turngym.trainers.projection import project, topk
 
 Ids = Sequence[NDArray[np.int32]]
 Positions = Sequence[NDArray[np.int64]]
+T = TypeVar("T")
 
 
 class SupportScorer(Protocol):
@@ -27,7 +29,10 @@ class SupportScorer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalScorer:
-    """Implements `Scorer` and `SupportScorer` with micro-batches; holds [chunk, V] logits at most, never [B, T, V]."""
+    """Implements `Scorer` and `SupportScorer` with micro-batches; holds [chunk, V] logits at most, never [B, T, V].
+
+    Each of `ids` is one row; its `positions` must lie in 1..len-1, else ModelError. No gradient.
+    """
 
     model: nn.Module
     vocab_size: int | None = None
@@ -40,52 +45,59 @@ class LocalScorer:
     """Positions that go through the head at a time."""
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
-        k = min(k, self.vocab_size or vocabulary_size(self.model))
-        found: list[TopK | None] = [None] * len(ids)
-        for row, logp in self._rows(ids, positions):
-            parts = [part.topk(k, dim=-1) for part in logp]
-            top_ids = torch.cat([part.indices for part in parts]) if parts else torch.zeros(0, k)
-            top_logp = torch.cat([part.values for part in parts]) if parts else torch.zeros(0, k)
-            found[row] = TopK(ids=top_ids.cpu().numpy().astype(np.int32), logp=top_logp.cpu().numpy())
-        return [item for item in found if item is not None]
+        def score(states: Tensor, rows: list[int]) -> list[TopK]:
+            best, logp = topk(
+                states, head(self.model), k, chunk=self.chunk, temperature=self.temperature, vocab=self.vocab_size
+            )
+            sizes = [len(positions[row]) for row in rows]
+            pairs = zip(best.cpu().split(sizes), logp.cpu().split(sizes), strict=True)
+            return [TopK(ids=i.numpy().astype(np.int32), logp=p.numpy()) for i, p in pairs]
+
+        return self._score(ids, positions, score)
 
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
         labels = [np.asarray(row, np.int64)[where][:, None] for row, where in zip(ids, positions, strict=True)]
         return [column[:, 0] for column in self.gather(ids, positions, labels)]
 
     def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-        found: list[NDArray[np.float32] | None] = [None] * len(ids)
-        for row, logp in self._rows(ids, positions):
-            wanted = torch.as_tensor(support[row], dtype=torch.int64)
-            parts, start = [], 0
-            for part in logp:
-                parts.append(part.gather(1, wanted[start : start + len(part)].to(part.device)).cpu())
-                start += len(part)
-            found[row] = torch.cat(parts).numpy() if parts else np.zeros(wanted.shape, np.float32)
-        return [item for item in found if item is not None]
+        def score(states: Tensor, rows: list[int]) -> list[NDArray[np.float32]]:
+            wanted = torch.from_numpy(np.concatenate([np.asarray(support[row], np.int64) for row in rows]))
+            found = project(
+                states,
+                head(self.model),
+                wanted[:, 0].to(states.device),
+                wanted.to(states.device),
+                chunk=self.chunk,
+                temperature=self.temperature,
+                vocab=self.vocab_size,
+            )
+            assert found.topk_logp_NK is not None
+            return [part.numpy() for part in found.topk_logp_NK.cpu().split([len(positions[row]) for row in rows])]
+
+        return self._score(ids, positions, score)
 
     @torch.no_grad()
-    def _rows(self, ids: Ids, positions: Positions) -> Iterator[tuple[int, Iterator[Tensor]]]:
-        """Yield (row number, its log-probabilities in chunks [<= chunk, V], float32)."""
+    def _score(self, ids: Ids, positions: Positions, score: Callable[[Tensor, list[int]], list[T]]) -> list[T]:
+        """Run micro-batches of rows of similar length; results return to the order of `ids`."""
         _check_positions(ids, positions)
-        weight, bias = head(self.model, self.vocab_size)
-        for batch in length_batches([len(row) for row in ids], self.max_tokens):
-            states = hidden_states(self.model, [ids[row] for row in batch])
-            for line, row in enumerate(batch):
-                before = torch.from_numpy(np.asarray(positions[row], np.int64) - 1).to(states.device)
-                yield row, self._log_softmax(states[line, before], weight, bias)
+        found: dict[int, T] = {}
+        for rows, states in self._states(ids, positions):
+            found.update(zip(rows, score(states, rows), strict=True))
+        return [found[row] for row in range(len(ids))]
 
-    @torch.no_grad()
-    def _log_softmax(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[Tensor]:
-        for part in states.split(self.chunk) if len(states) else ():
-            logits = nn.functional.linear(part, weight, bias).float() / self.temperature
-            yield logits.log_softmax(dim=-1)
+    def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
+        """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
+        for rows in length_batches([len(row) for row in ids], self.max_tokens):
+            padded = pad([ids[row] for row in rows])
+            where = [line * padded.shape[1] + np.asarray(positions[row], np.int64) - 1 for line, row in enumerate(rows)]
+            states = hidden_states(self.model, padded)
+            yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
 
 
 def _check_positions(ids: Ids, positions: Positions) -> None:
     for number, (row, where) in enumerate(zip(ids, positions, strict=True)):
-        if len(where) and not (0 < where.min() and where.max() < len(row)):
+        if len(where) and (where.min() < 1 or where.max() >= len(row)):
             raise ModelError(
-                f"row {number}: positions {int(where.min())}..{int(where.max())} must lie in 1..{len(row) - 1}: an id is "
-                "scored from the ids before it"
+                f"row {number}: positions {int(where.min())}..{int(where.max())} must lie in 1..{len(row) - 1}: an id "
+                "is scored from the ids before it"
             )

@@ -18,8 +18,8 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
     """Number of ids that both models can score, after checking that every id means the same token to both.
 
     `student` and `teacher` are tokenizers (`get_vocab()`, `special_tokens_map`), the sizes are the rows of each model's
-    LM head. Padded sizes may differ: both sides are then cut to the smaller one (padding a side with zeros would give the
-    invented ids probability). Raises VocabularyError naming the first ids or special tokens that differ.
+    LM head. Padded sizes may differ: both sides are then cut to the smaller one (padding a side with zeros would
+    give the invented ids probability). Raises VocabularyError naming the first ids or special tokens that differ.
     """
     mine, theirs = _by_id(student), _by_id(teacher)
     wrong = sorted(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))

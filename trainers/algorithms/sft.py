@@ -1,0 +1,84 @@
+"""Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from turngym.envs.episode import Episode, Origin
+from turngym.trainers.batch import pack
+from turngym.trainers.config import RunConfig, fingerprint
+from turngym.trainers.depth import FixedDepth
+from turngym.trainers.pieces import Algorithm, Targets
+from turngym.trainers.signals import NoSignal
+from turngym.trainers.step import Forward, UpdateResult, update
+from turngym.trainers.token_losses import NegativeLogLikelihood
+from turngym.trainers.weights import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftConfig:
+    """Supervised fine-tuning on demonstrations."""
+
+    weight: Literal["token_mean", "episode_mean", "turn_mean"] = "token_mean"
+    """Whether every token, every episode or every response counts the same."""
+    train_on: Literal["demonstration", "policy", "both"] = "demonstration"
+    """Whose responses are imitated; `policy` fits traces that a policy sampled. Noise never is."""
+
+
+TRAIN_ON: dict[str, Sequence[Origin]] = {
+    "demonstration": ("demonstration",),
+    "policy": ("policy",),
+    "both": ("demonstration", "policy"),
+}
+
+
+def build(config: SftConfig, run: RunConfig) -> Algorithm:
+    """Maximum likelihood on the responses of demonstrations.
+
+    l_i = -log p(label_i | everything before it); w_i = 1 / N (token mean) or 1 / (E n_tok(episode)) (episode mean).
+    Only responses of the chosen origins carry loss: observations, templates and injected noise are context.
+    One forward over an episode trains all of its turns.
+    Source: algorithms specification sections 0 and 11.
+    Differs from the paper: none; the papers' teachers are published models, ours must be made.
+    """
+    return Algorithm(
+        name="sft",
+        depth=FixedDepth(h_max=run.max_turns),
+        signal=NoSignal(),
+        weight=WEIGHTS[config.weight],
+        token_loss=NegativeLogLikelihood(),
+        origins=tuple(TRAIN_ON[config.train_on]),
+        needs_teacher=False,
+        settings=fingerprint(config),
+    )
+
+
+def sft_update(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    episodes: Sequence[Episode],
+    *,
+    lr: float,
+    config: SftConfig | None = None,
+    micro_tokens: int = 8192,
+    max_grad_norm: float = 1.0,
+) -> UpdateResult:
+    """One update on `episodes` without a training loop around it; `loss` is the mean negative log-likelihood, nats."""
+    algorithm = build(config or SftConfig(), RunConfig())
+    batch = pack(episodes, origins=algorithm.origins)
+    return update(
+        model,
+        optimiser,
+        batch,
+        targets=Targets(),
+        weight_N=algorithm.weight(batch, step=1, total_steps=1),
+        token_loss=algorithm.token_loss,
+        forward=Forward(micro_tokens=micro_tokens),
+        lr=lr,
+        max_grad_norm=max_grad_norm,
+    )

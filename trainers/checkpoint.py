@@ -1,0 +1,129 @@
+"""Checkpoints: everything a killed run needs to continue to the same numbers, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from turngym.envs.core import TurngymError
+from turngym.trainers.model import load_model, save_model
+
+FOLDER = "checkpoints"
+MODEL = "model"
+SCHEMA = 1
+NAME = re.compile(r"step_(\d{6,})")
+
+
+class CheckpointError(TurngymError):
+    """A checkpoint that is missing, damaged, or of another configuration; nothing was overwritten."""
+
+
+def save_checkpoint(
+    run: Path,
+    *,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    keep: int = 2,
+    save_extra: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write `run/checkpoints/step_K` (K from `state["step"]`) and drop all but the newest `keep`.
+
+    Everything goes to a temporary folder that is renamed at the end: a killed process leaves the previous checkpoint.
+    `state` must be JSON. `save_extra` may add files to the model folder (a tokenizer).
+    """
+    folder = run / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for rest in folder.glob(".*"):
+        shutil.rmtree(rest)
+    target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
+    scratch.mkdir()
+    save_model(model, scratch / MODEL)
+    if save_extra is not None:
+        save_extra(scratch / MODEL)
+    torch.save({"optimiser": optimiser.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")
+    (scratch / "state.json").write_text(json.dumps({"schema": SCHEMA, **state}, indent=1), encoding="utf-8")
+    _flush(scratch)
+    if target.exists():
+        target.rename(folder / f".replaced_{state['step']:06d}")
+    scratch.rename(target)
+    for old in list_checkpoints(run)[: -max(keep, 1)]:
+        shutil.rmtree(old)
+    for rest in folder.glob(".*"):
+        shutil.rmtree(rest)
+    return target
+
+
+def _flush(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    found = [path for path in (run / FOLDER).glob("step_*") if NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def latest_checkpoint(run: Path) -> Path:
+    """The newest complete checkpoint. Raises CheckpointError when there is none."""
+    found = list_checkpoints(run)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {run / FOLDER}: start the run without --resume")
+    return found[-1]
+
+
+def latest_model(run: Path) -> Path:
+    """Folder of the newest model of a run: valid wherever a model path is asked for."""
+    return latest_checkpoint(run) / MODEL
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The JSON part of a checkpoint."""
+    try:
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint} is damaged: state.json cannot be read ({error})") from error
+    if state.get("schema") != SCHEMA:
+        raise CheckpointError(f"{checkpoint} has schema {state.get('schema')}; this version reads {SCHEMA}")
+    return state
+
+
+def load_checkpoint(checkpoint: Path, *, model: Any, optimiser: torch.optim.Optimizer) -> None:
+    """Put the weights, the optimiser's state and torch's random stream of `checkpoint` into place."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    weights = load_model(checkpoint / MODEL, dtype=dtype).state_dict()
+    try:
+        model.load_state_dict(weights)
+        saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
+        optimiser.load_state_dict(saved["optimiser"])
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"{checkpoint} does not fit this model: {first}") from error
+    torch.set_rng_state(saved["torch_rng"])
+
+
+def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:
+    """Refuse a checkpoint of another configuration, naming each field that differs."""
+    missing = "(absent)"
+    rows = [
+        f"{name}: checkpoint {saved.get(name, missing)!r}, now {current.get(name, missing)!r}"
+        for name in sorted(saved.keys() | current.keys())
+        if saved.get(name, missing) != current.get(name, missing)
+    ]
+    if rows:
+        raise CheckpointError(
+            f"{where} was made with another configuration; nothing was overwritten. Differing fields: "
+            + "; ".join(rows)
+            + ". Use the same options, or another output folder"
+        )

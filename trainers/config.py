@@ -1,0 +1,131 @@
+"""Settings of a training run. The defaults are the reference configuration (TurnOPD, Table 7)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from turngym.envs.core import TurngymError
+
+
+class ConfigError(TurngymError):
+    """A setting outside its valid range."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimiserConfig:
+    """AdamW, its schedule, and how often a collected batch is used."""
+
+    lr: float = 1e-6
+    """Peak learning rate. The reference value suits billions of parameters; tiny models need 1e-4 to 1e-3."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after warm-up; linear and cosine fall to zero at the last step."""
+    lr_warmup: int = 0
+    """Steps over which the learning rate rises linearly to `lr`."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0 leaves them as they are."""
+    passes: int = 1
+    """How many times a collected batch is used."""
+    minibatches: int = 1
+    """Optimiser updates per pass; each takes an equal share of the episodes."""
+
+    def __post_init__(self) -> None:
+        _at_least("lr", self.lr, 0)
+        _at_least("passes", self.passes, 1)
+        _at_least("minibatches", self.minibatches, 1)
+        _at_least("lr_warmup", self.lr_warmup, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillConfig:
+    """The loss between student and teacher (opd, turnopd, tcod)."""
+
+    top_k: int = 50
+    """Size of the support K on which student and teacher are compared."""
+    tail: Literal["bin", "raw", "renorm"] = "bin"
+    """Mass outside the support: one more bin, ignored, or both sides renormalised over the support."""
+    support: Literal["teacher", "student"] = "teacher"
+    """Whose K most likely ids are compared."""
+    form: Literal["topk", "sampled"] = "topk"
+    """`topk` is the reverse KL on the support; `sampled` a clipped surrogate with advantage log q - log p."""
+    temperature: float = 1.0
+    """Distillation temperature of student and teacher alike."""
+    importance: tuple[float, float] = (0.1, 10.0)
+    """Range of the detached ratio train / rollout probability that multiplies the loss (1 on fresh rollouts)."""
+    clip: tuple[float, float] = (0.2, 0.28)
+    """Lower and upper clip of the surrogate (`form=sampled`)."""
+
+    def __post_init__(self) -> None:
+        _at_least("top_k", self.top_k, 1)
+        if not self.temperature > 0:
+            raise ConfigError(f"distill temperature is {self.temperature}; valid: above 0")
+        if not 0 < self.importance[0] <= 1 <= self.importance[1]:
+            raise ConfigError(f"importance range is {self.importance}; valid: 0 < low <= 1 <= high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What the loop does, whichever algorithm it runs."""
+
+    steps: int = 100
+    """Training steps K_total."""
+    episodes: int = 64
+    """Episodes collected per step (tasks x n with n = 1)."""
+    temperature: float = 1.0
+    """Sampling temperature of training rollouts."""
+    max_turns: int = 50
+    """Full depth of an episode."""
+    seed: int = 0
+    """Fixes tasks, sampling and shuffling."""
+    eval_every: int = 10
+    """Steps between evaluations (the first is before step 1, the last after the last step); 0 for none."""
+    checkpoint_every: int = 10
+    """Steps between checkpoints; one is also written at the end and on Ctrl-C."""
+    keep_checkpoints: int = 2
+    """How many checkpoints stay on disk."""
+    micro_tokens: int = 8192
+    """Padded tokens per forward and backward pass; changes memory and speed, not the result."""
+    head_chunk: int = 1024
+    """Positions that go through the LM head at a time; changes memory, not the result."""
+    autocast: Literal["off", "bfloat16"] = "off"
+    """Compute forward passes of the update in bfloat16 with float32 weights."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    tensorboard: bool = True
+    """Also write scalars for tensorboard, when it is installed."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "episodes", "max_turns", "micro_tokens", "head_chunk", "keep_checkpoints"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("eval_every", "checkpoint_every", "temperature"):
+            _at_least(name, getattr(self, name), 0)
+
+
+FREE = frozenset({"eval_every", "checkpoint_every", "keep_checkpoints", "tensorboard", "gradient_checkpointing"})
+"""Settings that may change when a run is resumed, because they do not change what it computes."""
+
+
+def fingerprint(config: Any, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Flat JSON-able form of a configuration, without the settings that may change; compares checkpoints."""
+    flat = {f"{name}": value for name, value in _flatten("", dataclasses.asdict(config))}
+    flat.update(extra or {})
+    return {name: value for name, value in sorted(flat.items()) if name.rpartition(".")[2] not in FREE}
+
+
+def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [row for key, item in value.items() for row in _flatten(f"{prefix}.{key}" if prefix else str(key), item)]
+    return [(prefix, list(value) if isinstance(value, tuple) else value)]
+
+
+def _at_least(name: str, value: float, low: float) -> None:
+    if not value >= low:
+        raise ConfigError(f"{name} is {value}; valid: at least {low}")

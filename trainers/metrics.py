@@ -1,0 +1,139 @@
+"""The metrics of a run: one JSON line per training step or evaluation, mirrored to tensorboard."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turngym.envs.core import TurngymError
+
+FILE = "metrics.jsonl"
+Row = Mapping[str, Any]
+
+METRICS: Mapping[str, str] = {
+    "step": "training step, 1-based; 0 is before training",
+    "kind": "`train` or `eval`",
+    "loss": "sum over tokens of weight x token loss",
+    "grad_norm": "gradient norm before clipping (mean over the step's updates)",
+    "lr": "learning rate of the step's last update",
+    "updates_skipped": "updates dropped because the gradient was not finite",
+    "episodes": "episodes that were trained on",
+    "episodes_failed": "episodes lost to a failed environment or engine",
+    "tokens": "supervised tokens",
+    "success": "share of the step's training episodes that succeeded (depth-capped ones count as failures)",
+    "turns_mean": "turns per training episode",
+    "valid_actions": "share of the policy's turns whose action was valid",
+    "truncated": "share of training episodes cut by a depth cap or by the limits on turns or tokens",
+    "entropy": "student entropy, mean over supervised tokens",
+    "kl_bin": "reverse KL on the teacher's top-K with a tail bin, mean over supervised tokens",
+    "kl_raw": "reverse KL on the teacher's top-K without the tail, mean over supervised tokens",
+    "gap_mean": "mean |training log-probability - rollout log-probability| of the sampled ids",
+    "gap_max": "largest such gap",
+    "clip_fraction": "share of tokens whose importance ratio or surrogate was clipped",
+    "tokens_per_s": "supervised tokens per second of the whole step",
+    "alpha": "share of turn-level weights in the blend",
+    "depth/cap": "turns that the step's rollout was allowed",
+    "depth/probe": "1 on a full-depth probe step",
+    "depth/hbar": "smoothed horizon after the step",
+    "depth/h_eff": "effective horizon of the KL mass, at the last probe",
+    "depth/h_cov": "horizon that covers the successful episodes, at the last probe",
+    "turn/survivors": "per turn: episodes with a supervised token there",
+    "turn/kl": "per turn: KL (tail bin), mean over the turn's tokens",
+    "turn/kl_success": "per turn: the same, successful episodes only",
+    "turn/kl_failure": "per turn: the same, failed episodes only",
+    "turn/entropy": "per turn: student entropy",
+    "turn/teacher_entropy": "per turn: teacher entropy over the top-K and a tail bin",
+    "turn/loss_share": "per turn: share of the absolute loss",
+    "turn/weight": "per turn: sum of the token weights",
+    "time/rollout_s": "seconds of rollout, environments included",
+    "time/env_s": "seconds inside environments, summed over episodes",
+    "time/teacher_s": "seconds of teacher scoring",
+    "time/update_s": "seconds of forward, backward and optimiser",
+    "time/step_s": "seconds of the step",
+    "time/train_s": "seconds of training since step 1, evaluations and resumptions excluded",
+    "time/eval_s": "seconds of the evaluation",
+    "eval/avg": "Avg@n: mean success over tasks and samples",
+    "eval/low": "lower end of its 95 % interval",
+    "eval/high": "upper end of its 95 % interval",
+}
+"""Every column that the trainer writes; `eval/<name>` may carry further numbers of an evaluation."""
+
+
+@dataclass(slots=True)
+class MetricsLog:
+    """Appends rows to `folder/metrics.jsonl`, flushed line by line, and scalars to tensorboard if it is installed."""
+
+    folder: Path
+    tensorboard: bool = True
+    _board: Any = field(default=None, init=False)
+
+    def truncate(self, step: int) -> None:
+        """Drop what a killed run wrote after its last checkpoint, so that a resumed run doubles no step."""
+        path = self.folder / FILE
+        if path.exists():
+            rows = [row for row in read_metrics(self.folder) if row["step"] <= step]
+            scratch = path.with_suffix(".writing")
+            scratch.write_text("".join(_line(row) for row in rows), encoding="utf-8")
+            os.replace(scratch, path)
+
+    def open(self, step: int) -> None:
+        """Start writing after `step`; tensorboard hides what an earlier process wrote beyond it."""
+        if self.tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def write(self, row: Row) -> None:
+        """Add one row (`step`, `kind`, numbers, lists of numbers). Not-a-number is written as null."""
+        with (self.folder / FILE).open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+        if self._board is not None:
+            for name, value in row.items():
+                if name not in ("step", "kind") and isinstance(value, int | float):
+                    self._board.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+def _line(row: Row) -> str:
+    return json.dumps({name: _plain(value) for name, value in row.items()}) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_metrics(run: Path | str) -> list[dict[str, Any]]:
+    """All rows of a run, in order. A torn last line (a killed process) is skipped; another bad line is an error."""
+    path = Path(run) / FILE
+    if not path.exists():
+        raise TurngymError(f"no {FILE} in {run}: not a training run")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise TurngymError(f"{path}, line {number} is no JSON: {error}") from error
+    return rows
+
+
+def table(run: Path | str, kind: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Chosen columns of the rows of one kind (None where a row lacks the column)."""
+    unknown = [name for name in columns if name not in METRICS and not name.startswith("eval/")]
+    if unknown:
+        raise TurngymError(f"unknown metric {unknown[0]!r}; valid: {', '.join(METRICS)}")
+    return [tuple(row.get(name) for name in columns) for row in read_metrics(run) if row["kind"] == kind]

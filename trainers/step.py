@@ -1,0 +1,186 @@
+"""One optimiser update: weights on the whole batch, gradients accumulated over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turngym.trainers.batch import MicroBatch, RolloutBatch, pad_rows, split_rows
+from turngym.trainers.config import OptimiserConfig
+from turngym.trainers.model import head, hidden_states
+from turngym.trainers.pieces import Targets, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.projection import Projected, project
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """How forward passes of the update are computed; none of it changes the result beyond rounding."""
+
+    micro_tokens: int = 8192
+    head_chunk: int = 1024
+    vocab_size: int | None = None
+    """Use only the first ids, when teacher and student are padded to different sizes."""
+    distill_temperature: float = 1.0
+    sampling_temperature: float = 1.0
+    autocast: bool = False
+    gradient_checkpointing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """What one update saw. `columns` are float32 [N]: loss, logp, sampled_logp, entropy and the loss's diagnostics."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    skipped: bool
+    """The gradient was not finite, so nothing was changed."""
+    columns: Mapping[str, NDArray[np.float32]]
+
+
+def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; the learning rate is set before each update."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
+
+
+def learning_rate(config: OptimiserConfig, step: int, total: int) -> float:
+    """Learning rate of `step` (1-based): linear warm-up, then constant, linear or cosine to zero after `total`."""
+    factor = min(1.0, step / (config.lr_warmup + 1))
+    share = max(0.0, (step - 1 - config.lr_warmup) / max(1, total - config.lr_warmup))
+    if config.schedule == "linear":
+        factor *= 1.0 - share
+    elif config.schedule == "cosine":
+        factor *= 0.5 * (1.0 + float(np.cos(np.pi * share)))
+    return config.lr * factor
+
+
+def update(
+    model: Any,
+    optimiser: torch.optim.Optimizer,
+    batch: RolloutBatch,
+    *,
+    targets: Targets,
+    weight_N: NDArray[np.float64],
+    token_loss: TokenLoss,
+    forward: Forward,
+    lr: float,
+    max_grad_norm: float = 1.0,
+) -> UpdateResult:
+    """One step of the optimiser on the whole batch.
+
+    loss = sum_i weight_i * token_loss_i, with `weight_N` fixed before the split into micro-batches, so that their
+    number and order change nothing but rounding.
+    """
+    optimiser.zero_grad(set_to_none=True)
+    loss, columns = accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward)
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf")))
+    finite = bool(np.isfinite(norm))
+    if finite:
+        for group in optimiser.param_groups:
+            group["lr"] = lr
+        optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    return UpdateResult(loss=loss, grad_norm=norm, skipped=not finite, columns=columns)
+
+
+def accumulate(
+    model: Any,
+    batch: RolloutBatch,
+    *,
+    targets: Targets,
+    weight_N: NDArray[np.float64],
+    token_loss: TokenLoss,
+    forward: Forward,
+) -> tuple[float, dict[str, NDArray[np.float32]]]:
+    """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N]."""
+    total, columns = 0.0, {}
+    with _training(model, forward.gradient_checkpointing):
+        for micro in split_rows(batch, forward.micro_tokens):
+            losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
+            weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
+            loss = (weight_n * losses.loss_n).sum()
+            loss.backward()
+            total += float(loss.detach())
+            for name, values in {"loss": losses.loss_n, **numbers, **losses.diagnostics}.items():
+                column = columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))
+                column[micro.tokens] = values.detach().float().cpu().numpy()
+    return total, columns
+
+
+def _forward(
+    model: Any, batch: RolloutBatch, micro: MicroBatch, targets: Targets, token_loss: TokenLoss, forward: Forward
+) -> tuple[TokenLosses, dict[str, Tensor]]:
+    rows = pad_rows(batch, micro)
+    with _autocast(model, forward.autocast):
+        states = hidden_states(model, rows.input_ids_RL)
+    states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
+    label_n = _tensor(batch.label_N, micro, states)
+    ids_nK = None if targets.topk_ids_NK is None else _tensor(targets.topk_ids_NK, micro, states)
+    own = _project(model, states, label_n, ids_nK, forward, forward.distill_temperature)
+    sampled = own.logp_N
+    if forward.sampling_temperature not in (forward.distill_temperature, 0.0):
+        sampled = _project(model, states, label_n, None, forward, forward.sampling_temperature).logp_N
+    tokens = Tokens(
+        logp_n=own.logp_N,
+        sampled_logp_n=sampled,
+        behaviour_logp_n=_tensor(batch.behaviour_logp_N, micro, states),
+        topk_logp_nK=own.topk_logp_NK,
+        teacher_logp_nK=None if targets.topk_logp_NK is None else _tensor(targets.topk_logp_NK, micro, states),
+        advantage_n=None if targets.advantage_N is None else _tensor(targets.advantage_N, micro, states),
+    )
+    numbers = {"logp": own.logp_N, "sampled_logp": sampled}
+    if own.entropy_N is not None:
+        numbers["entropy"] = own.entropy_N
+    return token_loss(tokens), numbers
+
+
+def _project(
+    model: Any, states: Tensor, label_n: Tensor, ids_nK: Tensor | None, forward: Forward, temperature: float
+) -> Projected:
+    return project(
+        states,
+        head(model),
+        label_n,
+        ids_nK,
+        temperature=temperature,
+        chunk=forward.head_chunk,
+        entropy=temperature == forward.distill_temperature,
+        vocab=forward.vocab_size,
+    )
+
+
+def _tensor(values: NDArray[Any], micro: MicroBatch, like: Tensor) -> Tensor:
+    return torch.from_numpy(values[micro.tokens]).to(like.device)
+
+
+def _autocast(model: nn.Module, on: bool) -> AbstractContextManager[Any]:
+    device = next(model.parameters()).device.type
+    return torch.autocast(device, dtype=torch.bfloat16) if on else nullcontext()
+
+
+class _training:
+    """Training mode only where recomputation needs it: dropout stays off, as it is when the policy samples."""
+
+    def __init__(self, model: Any, checkpointing: bool) -> None:
+        self.model, self.checkpointing = model, checkpointing
+
+    def __enter__(self) -> None:
+        if self.checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()
+
+    def __exit__(self, *error: object) -> None:
+        if self.checkpointing:
+            self.model.gradient_checkpointing_disable()
+        self.model.eval()
