@@ -1,0 +1,127 @@
+"""What an agent is to the rollout driver: it sees waiting conversations and answers each of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.render import ChatRenderer, Thread
+from turngym.envs.channels import Channel
+from turngym.envs.core import Task, TurngymError
+from turngym.envs.episode import Origin, Status
+from turngym.envs.guard import ActionGuard
+
+
+class AgentError(TurngymError):
+    """An agent that does not fit the environment it is asked to play."""
+
+
+@lru_cache(1 << 16)
+def task_number(task_id: str) -> int:
+    """A stable 63-bit number of a task id: random streams depend on which task it is, never on its position."""
+    return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One episode in progress, as its agent sees it. The driver owns and updates it."""
+
+    task: Task
+    seed: int
+    sample: int
+    system: str
+    """The system message."""
+    observation: str
+    """What waits for an answer."""
+    admissible: tuple[str, ...] | None
+    env: ActionGuard
+    key: str
+    """Unique among the conversations of one rollout."""
+    turn: int = 0
+    """Number of the turn that waits, 0-based."""
+    thread: Thread | None = None
+    """Token ids; None for text-only agents."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """Whatever the agent wants to keep for the length of the episode."""
+
+    @property
+    def channel(self) -> Channel | None:
+        """How the environment reads actions; None: the response is the action."""
+        return self.env.channel
+
+    @property
+    def stream(self) -> tuple[int, int, int, int]:
+        """Entropy of this turn's random stream: (seed, task number, sample, turn)."""
+        return self.seed, task_number(self.task.task_id), self.sample, self.turn
+
+    def rng(self) -> np.random.Generator:
+        """This turn's own random stream; the same whatever else is being played."""
+        return np.random.default_rng(self.stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An agent's answer to one conversation: a response, or the reason why the episode ends without one."""
+
+    text: str = ""
+    """What the environment reads (without the end token)."""
+    logprobs: NDArray[np.float32] | None = None
+    """Of the sampled ids under the sampling distribution, float32 [R]."""
+    finish: str = "stop"
+    policy_version: int = 0
+    origin: Origin = "policy"
+    ends: Status | None = None
+    """Set where the agent cannot answer: the status of the episode, which ends before this turn."""
+    error: str = ""
+
+
+class Agent(Protocol):
+    """Answers conversations. An answer depends on its conversation alone, never on what else is waiting."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def scribe(self) -> Scribe:
+        """Writes actions that somebody else chose (demonstrations) into a conversation."""
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        """One reply per conversation, in order. Token ids of the response go into `conversation.thread`."""
+
+    def release(self, conversation: Conversation) -> None:
+        """The conversation is over; forget what is held for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scribe:
+    """Turns a known action into a response: text in the environment's channel, and token ids if there is a renderer."""
+
+    renderer: ChatRenderer | None = None
+
+    def present(self, conversation: Conversation) -> Thread | None:
+        """Bring the thread up to date: the waiting observation stands as a prompt. Does nothing the second time."""
+        if self.renderer is None:
+            return None
+        if conversation.thread is None:
+            conversation.thread = self.renderer.open(conversation.system, conversation.observation)
+        elif not conversation.thread.awaiting:
+            self.renderer.observe(conversation.thread, conversation.observation)
+        return conversation.thread
+
+    def write(self, conversation: Conversation, action: str, origin: Origin = "policy") -> Reply:
+        """Answer with `action`."""
+        channel = conversation.channel
+        return self.write_text(conversation, action if channel is None else channel.format(action), origin)
+
+    def write_text(self, conversation: Conversation, text: str, origin: Origin = "policy") -> Reply:
+        """Answer with `text` as it stands."""
+        thread = self.present(conversation)
+        if thread is not None and self.renderer is not None:
+            self.renderer.write(thread, text)
+        return Reply(text=text, finish="scripted", origin=origin)

@@ -1,0 +1,137 @@
+"""The agent that samples its responses from a policy, token in and token out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from turngym.agents.agent import AgentError, Conversation, Reply, Scribe
+from turngym.agents.render import ChatRenderer, Thread
+from turngym.envs.channels import Channel
+from turngym.envs.episode import Status
+from turngym.envs.protocols import GenerateRequest, Generation, Policy, Sampling
+
+
+class ModelAgent:
+    """Renders what is waiting, asks the policy for all of it at once, and hands back text for the environment.
+
+    Args:
+        policy: continues token ids.
+        renderer: shared by all conversations.
+        channel: how the model writes actions; must be the environment's own. Its stop strings end a response.
+        sampling: temperature and length; stop ids and stop strings are filled in from renderer and channel.
+        max_context: most ids of a segment, prompt and response together; None leaves the limit to the policy.
+
+    A request whose policy call fails with an operational error (RuntimeError, OSError and their kin: out of memory, a
+    lost connection) is tried again in smaller batches; one that fails alone ends its episode as `error_engine` (a
+    TimeoutError: `error_timeout`). Other exceptions are programming errors and propagate, and so does any failure
+    before the policy has answered once: an engine that never worked is a mistake, not an accident.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        renderer: ChatRenderer,
+        channel: Channel | None = None,
+        sampling: Sampling | None = None,
+        *,
+        max_context: int | None = None,
+        name: str = "model",
+    ) -> None:
+        self.policy = policy
+        self.renderer = renderer
+        self.name = name
+        self.scribe = Scribe(renderer)
+        self._channel = channel
+        sampling = sampling or Sampling()
+        stop_text = sampling.stop_text or (() if channel is None else channel.stop_text)
+        stop_ids = tuple(dict.fromkeys((*sampling.stop_ids, *renderer.stop_ids)))
+        self.sampling = replace(sampling, stop_ids=stop_ids, stop_text=stop_text)
+        self._max_context = max_context
+        self._worked = False
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        """One generation for all that wait; a conversation whose context is full ends as `truncated_tokens`."""
+        replies: list[Reply | None] = [None] * len(waiting)
+        rows: list[int] = []
+        requests: list[GenerateRequest] = []
+        for row, conversation in enumerate(waiting):
+            request = self._request(conversation)
+            if request is None:
+                replies[row] = Reply(ends=Status.TRUNCATED_TOKENS)
+            else:
+                rows.append(row)
+                requests.append(request)
+        for row, result in zip(rows, self._generate(requests), strict=True):
+            replies[row] = self._reply(waiting[row], result)
+        return [reply for reply in replies if reply is not None]
+
+    def release(self, conversation: Conversation) -> None:
+        if conversation.thread is not None:
+            self.policy.release(_session(conversation, conversation.thread))
+
+    def _request(self, conversation: Conversation) -> GenerateRequest | None:
+        thread = conversation.thread
+        if thread is None:
+            self._check_channel(conversation)
+        segment = -1 if thread is None else thread.segment
+        thread = self.scribe.present(conversation)
+        assert thread is not None
+        if 0 <= segment < thread.segment:
+            self.policy.release(f"{conversation.key}/{segment}")
+        sampling = self.sampling
+        if self._max_context is not None:
+            room = self._max_context - thread.buffer.size
+            if room < 1:
+                return None
+            if room < sampling.max_new_tokens:
+                sampling = replace(sampling, max_new_tokens=room)
+        return GenerateRequest(
+            session=_session(conversation, thread),
+            prompt_ids=thread.buffer.view(),
+            sampling=sampling,
+            stream=conversation.stream,
+        )
+
+    def _reply(self, conversation: Conversation, result: Generation | Exception) -> Reply:
+        if isinstance(result, Exception):
+            status = Status.ERROR_TIMEOUT if isinstance(result, TimeoutError) else Status.ERROR_ENGINE
+            return Reply(ends=status, error=f"{type(result).__name__}: {result}")
+        thread = conversation.thread
+        assert thread is not None
+        text = self.renderer.respond(thread, result.ids)
+        return Reply(text=text, logprobs=result.logprobs, finish=result.finish, policy_version=result.policy_version)
+
+    def _generate(self, requests: list[GenerateRequest]) -> list[Generation] | list[Generation | Exception]:
+        if not requests:
+            return []
+        try:
+            results = self.policy.generate(requests)
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, (NotImplementedError, RecursionError)):
+                raise
+            if len(requests) > 1:
+                half = len(requests) // 2
+                return [*self._generate(requests[:half]), *self._generate(requests[half:])]
+            if not self._worked:
+                raise
+            return [error]
+        if len(results) != len(requests):
+            raise AgentError(
+                f"the policy answered {len(results)} of {len(requests)} requests; it must answer every one"
+            )
+        self._worked = True
+        return results
+
+    def _check_channel(self, conversation: Conversation) -> None:
+        mine = None if self._channel is None else self._channel.name
+        theirs = None if conversation.channel is None else conversation.channel.name
+        if mine != theirs:
+            raise AgentError(
+                f"agent {self.name!r} writes actions in channel {mine!r}, but the environment reads {theirs!r}: "
+                "make both with the same channel"
+            )
+
+
+def _session(conversation: Conversation, thread: Thread) -> str:
+    return f"{conversation.key}/{thread.segment}"

@@ -1,0 +1,143 @@
+"""A toy environment, tokenizers and a policy for the tests of this folder: nothing is downloaded, nothing is learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from turngym.envs.base import Outcome, TextEnv
+from turngym.envs.core import EnvBackendError, Task, ToolSpec, Verdict, content_hash
+from turngym.envs.guard import ActionGuard
+from turngym.envs.protocols import GenerateRequest, Generation
+
+CHATML = (
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+)
+
+
+class DoorEnv(TextEnv):
+    """N doors in a row; task `doors/N` is won by opening door 1, 2, ... N in order. `doors/broken-N` fails at door 2."""
+
+    env_id = "turngym/Doors-v0"
+    tool = ToolSpec(name="door", description="Open a door.", argument="action", argument_description="what to do")
+    instructions = "Open every door in order."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._task = ""
+        self._open = 0
+
+    def task_ids(self) -> Sequence[str]:
+        return tuple(f"doors/{n}" for n in range(1, 40)) + tuple(f"doors/broken-{n}" for n in (0, 3))
+
+    def _begin(self, task_id: str) -> str:
+        if task_id.endswith("broken-0"):
+            raise EnvBackendError("the house is gone")
+        self._task, self._open = task_id, 0
+        self.last = int(task_id.split("/")[1].split("-")[-1])
+        return f"You see {self.last} doors."
+
+    def _apply(self, action: str) -> Outcome:
+        if action == "wait":
+            return Outcome(observation="Nothing changes.", verdict=Verdict.NO_EFFECT)
+        if "broken" in self._task and self._open == 1:
+            raise EnvBackendError("the lock melted")
+        self._open += 1
+        won = self._open == self.last
+        return Outcome(observation=f"door {self._open} is open", reward=float(won), terminated=won)
+
+    @property
+    def task(self) -> Task:
+        sha = content_hash({"doors": self._task})
+        category = "even" if self.last % 2 == 0 else "odd"
+        return Task(env_id=self.env_id, task_id=self._task, sha256=sha, split="toy", category=category)
+
+    def admissible(self) -> tuple[str, ...]:
+        return (f"open door {self._open + 1}", "wait")
+
+    @property
+    def success(self) -> bool:
+        return self._open == self.last
+
+    @property
+    def goal_rate(self) -> float:
+        return self._open / self.last
+
+    def expert_action(self) -> str | None:
+        return None if self.success else f"open door {self._open + 1}"
+
+    def _get_state(self) -> Any:
+        return self._open
+
+    def _set_state(self, state: Any) -> None:
+        self._open = state
+
+
+class NoisyPolicy:
+    """Writes `open door N` for a random N from the request's own stream; counts what it is asked and what it forgets."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, end_id: int, doors: int = 4) -> None:
+        self.tokenizer, self.end_id, self.doors = tokenizer, end_id, doors
+        self.released: list[str] = []
+        self.batches: list[int] = []
+        self.fail: Callable[[GenerateRequest], Exception | None] = lambda request: None
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        self.batches.append(len(requests))
+        for request in requests:
+            error = self.fail(request)
+            if error is not None:
+                raise error
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: GenerateRequest) -> Generation:
+        door = int(np.random.default_rng(request.stream).integers(1, self.doors + 1))
+        ids = [
+            *self.tokenizer(f"<action>open door {door}</action>", add_special_tokens=False)["input_ids"],
+            self.end_id,
+        ]
+        ids = ids[: request.sampling.max_new_tokens]
+        finish = "stop" if ids[-1] == self.end_id else "length"
+        array = np.asarray(ids, np.int32)
+        return Generation(ids=array, logprobs=np.full(len(ids), -0.5, np.float32), finish=finish)
+
+    def release(self, session: str) -> None:
+        self.released.append(session)
+
+
+def byte_tokenizer(template: str | None = CHATML, end: str = "<|im_end|>") -> PreTrainedTokenizerFast:
+    """One token per byte plus the ChatML tokens: lossless, and its ids are easy to read back."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, clean_up_tokenization_spaces=False)
+    fast.chat_template = template
+    return fast
+
+
+@pytest.fixture
+def make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
+    return byte_tokenizer
+
+
+@pytest.fixture
+def make_doors() -> Callable[..., Callable[[], ActionGuard]]:
+    """`make_doors(channel=..., max_turns=...)` gives a factory of guarded toy environments."""
+
+    def options(channel: str | None = "text", max_turns: int | None = 10, **more: Any) -> Callable[[], ActionGuard]:
+        return lambda: ActionGuard(DoorEnv(), channel=channel, max_turns=max_turns, **more)
+
+    return options
+
+
+@pytest.fixture
+def make_policy() -> type[NoisyPolicy]:
+    return NoisyPolicy
