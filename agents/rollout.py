@@ -104,10 +104,13 @@ class Rollout:
                     else:
                         active.append(play)
                 active = self._round(active, done)
-        finally:
+        except BaseException:
+            # Which of these already went back to the pool is unknown: none may be used again.
             for play in active:
                 self._agent.release(play.talk)
-                self._idle.append(play.env)
+                play.env.close()
+            self.close()
+            raise
         return [episode for episode in done if episode is not None]
 
     def close(self) -> None:
@@ -278,9 +281,7 @@ def _segments(play: _Play) -> tuple[NDArray[np.int32], ...]:
     if thread is None or not play.turns:
         return ()
     ends = {turn.segment: turn.response_span[1] for turn in play.turns}
-    return tuple(
-        buffer.array()[: ends.get(number, 0)] for number, buffer in enumerate(thread.segments[: max(ends) + 1])
-    )
+    return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(thread.segments[: max(ends) + 1]))
 
 
 def _turn(talk: Conversation, reply: Reply, info: dict[str, Any], reward: float) -> Turn:

@@ -61,7 +61,7 @@ class ChatTemplate:
             self._variables["enable_thinking"] = thinking
         if not getattr(tokenizer, "chat_template", None):
             raise RenderError(
-                f"tokenizer {self.name!r} has no chat template: use the tokenizer of an instruction-tuned model, or set "
+                f"tokenizer {self.name!r} has no chat template: use that of an instruction-tuned model, or set "
                 "tokenizer.chat_template (ChatML is a safe choice for models that were never tuned to a format)"
             )
         self.encode = lru_cache(CACHE)(self._encode)

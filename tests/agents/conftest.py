@@ -22,7 +22,7 @@ CHATML = (
 
 
 class DoorEnv(TextEnv):
-    """N doors in a row; task `doors/N` is won by opening door 1, 2, ... N in order. `doors/broken-N` fails at door 2."""
+    """Task `doors/N` is won by opening door 1, 2, ... N in order. `doors/broken-N` fails at door 2."""
 
     env_id = "turngym/Doors-v0"
     tool = ToolSpec(name="door", description="Open a door.", argument="action", argument_description="what to do")
@@ -80,7 +80,7 @@ class DoorEnv(TextEnv):
 
 
 class NoisyPolicy:
-    """Writes `open door N` for a random N from the request's own stream; counts what it is asked and what it forgets."""
+    """Writes `open door N` for a random N from the request's own stream; notes what it forgets."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, end_id: int, doors: int = 4) -> None:
         self.tokenizer, self.end_id, self.doors = tokenizer, end_id, doors
