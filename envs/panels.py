@@ -1,0 +1,207 @@
+"""Panels: versioned lists of hashed tasks, so that everyone who names a panel plays the same tasks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from turngym.envs.base import TextEnv
+from turngym.envs.core import Task, TurngymError, content_hash
+from turngym.envs.suggest import did_you_mean
+
+PANEL_FOLDER = Path(__file__).parent / "panels"
+_SCHEMA = 1
+_FILE = re.compile(r"(?P<name>[a-z0-9-]+)-v(?P<version>[1-9][0-9]*)\.json")
+
+
+class PanelError(TurngymError):
+    """A manifest that does not exist, is damaged, or does not match the data at hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """An ordered set of tasks of one environment. `sha256` covers all other fields."""
+
+    name: str
+    """Lower-case letters, digits and hyphens, for example `alfworld-valid-unseen`."""
+    version: int
+    """From 1; any change of the content needs a new version."""
+    env_id: str
+    make_kwargs: Mapping[str, Any]
+    """What `gym.make` needs besides the id so that the environment knows the tasks, for example the split."""
+    tasks: tuple[Task, ...]
+    sha256: str
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}-v{self.version}"
+
+    @property
+    def task_ids(self) -> tuple[str, ...]:
+        return tuple(task.task_id for task in self.tasks)
+
+    def make_env(self, **overrides: Any) -> gym.Env[str, str]:
+        """The panel's environment; `overrides` (`data=`, `channel=`, `max_turns=`) go to `gym.make`."""
+        import turngym.envs  # noqa: F401  (registers the ids, in whichever order modules were imported)
+
+        env: gym.Env[str, str] = gym.make(self.env_id, **{**self.make_kwargs, **overrides})
+        return env
+
+
+def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, Any], tasks: Sequence[Task]) -> Panel:
+    """A panel with its hash. Raises PanelError for a bad name, no tasks, repeated tasks or tasks of another env."""
+    if not _FILE.fullmatch(f"{name}-v{version}.json"):
+        raise PanelError(f"panel name {name!r} version {version!r}: use lower-case letters, digits, hyphens; from 1")
+    if not tasks:
+        raise PanelError(f"panel {name}: there are no tasks")
+    seen: set[str] = set()
+    for task in tasks:
+        if task.env_id != env_id:
+            raise PanelError(f"panel {name}: task {task.task_id!r} belongs to {task.env_id}, not to {env_id}")
+        if task.task_id in seen:
+            raise PanelError(f"panel {name}: task {task.task_id!r} is listed twice")
+        seen.add(task.task_id)
+    body = _body(name, version, env_id, make_kwargs, tasks)
+    return Panel(
+        name=name,
+        version=version,
+        env_id=env_id,
+        make_kwargs=dict(make_kwargs),
+        tasks=tuple(tasks),
+        sha256=content_hash(body),
+    )
+
+
+def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None) -> tuple[Task, ...]:
+    """The tasks behind the ids (by default all of the environment's), each begun once to learn its hash."""
+    base = _text_env(env)
+    tasks = []
+    for task_id in base.task_ids() if task_ids is None else task_ids:
+        base.reset(options={"task": task_id})
+        tasks.append(base.task)
+    return tuple(tasks)
+
+
+def write_panel(panel: Panel, folder: str | Path | None = None) -> Path:
+    """Write the manifest as `<name>-v<version>.json`. Raises PanelError if one with other content exists."""
+    path = Path(folder or PANEL_FOLDER) / f"{panel.full_name}.json"
+    text = _to_text(panel)
+    if path.exists():
+        if path.read_text(encoding="utf-8") != text:
+            raise PanelError(f"{path} exists with other content; published panels never change: use a new version")
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return path
+
+
+def list_panels(folder: str | Path | None = None) -> list[str]:
+    """Full names (`alfworld-valid-unseen-v1`) of the manifests in `folder` (by default the shipped ones), sorted."""
+    paths = Path(folder or PANEL_FOLDER).glob("*.json")
+    found = [match for match in (_FILE.fullmatch(path.name) for path in paths) if match]
+    return [f"{match['name']}-v{match['version']}" for match in sorted(found, key=_order)]
+
+
+def load_panel(name: str, folder: str | Path | None = None) -> Panel:
+    """A panel by name (newest version), by full name, or by the path of a manifest; its own hash is checked."""
+    if name.endswith(".json"):
+        return _read(Path(name))
+    folder = Path(folder or PANEL_FOLDER)
+    names = list_panels(folder)
+    for full_name in reversed(names):
+        if name in (full_name, full_name.rpartition("-v")[0]):
+            return _read(folder / f"{full_name}.json")
+    raise PanelError(
+        f"there is no panel {name!r}; panels are: {', '.join(names) or 'none'}.{did_you_mean(name, names)}"
+    )
+
+
+def verify_panel(panel: Panel, env: gym.Env[Any, Any]) -> list[str]:
+    """Compare every task with the environment's own: what differs, one line per task; empty when all are equal."""
+    base = _text_env(env)
+    if base.env_id != panel.env_id:
+        return [f"the panel is for {panel.env_id}, the environment is {base.env_id}"]
+    problems: list[str] = []
+    for task in panel.tasks:
+        try:
+            base.reset(options={"task": task.task_id})
+        except TurngymError as error:
+            problems.append(f"{task.task_id}: {error}")
+            continue
+        for field in ("sha256", "split", "category"):
+            wanted, found = getattr(task, field), getattr(base.task, field)
+            if wanted != found:
+                problems.append(f"{task.task_id}: {field} is {found}, the panel says {wanted}")
+    return problems
+
+
+def assert_disjoint(train: Iterable[Task], evaluation: Iterable[Task]) -> None:
+    """Raise PanelError if a task is in both, by id or by content; names the first few."""
+    by_id, by_hash = {}, {}
+    for task in train:
+        by_id[task.env_id, task.task_id] = task
+        by_hash[task.sha256] = task
+    shared = []
+    for task in evaluation:
+        twin = by_id.get((task.env_id, task.task_id)) or by_hash.get(task.sha256)
+        if twin is not None:
+            same = "" if twin.task_id == task.task_id else f" (in training as {twin.task_id})"
+            shared.append(f"{task.task_id}{same}")
+    if shared:
+        more = f" and {len(shared) - 5} more" if len(shared) > 5 else ""
+        raise PanelError(f"{len(shared)} evaluation tasks are also training tasks: {', '.join(shared[:5])}{more}")
+
+
+def _text_env(env: gym.Env[Any, Any]) -> TextEnv:
+    base = env.unwrapped
+    if not isinstance(base, TextEnv):
+        raise PanelError(f"panels need an environment that extends TextEnv, not {type(base).__name__}")
+    return base
+
+
+def _order(match: re.Match[str]) -> tuple[str, int]:
+    return match["name"], int(match["version"])
+
+
+def _body(
+    name: str, version: int, env_id: str, make_kwargs: Mapping[str, Any], tasks: Sequence[Task]
+) -> dict[str, Any]:
+    rows = [[task.task_id, task.sha256, task.split, task.category] for task in tasks]
+    head = {"schema": _SCHEMA, "name": name, "version": version, "env_id": env_id, "make_kwargs": dict(make_kwargs)}
+    return {**head, "tasks": rows}
+
+
+def _to_text(panel: Panel) -> str:
+    body = _body(panel.name, panel.version, panel.env_id, panel.make_kwargs, panel.tasks)
+    rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in body.pop("tasks"))
+    head = "\n".join(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}," for key, value in body.items())
+    return f'{{\n{head}\n "sha256": "{panel.sha256}",\n "tasks": [\n{rows}\n ]\n}}\n'
+
+
+def _read(path: Path) -> Panel:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["schema"] != _SCHEMA:
+            raise PanelError(f"{path}: schema {record['schema']!r}; this turngym reads {_SCHEMA}: upgrade turngym")
+        env_id = record["env_id"]
+        tasks = [
+            Task(env_id=env_id, task_id=task_id, sha256=sha256, split=split, category=category)
+            for task_id, sha256, split, category in record["tasks"]
+        ]
+        panel = make_panel(record["name"], record["version"], env_id, record["make_kwargs"], tasks)
+        promised = record["sha256"]
+    except FileNotFoundError:
+        raise PanelError(f"there is no panel manifest {path}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise PanelError(f"{path} is not a panel manifest: {type(error).__name__} {error}") from error
+    if panel.sha256 != promised:
+        raise PanelError(
+            f"{path}: the content has sha256 {panel.sha256}, the manifest promises {promised}; it was changed"
+        )
+    return panel

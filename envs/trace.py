@@ -1,0 +1,253 @@
+"""Traces: episodes on disk, one JSON line each, appended and flushed, read back exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core import Task, TurngymError, Verdict
+from turngym.envs.episode import Episode, Span, Status, TopK, Turn
+
+SCHEMA = 1
+"""Version of the line format; a reader refuses newer ones."""
+
+
+class TraceError(TurngymError):
+    """A trace file that cannot be read at all, or an episode that cannot be written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceProblem:
+    """A line that was skipped: `line` counts from 1."""
+
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+class TraceWriter:
+    """Appends episodes to a file; each is one write and one flush, so that a killed run keeps what was finished.
+
+    Nothing in an existing file is changed. If it ends in a torn line, the first episode starts on a line of its own.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = self.path.open("ab")
+        self._torn = _ends_torn(self.path)
+
+    def write(self, episode: Episode) -> None:
+        """Append one episode. Raises TraceError, before anything is written, if `meta` is not JSON-able."""
+        line = episode_to_json(episode).encode("ascii") + b"\n"
+        if self._torn:
+            line = b"\n" + line
+        self._file.write(line)
+        self._file.flush()
+        self._torn = False
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_trace(path: str | Path) -> tuple[list[Episode], list[TraceProblem]]:
+    """All readable episodes in file order, and the lines that were skipped with the reasons.
+
+    Raises TraceError if there is no such file or a line has a newer schema (then an upgrade helps, skipping does not).
+    """
+    episodes: list[Episode] = []
+    problems: list[TraceProblem] = []
+    for item in iter_trace(path):
+        if isinstance(item, Episode):
+            episodes.append(item)
+        else:
+            problems.append(item)
+    return episodes, problems
+
+
+def iter_trace(path: str | Path) -> Iterator[Episode | TraceProblem]:
+    """As `read_trace`, one line at a time: files may be larger than memory."""
+    path = Path(path)
+    if not path.is_file():
+        raise TraceError(f"there is no trace file {path}")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            torn = not line.endswith(b"\n")
+            try:
+                yield episode_from_json(line.decode("utf-8"))
+            except TraceError as error:
+                raise TraceError(f"{path}, line {number}: {error}") from error
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TurngymError) as error:
+                yield TraceProblem(line=number, reason=_reason(error, torn))
+
+
+def episode_to_json(episode: Episode) -> str:
+    """One line of ASCII JSON without a newline; equal episodes give equal lines. Raises TraceError for bad `meta`."""
+    record = {
+        "schema": SCHEMA,
+        "task": {name: getattr(episode.task, name) for name in _TASK_FIELDS},
+        "seed": int(episode.seed),
+        "sample": int(episode.sample),
+        "group": int(episode.group),
+        "status": episode.status.value,
+        "success": bool(episode.success),
+        "ret": _number(episode.ret),
+        "score": _number(episode.score),
+        "system": episode.system,
+        "segments": [segment.tolist() for segment in episode.segments],
+        "turns": [_turn_to_record(turn) for turn in episode.turns],
+        "final_observation": episode.final_observation,
+        "timings": {name: _number(value) for name, value in episode.timings.items()},
+        "meta": dict(episode.meta),
+    }
+    try:
+        return json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        where = f"task {episode.task.task_id}, sample {episode.sample}"
+        raise TraceError(
+            f"an episode ({where}) cannot be written as JSON: {error}; its meta is {episode.meta!r}"
+        ) from None
+
+
+def episode_from_json(line: str) -> Episode:
+    """The episode of one line. Raises TraceError for a newer schema, ValueError, KeyError or TypeError for damage."""
+    record = json.loads(line)
+    if not isinstance(record, Mapping) or "schema" not in record:
+        raise ValueError('not an episode: there is no "schema"')
+    version = record["schema"]
+    if isinstance(version, int) and version > SCHEMA:
+        raise TraceError(f"schema version {version}; this turngym reads up to version {SCHEMA}: upgrade turngym")
+    if version != SCHEMA:
+        raise ValueError(f"schema version {version!r} is not a number from 1 to {SCHEMA}")
+    return Episode(
+        task=Task(**record["task"]),
+        seed=record["seed"],
+        sample=record["sample"],
+        group=record["group"],
+        status=Status(record["status"]),
+        success=record["success"],
+        ret=float(record["ret"]),
+        score=float(record["score"]),
+        system=record["system"],
+        segments=tuple(np.array(segment, dtype=np.int32) for segment in record["segments"]),
+        turns=tuple(_turn_from_record(turn) for turn in record["turns"]),
+        final_observation=record["final_observation"],
+        timings={name: float(value) for name, value in record["timings"].items()},
+        meta=record["meta"],
+    )
+
+
+_TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category")
+
+
+def _turn_to_record(turn: Turn) -> dict[str, Any]:
+    teacher = turn.teacher
+    return {
+        "index": int(turn.index),
+        "observation": turn.observation,
+        "admissible": None if turn.admissible is None else list(turn.admissible),
+        "response": turn.response,
+        "action": turn.action,
+        "verdict": turn.verdict.value,
+        "reward": _number(turn.reward),
+        "segment": int(turn.segment),
+        "prompt_span": [int(end) for end in turn.prompt_span],
+        "response_span": [int(end) for end in turn.response_span],
+        "logprobs": None if turn.logprobs is None else _floats(turn.logprobs),
+        "finish": turn.finish,
+        "policy_version": int(turn.policy_version),
+        "origin": turn.origin,
+        "judge_scores": None if turn.judge_scores is None else [_number(score) for score in turn.judge_scores],
+        "hint": turn.hint,
+        "teacher": None
+        if teacher is None
+        else {"k": teacher.ids.shape[1], "ids": teacher.ids.ravel().tolist(), "logp": _floats(teacher.logp.ravel())},
+    }
+
+
+def _turn_from_record(record: Mapping[str, Any]) -> Turn:
+    admissible, scores, logprobs = record["admissible"], record["judge_scores"], record["logprobs"]
+    return Turn(
+        index=record["index"],
+        observation=record["observation"],
+        admissible=None if admissible is None else tuple(admissible),
+        response=record["response"],
+        action=record["action"],
+        verdict=Verdict(record["verdict"]),
+        reward=float(record["reward"]),
+        segment=record["segment"],
+        prompt_span=_span(record["prompt_span"]),
+        response_span=_span(record["response_span"]),
+        logprobs=None if logprobs is None else _float_array(logprobs),
+        finish=record["finish"],
+        policy_version=record["policy_version"],
+        origin=record["origin"],
+        judge_scores=None if scores is None else tuple(float(score) for score in scores),
+        hint=record["hint"],
+        teacher=_teacher(record["teacher"]),
+    )
+
+
+def _teacher(record: Mapping[str, Any] | None) -> TopK | None:
+    if record is None:
+        return None
+    shape = (-1, record["k"])
+    ids = np.array(record["ids"], dtype=np.int32).reshape(shape)
+    return TopK(ids=ids, logp=_float_array(record["logp"]).reshape(ids.shape))
+
+
+def _span(pair: list[int]) -> Span:
+    start, stop = pair
+    return start, stop
+
+
+def _number(value: float) -> float | str:
+    # JSON has no infinities; float() reads these strings back
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _floats(values: NDArray[np.float32]) -> list[float | str]:
+    # NumPy's shortest decimal form of a float32 is half as long as the same number as a float64, and as exact
+    return [_number(float(text)) for text in np.asarray(values, dtype=np.float32).astype(str)]
+
+
+def _float_array(values: list[float | str]) -> NDArray[np.float32]:
+    return np.array([float(value) for value in values], dtype=np.float32)
+
+
+def _ends_torn(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.seek(0, 2):
+            return False
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
+
+
+def _reason(error: Exception, torn: bool) -> str:
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+        text = f"not valid JSON ({error})"
+    elif isinstance(error, KeyError):
+        text = f"the field {error} is missing"
+    else:
+        text = str(error) or type(error).__name__
+    return f"torn: the file ends inside this line; {text}" if torn else text

@@ -1,0 +1,176 @@
+"""TextVectorEnv: several text environments stepped together in this process, with observations as a tuple of str."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from turngym.envs.core import TurngymError
+
+Texts = tuple[str, ...]
+Bools = NDArray[np.bool_]
+
+
+class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
+    """The `vector_entry_point` of text environments.
+
+    Observations are a tuple of `num_envs` whole strings; rewards float64 [num_envs]; terminations and truncations
+    bool [num_envs]; infos a dict in Gymnasium's vector form, with strings and lists in object arrays (never cut).
+    Gymnasium's AsyncVectorEnv with shared memory cannot carry text; this one needs no processes, because text
+    environments are far quicker than the models that play them.
+
+    Autoreset is Gymnasium's: `NextStep` (default; the action after an end is ignored and resets), `SameStep` (the last
+    observation is in `infos["final_obs"]`), `Disabled` (use `reset(options={"reset_mask": bool [num_envs]})`).
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[str, str]]],
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        if not env_fns:
+            raise TurngymError("TextVectorEnv needs at least one environment; num_envs is 0")
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.envs = [make() for make in env_fns]
+        self.num_envs = len(self.envs)
+        first = self.envs[0]
+        self.metadata = dict(first.metadata) | {"autoreset_mode": self.autoreset_mode}
+        self.render_mode = first.render_mode
+        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+        self._texts: list[str] = [""] * self.num_envs
+
+    def reset(  # type: ignore[override]
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Texts, dict[str, Any]]:
+        """Reset all environments, or those in `options["reset_mask"]`.
+
+        `seed`: an int (environment i gets seed + i) or one per environment. `options["task"]`: one id for all, or a
+        list with one id (or None) per environment.
+        """
+        options = dict(options or {})
+        mask = self._mask(options.pop("reset_mask", None))
+        seeds = self._seeds(seed)
+        tasks = self._tasks(options.pop("task", None))
+        infos: dict[str, Any] = {}
+        for index in np.flatnonzero(mask).tolist():
+            chosen = options if tasks[index] is None else {**options, "task": tasks[index]}
+            self._reset_one(index, infos, seeds[index], chosen)
+        return tuple(self._texts), infos
+
+    def step(self, actions: Sequence[str]) -> tuple[Texts, NDArray[np.float64], Bools, Bools, dict[str, Any]]:
+        """Play one action in every environment (see the class for what happens after an end)."""
+        if isinstance(actions, str) or len(actions) != self.num_envs:
+            given = "one string" if isinstance(actions, str) else f"{len(actions)} actions"
+            raise TurngymError(
+                f"TextVectorEnv.step() got {given} for {self.num_envs} environments; give one action each"
+            )
+        rewards = np.zeros(self.num_envs, dtype=np.float64)
+        terminations = np.zeros(self.num_envs, dtype=np.bool_)
+        truncations = np.zeros(self.num_envs, dtype=np.bool_)
+        infos: dict[str, Any] = {}
+        for index, env in enumerate(self.envs):
+            if self._ended[index] and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+                self._reset_one(index, infos)
+                continue
+            text, reward, terminated, truncated, info = env.step(actions[index])
+            rewards[index], terminations[index], truncations[index] = reward, terminated, truncated
+            self._texts[index] = text
+            self._ended[index] = terminated or truncated
+            if self._ended[index] and self.autoreset_mode is AutoresetMode.SAME_STEP:
+                infos = self._add_info(infos, {"final_obs": text, "final_info": info}, index)
+                self._reset_one(index, infos)
+            else:
+                infos = self._add_info(infos, info, index)
+        return tuple(self._texts), rewards, terminations, truncations, infos
+
+    def render(self) -> tuple[Any, ...] | None:
+        """The frames of all environments."""
+        return tuple(env.render() for env in self.envs)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """`name` of every environment, found through its wrappers: called if it is callable, else its value."""
+        found = [env.get_wrapper_attr(name) for env in self.envs]
+        return tuple(item(*args, **kwargs) if callable(item) else item for item in found)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """The attribute `name` of every environment."""
+        return tuple(env.get_wrapper_attr(name) for env in self.envs)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set `name` in every environment: one value for all, or a list or tuple with one for each."""
+        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise TurngymError(f"set_attr({name!r}) got {len(each)} values for {self.num_envs} environments")
+        for env, value in zip(self.envs, each, strict=True):
+            env.set_wrapper_attr(name, value)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        for env in self.envs:
+            env.close()
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> Any:
+        """The random generator of every environment."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> Any:
+        """The seed of every environment."""
+        return self.get_attr("np_random_seed")
+
+    def _reset_one(
+        self, index: int, infos: dict[str, Any], seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        text, info = self.envs[index].reset(seed=seed, options=options)
+        self._texts[index] = text
+        self._ended[index] = False
+        self._add_info(infos, info, index)
+
+    def _mask(self, mask: Any) -> Bools:
+        if mask is None:
+            return np.ones(self.num_envs, dtype=np.bool_)
+        if (
+            not isinstance(mask, np.ndarray)
+            or mask.shape != (self.num_envs,)
+            or mask.dtype != np.bool_
+            or not mask.any()
+        ):
+            raise TurngymError(
+                f"reset_mask must be a bool array [{self.num_envs}] with at least one True, not {mask!r}"
+            )
+        return mask
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + index for index in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise TurngymError(f"reset() got {len(seed)} seeds for {self.num_envs} environments")
+        return seed
+
+    def _tasks(self, task: Any) -> Sequence[str | None]:
+        if task is None or isinstance(task, str):
+            return [task] * self.num_envs
+        if len(task) != self.num_envs:
+            raise TurngymError(f"reset() got {len(task)} tasks for {self.num_envs} environments")
+        return list(task)
+
+
+def vector_of(
+    make: Callable[..., gym.Env[str, str]],
+    num_envs: int = 1,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    **kwargs: Any,
+) -> TextVectorEnv:
+    """`num_envs` environments from `make(**kwargs)`: the body of a `vector_entry_point`."""
+    return TextVectorEnv([lambda: make(**kwargs)] * num_envs, autoreset_mode)
