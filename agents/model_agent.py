@@ -102,7 +102,7 @@ class ModelAgent:
         text = self.renderer.respond(thread, result.ids)
         return Reply(text=text, logprobs=result.logprobs, finish=result.finish, policy_version=result.policy_version)
 
-    def _generate(self, requests: list[GenerateRequest]) -> list[Generation] | list[Generation | Exception]:
+    def _generate(self, requests: list[GenerateRequest]) -> Sequence[Generation | Exception]:
         if not requests:
             return []
         try:

@@ -55,8 +55,8 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self.role = observation_role
-        self._tools = None if tool is None else [tool.schema()]
-        self._variables = {"date_string": "26 Jul 2024", **(variables or {})}
+        self._tools: list[Any] | None = None if tool is None else [tool.schema()]
+        self._variables: dict[str, Any] = {"date_string": "26 Jul 2024", **(variables or {})}
         if thinking is not None:
             self._variables["enable_thinking"] = thinking
         if not getattr(tokenizer, "chat_template", None):

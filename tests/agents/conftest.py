@@ -123,7 +123,7 @@ def byte_tokenizer(template: str | None = CHATML, end: str = "<|im_end|>") -> Pr
     return fast
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
     return byte_tokenizer
 
