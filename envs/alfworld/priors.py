@@ -40,6 +40,8 @@ class Priors:
     """Object type: the same over all rooms."""
     shared: Mapping[str, tuple[tuple[tuple[str, ...], float], ...]]
     """Room to (receptacle types at one location, groups per game) pairs."""
+    receptacles: Weights
+    """How many receptacles of a type all train games have together."""
     openable: Mapping[str, float]
     """Share of the receptacles of a type that can be opened."""
     can_contain: Mapping[str, tuple[str, ...]]
@@ -69,6 +71,7 @@ def load_priors() -> Priors:
         placed=placed,
         anywhere=_sum_rooms(placed),
         shared={room: _shared(rows, raw["rooms"][room]) for room, rows in raw["shared_location"].items()},
+        receptacles={name: total for name, (_, total) in raw["openable"].items()},
         openable={name: yes / total for name, (yes, total) in raw["openable"].items()},
         can_contain={name: tuple(types) for name, types in raw["can_contain"].items()},
         most_objects=raw["most_objects"],
