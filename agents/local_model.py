@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.agents.kv_cache import RaggedCache, Rows, Step
+from turngym.envs.core import TurngymError
 
 Ids = NDArray[np.int32]
+
+
+class EngineError(TurngymError):
+    """A request that an engine cannot serve, or a model that it cannot run."""
 
 
 class CausalModel:
@@ -37,6 +42,11 @@ class CausalModel:
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids that may be fed."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
     def forward(self, cache: RaggedCache, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q]."""
         cache.step = step
@@ -49,6 +59,14 @@ class CausalModel:
             **self._keep,
         )
         return output.logits[:, -1]
+
+    def plain(self, ids: Ids, past: Any) -> tuple[Tensor, Any]:
+        """Logits [V] after the last of `ids` [L] with the model's own cache; `past` is what the last call returned."""
+        start = len(ids) - 1 if past is not None else 0
+        input_ids = torch.from_numpy(ids[start:].astype(np.int64))[None].to(self.device)
+        # A model without past_key_values (a state-space model) gets the whole row every time.
+        output = self.model(input_ids=input_ids, use_cache=True, **({} if past is None else {"past_key_values": past}))
+        return output.logits[0, -1], getattr(output, "past_key_values", None)
 
     def weights_stamp(self) -> int:
         """Changes when weights are changed in place or replaced (an optimiser step, `load_state_dict`)."""

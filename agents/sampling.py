@@ -61,7 +61,7 @@ def draw(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, 
 
 
 class StopText:
-    """Says whether a response just came to contain one of its stop texts, decoding only when the newest id could end one.
+    """Says whether a response just came to contain a stop text, decoding only when the newest id could end one.
 
     A stop text can only become complete with an id whose own text holds the stop text's last character (or part of a
     character, shown as U+FFFD, or nothing at all: some tokenizers drop white space of a lone id).

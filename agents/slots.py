@@ -81,7 +81,7 @@ class SlotTable:
         return self._moves(before)
 
     def retire(self, leaving: Sequence[int], count: int) -> Moves:
-        """Let the rows `leaving` of the batch in slots 0..count-1 go: the others end in slots 0..count-len(leaving)-1."""
+        """Let the rows `leaving` of the batch in slots 0..count-1 go; the others end in 0..count-len(leaving)-1."""
         before = {name: held.slot for name, held in self.held.items()}
         stop = count - len(leaving)
         gone = set(leaving)
