@@ -92,6 +92,11 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         observation, reward, terminated, truncated, info = self.env.step(canonical)
         return self._count(observation, float(reward), terminated, truncated, info)
 
+    def close(self) -> None:
+        """Close the environment; twice is fine, stepping it afterwards is not."""
+        self._over = True
+        self.env.close()
+
     def read(self, response: str) -> Parsed:
         """The action in the agent's text: parsed by the channel, or the text itself where there is none."""
         if self.channel is not None:
