@@ -28,6 +28,11 @@ def task_number(task_id: str) -> int:
     return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
 
 
+def reset_seed(task_id: str, seed: int) -> int:
+    """The seed of an environment's reset: all samples of a task start alike."""
+    return task_number(task_id) + seed
+
+
 @dataclass(slots=True)
 class Conversation:
     """One episode in progress, as its agent sees it. The driver owns and updates it."""
@@ -60,9 +65,9 @@ class Conversation:
         """Entropy of this turn's random stream: (seed, task number, sample, turn)."""
         return self.seed, task_number(self.task.task_id), self.sample, self.turn
 
-    def rng(self) -> np.random.Generator:
-        """This turn's own random stream; the same whatever else is being played."""
-        return np.random.default_rng(self.stream)
+    def rng(self, *purpose: int) -> np.random.Generator:
+        """This turn's own random stream (one per `purpose`); the same whatever else is being played."""
+        return np.random.default_rng((*self.stream, *purpose))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.agent import Agent, AgentError, Conversation, Reply, task_number
+from turngym.agents.agent import Agent, AgentError, Conversation, Reply, reset_seed
 from turngym.envs.core import EnvBackendError, Task, Verdict
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.guard import ActionGuard, guard_of
@@ -123,7 +123,7 @@ class Rollout:
         guard = guard_of(env)
         start = time.perf_counter()
         try:
-            observation, _ = env.reset(seed=task_number(job.task_id) + job.seed, options={"task": job.task_id})
+            observation, _ = env.reset(seed=reset_seed(job.task_id, job.seed), options={"task": job.task_id})
         except EnvBackendError as error:
             env.close()
             return self._stillborn(job, guard, error)

@@ -128,7 +128,7 @@ def make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
     return byte_tokenizer
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_doors() -> Callable[..., Callable[[], ActionGuard]]:
     """`make_doors(channel=..., max_turns=...)` gives a factory of guarded toy environments."""
 
@@ -138,6 +138,6 @@ def make_doors() -> Callable[..., Callable[[], ActionGuard]]:
     return options
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_policy() -> type[NoisyPolicy]:
     return NoisyPolicy

@@ -1,0 +1,209 @@
+"""Agents without a model: the expert, a random player, a replay of recorded episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from turngym.agents.agent import AgentError, Conversation, Reply, Scribe, reset_seed
+from turngym.agents.render import ChatRenderer
+from turngym.agents.rollout import Job, MakeEnv
+from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.guard import ActionGuard, guard_of
+
+EXPERT_STREAM = 1
+NOISE_STREAM = 2
+
+
+class Expert(Protocol):
+    """Knows what to do next in the environment it was made for."""
+
+    def act(self) -> str | None:
+        """The next action from the present state; None where it knows none."""
+
+
+MakeExpert = Callable[[ActionGuard], Expert]
+
+
+class PrivilegedExpert:
+    """The environment's own expert, which sees the hidden state."""
+
+    def __init__(self, env: ActionGuard) -> None:
+        self._env = env
+
+    def act(self) -> str | None:
+        return self._env.expert_action()
+
+
+class ExpertAgent:
+    """Plays an expert's actions, with a share of random ones mixed in.
+
+    Args:
+        renderer: given one, episodes carry token ids, ready for supervised training.
+        expert: makes one expert per episode; by default the environment's privileged one.
+        noise: share of turns that play a random admissible action instead, marked `origin="noise"` and never trained
+            on; a pair (low, high) draws one share per episode. The expert goes on from wherever the noise leads.
+    """
+
+    def __init__(
+        self,
+        renderer: ChatRenderer | None = None,
+        *,
+        expert: MakeExpert = PrivilegedExpert,
+        noise: float | tuple[float, float] = 0.0,
+        name: str = "expert",
+    ) -> None:
+        self._noise = (noise, noise) if isinstance(noise, (int, float)) else noise
+        if not 0.0 <= self._noise[0] <= self._noise[1] <= 1.0:
+            raise AgentError(f"noise is {noise}; it must be a share between 0 and 1, or an increasing pair of shares")
+        self.name = name
+        self.scribe = Scribe(renderer)
+        self._make_expert = expert
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        conversation.memory.pop("expert", None)
+
+    def _one(self, conversation: Conversation) -> Reply:
+        memory = conversation.memory
+        if "expert" not in memory:
+            memory["expert"] = self._make_expert(conversation.env)
+            low, high = self._noise
+            memory["noise"] = low if low == high else conversation.rng(EXPERT_STREAM).uniform(low, high)
+        if memory["noise"] and conversation.admissible:
+            rng = conversation.rng(NOISE_STREAM)
+            if rng.random() < memory["noise"]:
+                action = conversation.admissible[int(rng.integers(len(conversation.admissible)))]
+                return self.scribe.write(conversation, action, "noise")
+        action = memory["expert"].act()
+        if action is None:
+            return Reply(ends=Status.ERROR_ENGINE, error=f"the expert knows no action at turn {conversation.turn}")
+        return self.scribe.write(conversation, action, "demonstration")
+
+
+class RandomAgent:
+    """Draws uniformly from the admissible actions."""
+
+    def __init__(self, renderer: ChatRenderer | None = None, *, name: str = "random") -> None:
+        self.name = name
+        self.scribe = Scribe(renderer)
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        pass
+
+    def _one(self, conversation: Conversation) -> Reply:
+        choices = conversation.admissible
+        if not choices:
+            raise AgentError(
+                f"{conversation.task.env_id} does not list its admissible actions, so there is nothing to draw from"
+            )
+        return self.scribe.write(conversation, choices[int(conversation.rng().integers(len(choices)))])
+
+
+class ReplayAgent:
+    """Plays recorded turns again: per (task id, sample) for episodes, or one list of actions for every conversation.
+
+    A recorded response is repeated letter by letter where the environment reads the recorded action from it; where the
+    channel differs, the action is written anew. With `verify`, an observation that differs from the recorded one is an
+    error that names the turn. A script that ends before its episode does ends it as `truncated_depth`.
+    """
+
+    def __init__(
+        self,
+        script: Iterable[Episode] | Sequence[str],
+        renderer: ChatRenderer | None = None,
+        *,
+        verify: bool = False,
+        name: str = "replay",
+    ) -> None:
+        items = list(script)
+        self._actions = tuple(item for item in items if isinstance(item, str))
+        episodes = [item for item in items if isinstance(item, Episode)]
+        self._turns: Mapping[tuple[str, int], tuple[Turn, ...]] = {
+            (episode.task.task_id, episode.sample): episode.turns for episode in episodes
+        }
+        if bool(self._actions) == bool(episodes):
+            raise AgentError("a replay needs either recorded episodes or a list of actions")
+        self.name = name
+        self.scribe = Scribe(renderer)
+        self._verify = verify
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        pass
+
+    def _one(self, talk: Conversation) -> Reply:
+        over = Reply(ends=Status.TRUNCATED_DEPTH, error=f"the recording ends after {talk.turn} turns")
+        if self._actions:
+            return self.scribe.write(talk, self._actions[talk.turn]) if talk.turn < len(self._actions) else over
+        turns = self._turns.get((talk.task.task_id, talk.sample))
+        if turns is None:
+            known = ", ".join(f"{task} sample {sample}" for task, sample in list(self._turns)[:5])
+            raise AgentError(f"no recording of {talk.task.task_id} sample {talk.sample}; recorded are: {known}, ...")
+        if talk.turn >= len(turns):
+            return over
+        turn = turns[talk.turn]
+        if self._verify and turn.observation != talk.observation:
+            raise AgentError(
+                f"{talk.task.task_id} sample {talk.sample}, turn {talk.turn}: recorded observation "
+                f"{turn.observation[:200]!r}, now {talk.observation[:200]!r}"
+            )
+        read = talk.env.read(turn.response).action
+        if turn.action is None or (read is not None and talk.env.base.canonical(read) == turn.action):
+            return self.scribe.write_text(talk, turn.response, turn.origin)
+        return self.scribe.write(talk, turn.action, turn.origin)
+
+
+def expert_actions(
+    env: ActionGuard, task_id: str, *, seed: int = 0, expert: MakeExpert = PrivilegedExpert, limit: int = 100
+) -> tuple[str, ...]:
+    """What the expert does from the start of `task_id` to its end, at most `limit` actions. Resets `env`."""
+    base = env.base
+    env.reset(seed=reset_seed(task_id, seed), options={"task": task_id})
+    player, actions = expert(env), []
+    while len(actions) < limit:
+        action = player.act()
+        if action is None:
+            break
+        actions.append(action)
+        if base.step(action)[2]:
+            break
+    return tuple(actions)
+
+
+def with_demonstrations(
+    jobs: Sequence[Job],
+    make_env: MakeEnv,
+    student_turns: int,
+    *,
+    expert: MakeExpert = PrivilegedExpert,
+    known: dict[tuple[str, int], tuple[str, ...]] | None = None,
+) -> list[Job]:
+    """TCOD B2F: jobs whose first L - `student_turns` of the expert's L actions are replayed before the agent plays.
+
+    `known` caches the expert's actions by (task id, seed); pass the same dict again to ask the expert only once.
+    """
+    if student_turns < 1:
+        raise AgentError(f"student_turns is {student_turns}; the agent must play at least 1 turn")
+    known = {} if known is None else known
+    env = make_env()
+    try:
+        for job in jobs:
+            key = (job.task_id, job.seed)
+            if key not in known:
+                known[key] = expert_actions(guard_of(env), job.task_id, seed=job.seed, expert=expert)
+    finally:
+        env.close()
+    plans = [known[job.task_id, job.seed] for job in jobs]
+    return [
+        replace(job, demonstration=plan[: max(0, len(plan) - student_turns)])
+        for job, plan in zip(jobs, plans, strict=True)
+    ]
