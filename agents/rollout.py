@@ -4,51 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from turngym.agents.agent import Agent, AgentError, Conversation, Reply, reset_seed
-from turngym.envs.core import EnvBackendError, Task, Verdict
-from turngym.envs.episode import Episode, Status, Turn
+from turngym.agents.play import Job, Play, stillborn
+from turngym.envs.core import EnvBackendError
+from turngym.envs.episode import Episode, Status
 from turngym.envs.guard import ActionGuard, guard_of
+
+__all__ = ["Job", "MakeEnv", "Rollout", "rollout"]
 
 MakeEnv = Callable[[], Any]
 """Makes one environment: an `ActionGuard`, alone or inside wrappers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One episode to play."""
-
-    task_id: str
-    sample: int = 0
-    """0-based number of this attempt at the task."""
-    group: int = 0
-    """Attempts that are compared with each other share it."""
-    seed: int = 0
-    demonstration: tuple[str, ...] = ()
-    """Actions that are replayed first (origin `demonstration`); the agent plays the rest."""
-
-
-@dataclass(slots=True)
-class _Play:
-    """An episode in progress."""
-
-    place: int
-    job: Job
-    env: Any
-    guard: ActionGuard
-    talk: Conversation
-    turns: list[Turn] = field(default_factory=list)
-    ret: float = 0.0
-    success: bool = False
-    score: float = 0.0
-    status: Status | None = None
-    error: str = ""
-    timings: dict[str, float] = field(default_factory=dict)
 
 
 class Rollout:
@@ -92,7 +59,7 @@ class Rollout:
     def run(self, jobs: Sequence[Job]) -> list[Episode]:
         """Play every job; episodes in the order of the jobs. Environments stay open for the next call."""
         done: list[Episode | None] = [None] * len(jobs)
-        active: list[_Play] = []
+        active: list[Play] = []
         following = 0
         try:
             while active or following < len(jobs):
@@ -118,7 +85,7 @@ class Rollout:
         while self._idle:
             self._idle.pop().close()
 
-    def _begin(self, place: int, job: Job) -> _Play | Episode:
+    def _begin(self, place: int, job: Job) -> Play | Episode:
         env = self._idle.pop() if self._idle else self._make_env()
         guard = guard_of(env)
         start = time.perf_counter()
@@ -126,7 +93,7 @@ class Rollout:
             observation, _ = env.reset(seed=reset_seed(job.task_id, job.seed), options={"task": job.task_id})
         except EnvBackendError as error:
             env.close()
-            return self._stillborn(job, guard, error)
+            return stillborn(job, guard.env_id, error, self._meta)
         task = guard.task
         talk = Conversation(
             task=task,
@@ -138,7 +105,7 @@ class Rollout:
             env=guard,
             key=f"{place}:{task.task_id}:{job.sample}",
         )
-        play = _Play(place, job, env, guard, talk)
+        play = Play(place=place, job=job, env=env, guard=guard, talk=talk)
         play.timings = {"env": time.perf_counter() - start, "generate": 0.0}
         return play
 
@@ -150,25 +117,10 @@ class Rollout:
             return guard.instructions
         return f"{guard.instructions}\n\n{guard.channel.instructions(guard.tool)}"
 
-    def _stillborn(self, job: Job, guard: ActionGuard, error: Exception) -> Episode:
-        task = Task(env_id=guard.env_id, task_id=job.task_id, sha256="", split="", category="")
-        return Episode(
-            task=task,
-            seed=job.seed,
-            sample=job.sample,
-            group=job.group,
-            segments=(),
-            turns=(),
-            status=Status.ERROR_ENV,
-            success=False,
-            ret=0.0,
-            meta={**self._meta, "error": str(error)},
-        )
-
-    def _round(self, active: list[_Play], done: list[Episode | None]) -> list[_Play]:
+    def _round(self, active: list[Play], done: list[Episode | None]) -> list[Play]:
         """One turn for everything that waits; what goes on."""
         replies = self._answer(active)
-        going: list[_Play] = []
+        going: list[Play] = []
         for play, reply in zip(active, replies, strict=True):
             self._take(play, reply)
             if play.status is None:
@@ -179,10 +131,10 @@ class Rollout:
                 play.env.close()
             else:
                 self._idle.append(play.env)
-            self._finish(self._episode(play), done, play.place)
+            self._finish(play.episode(self._meta), done, play.place)
         return going
 
-    def _answer(self, active: list[_Play]) -> list[Reply]:
+    def _answer(self, active: list[Play]) -> list[Reply]:
         waiting = [play for play in active if play.talk.turn >= len(play.job.demonstration)]
         start = time.perf_counter()
         replied = self._agent.respond([play.talk for play in waiting]) if waiting else []
@@ -200,7 +152,7 @@ class Rollout:
                 replies.append(next(answers))
         return replies
 
-    def _take(self, play: _Play, reply: Reply) -> None:
+    def _take(self, play: Play, reply: Reply) -> None:
         """Hand one reply to the environment and record the turn."""
         if reply.ends is not None:
             play.status, play.error = reply.ends, reply.error
@@ -212,45 +164,13 @@ class Rollout:
             play.status, play.error = Status.ERROR_ENV, str(error)
             return
         play.timings["env"] += time.perf_counter() - start
-        play.turns.append(_turn(play.talk, reply, info, float(reward)))
-        play.ret += float(reward)
-        play.success, play.score = bool(info["success"]), float(info["score"])
-        admissible = info["admissible_actions"]
-        talk = play.talk
-        talk.observation, talk.admissible = observation, None if admissible is None else tuple(admissible)
-        talk.turn += 1
+        play.record(reply, observation, float(reward), info)
         if terminated:
             play.status = Status.COMPLETED
         elif truncated:
             play.status = Status.TRUNCATED_TURNS
-        elif self._cap is not None and talk.turn >= self._cap:
+        elif self._cap is not None and play.talk.turn >= self._cap:
             play.status = Status.TRUNCATED_DEPTH
-
-    def _episode(self, play: _Play) -> Episode:
-        assert play.status is not None
-        talk, job = play.talk, play.job
-        meta = dict(self._meta)
-        if play.error:
-            meta["error"] = play.error
-        goal_rate = getattr(play.guard.base, "goal_rate", None)
-        if goal_rate is not None and play.status is not Status.ERROR_ENV:
-            meta["goal_rate"] = float(goal_rate)
-        return Episode(
-            task=talk.task,
-            seed=job.seed,
-            sample=job.sample,
-            group=job.group,
-            segments=_segments(play),
-            turns=tuple(play.turns),
-            status=play.status,
-            success=play.success,
-            ret=play.ret,
-            score=play.score,
-            system=talk.system,
-            final_observation=talk.observation,
-            timings=play.timings,
-            meta=meta,
-        )
 
     def _finish(self, episode: Episode, done: list[Episode | None], place: int) -> None:
         done[place] = episode
@@ -273,32 +193,3 @@ def rollout(
         return driver.run(jobs)
     finally:
         driver.close()
-
-
-def _segments(play: _Play) -> tuple[NDArray[np.int32], ...]:
-    """Ids up to the last response that became a turn: a prompt that was never answered is nobody's."""
-    thread = play.talk.thread
-    if thread is None or not play.turns:
-        return ()
-    ends = {turn.segment: turn.response_span[1] for turn in play.turns}
-    return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(thread.segments[: max(ends) + 1]))
-
-
-def _turn(talk: Conversation, reply: Reply, info: dict[str, Any], reward: float) -> Turn:
-    thread = talk.thread
-    return Turn(
-        index=talk.turn,
-        observation=talk.observation,
-        admissible=talk.admissible,
-        response=reply.text,
-        action=info["action"],
-        verdict=Verdict(info["verdict"]),
-        reward=reward,
-        segment=0 if thread is None else thread.segment,
-        prompt_span=(0, 0) if thread is None else thread.prompt_span,
-        response_span=(0, 0) if thread is None else thread.response_span,
-        logprobs=reply.logprobs,
-        finish=reply.finish,
-        policy_version=reply.policy_version,
-        origin=reply.origin,
-    )

@@ -168,7 +168,8 @@ def expert_actions(
     """What the expert does from the start of `task_id` to its end, at most `limit` actions. Resets `env`."""
     base = env.base
     env.reset(seed=reset_seed(task_id, seed), options={"task": task_id})
-    player, actions = expert(env), []
+    player = expert(env)
+    actions: list[str] = []
     while len(actions) < limit:
         action = player.act()
         if action is None:

@@ -42,7 +42,7 @@ def test_noise_is_marked_and_the_expert_goes_on(make_doors: Any) -> None:
     ]
     assert min(shares) == 0.0
     assert max(shares) > 0.4
-    with pytest.raises(AgentError, match="noise is 1.5"):
+    with pytest.raises(AgentError, match=r"noise is 1\.5"):
         ExpertAgent(noise=1.5)
 
 

@@ -1,0 +1,130 @@
+"""One episode: the job that asks for it, its state while it is played, and the record that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.agent import Conversation, Reply
+from turngym.envs.core import Task, Verdict
+from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.guard import ActionGuard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One episode to play."""
+
+    task_id: str
+    sample: int = 0
+    """0-based number of this attempt at the task."""
+    group: int = 0
+    """Attempts that are compared with each other share it."""
+    seed: int = 0
+    demonstration: tuple[str, ...] = ()
+    """Actions that are replayed first (origin `demonstration`); the agent plays the rest."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Play:
+    """An episode in progress."""
+
+    place: int
+    """Number of the job."""
+    job: Job
+    env: Any
+    """What is stepped: the guard, or whatever wraps it."""
+    guard: ActionGuard
+    talk: Conversation
+    turns: list[Turn] = field(default_factory=list)
+    ret: float = 0.0
+    success: bool = False
+    score: float = 0.0
+    status: Status | None = None
+    """None while it goes on."""
+    error: str = ""
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def record(self, reply: Reply, observation: str, reward: float, info: Mapping[str, Any]) -> None:
+        """Add the turn that `reply` made, and what waits next."""
+        talk = self.talk
+        self.turns.append(_turn(talk, reply, info, reward))
+        self.ret += reward
+        self.success, self.score = bool(info["success"]), float(info["score"])
+        admissible = info["admissible_actions"]
+        talk.observation, talk.admissible = observation, None if admissible is None else tuple(admissible)
+        talk.turn += 1
+
+    def episode(self, meta: Mapping[str, Any]) -> Episode:
+        """The finished record."""
+        assert self.status is not None
+        talk, job = self.talk, self.job
+        extra: dict[str, Any] = {"error": self.error} if self.error else {}
+        goal_rate = getattr(self.guard.base, "goal_rate", None)
+        if goal_rate is not None and self.status is not Status.ERROR_ENV:
+            extra["goal_rate"] = float(goal_rate)
+        return Episode(
+            task=talk.task,
+            seed=job.seed,
+            sample=job.sample,
+            group=job.group,
+            segments=_segments(self),
+            turns=tuple(self.turns),
+            status=self.status,
+            success=self.success,
+            ret=self.ret,
+            score=self.score,
+            system=talk.system,
+            final_observation=talk.observation,
+            timings=self.timings,
+            meta={**meta, **extra},
+        )
+
+
+def stillborn(job: Job, env_id: str, error: Exception, meta: Mapping[str, Any]) -> Episode:
+    """The record of an episode whose environment failed before the first observation."""
+    return Episode(
+        task=Task(env_id=env_id, task_id=job.task_id, sha256="", split="", category=""),
+        seed=job.seed,
+        sample=job.sample,
+        group=job.group,
+        segments=(),
+        turns=(),
+        status=Status.ERROR_ENV,
+        success=False,
+        ret=0.0,
+        meta={**meta, "error": str(error)},
+    )
+
+
+def _segments(play: Play) -> tuple[NDArray[np.int32], ...]:
+    """Ids up to the last response that became a turn: a prompt that was never answered is nobody's."""
+    thread = play.talk.thread
+    if thread is None or not play.turns:
+        return ()
+    ends = {turn.segment: turn.response_span[1] for turn in play.turns}
+    return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(thread.segments[: max(ends) + 1]))
+
+
+def _turn(talk: Conversation, reply: Reply, info: Mapping[str, Any], reward: float) -> Turn:
+    thread = talk.thread
+    return Turn(
+        index=talk.turn,
+        observation=talk.observation,
+        admissible=talk.admissible,
+        response=reply.text,
+        action=info["action"],
+        verdict=Verdict(info["verdict"]),
+        reward=reward,
+        segment=0 if thread is None else thread.segment,
+        prompt_span=(0, 0) if thread is None else thread.prompt_span,
+        response_span=(0, 0) if thread is None else thread.response_span,
+        logprobs=reply.logprobs,
+        finish=reply.finish,
+        policy_version=reply.policy_version,
+        origin=reply.origin,
+    )
