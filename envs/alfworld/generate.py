@@ -14,7 +14,7 @@ from turngym.envs.alfworld.generate_config import PRESETS, SMALL, GeneratorConfi
 from turngym.envs.alfworld.house import Draw, House, Rejected
 from turngym.envs.alfworld.layout import draw_receptacles, draw_task, place_receptacles
 from turngym.envs.alfworld.priors import Priors, load_priors
-from turngym.envs.alfworld.problem_text import problem_text, task_sentence
+from turngym.envs.alfworld.problem_text import problem_text, rule_texts, task_sentence
 from turngym.envs.core import TaskError
 
 __all__ = ["PRESETS", "SMALL", "GeneratorConfig", "Part", "draw_house", "generate", "preset", "task_ids"]
@@ -84,9 +84,7 @@ def generate(config: GeneratorConfig, part: Part, number: int) -> dict[str, Any]
 
 
 def _game(house: House, priors: Priors, name: str) -> dict[str, Any]:
-    from turngym.envs.alfworld.data import game_texts
-
-    domain, grammar = game_texts(task_sentence(house))
+    domain, grammar = rule_texts(task_sentence(house))
     return {
         "pddl_domain": domain,
         "grammar": grammar,
