@@ -64,13 +64,13 @@ class NativeEngine:
     def admissible(self) -> tuple[str, ...]:
         """Every command that is possible now, sorted, each once."""
         if self._admissible is None:
-            self._admissible = tuple(sorted([*go_commands(self.game)[self.state.location], *self._here()]))
+            self._admissible = tuple(sorted([*go_commands(self.game, self.state.location), *self._here()]))
         return self._admissible
 
     def find(self, command: str) -> Command | None:
         """What an exact command means: (verb, index, index), -1 for no index; None if it is not possible now."""
         found = self._here().get(command)
-        return go_commands(self.game)[self.state.location].get(command) if found is None else found
+        return go_commands(self.game, self.state.location).get(command) if found is None else found
 
     @property
     def won(self) -> bool:

@@ -53,7 +53,7 @@ class Game:
         self.location_names = tuple(names[word] for word in problem.locations)
         self.object_index = {name: index for index, name in enumerate(self.object_names)}
         self.receptacle_index = {name: index for index, name in enumerate(self.receptacle_names)}
-        self.go: tuple[dict[str, tuple[str, int, int]], ...] | None = None
+        self.go: dict[int, dict[str, tuple[str, int, int]]] = {}
 
     @property
     def task_text(self) -> str:

@@ -117,7 +117,7 @@ class UnsupportedFacts(ValueError):
 
 
 def parse_problem(text: str) -> Problem:
-    """Read the PDDL text. Raises ValueError (damaged) or UnsupportedFacts (not modelled), each saying what and where."""
+    """Read the PDDL text. Raises ValueError (damaged) or UnsupportedFacts (not modelled)."""
     text = _without_comments(text).lower()
     objects_at, init_at, goal_at = (_section(text, name) for name in (":objects", ":init", ":goal"))
     if not objects_at < init_at < goal_at:

@@ -70,17 +70,15 @@ def without_object(things: Indices, thing: int) -> Indices:
     return tuple([other for other in things if other != thing])
 
 
-def go_commands(game: Game) -> tuple[dict[str, Command], ...]:
-    """By location: the `go to` commands that are possible from there, sorted; made once per game."""
-    if game.go is None:
-        problem = game.problem
-        placed = [(f"go to {game.receptacle_names[r]}", r, at) for r, at in enumerate(problem.receptacle_location)]
-        placed = sorted(row for row in placed if row[2] >= 0)
-        game.go = tuple(
-            {command: ("go", r, at) for command, r, at in placed if at != here}
-            for here in range(len(problem.locations))
-        )
-    return game.go
+def go_commands(game: Game, location: int) -> dict[str, Command]:
+    """The `go to` commands that are possible from a location, sorted; made once per game and location."""
+    found = game.go.get(location)
+    if found is None:
+        places = game.problem.receptacle_location
+        placed = sorted((f"go to {name}", r) for r, name in enumerate(game.receptacle_names) if places[r] >= 0)
+        found = {command: ("go", r, places[r]) for command, r in placed if places[r] != location}
+        game.go[location] = found
+    return found
 
 
 def local_commands(game: Game, state: State) -> dict[str, Command]:
