@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from functools import lru_cache
 
 from turngym.envs.alfworld.generate_config import GeneratorConfig
 from turngym.envs.alfworld.house import APPLIANCE, LOOK, TWO, Draw, Receptacle
@@ -15,16 +16,23 @@ CORE = ("Bed", "CounterTop", "Fridge", "Microwave", "SinkBasin")
 
 def draw_task(config: GeneratorConfig, priors: Priors, draw: Draw) -> TaskRow:
     """A task type by the mix, then target, destination and room as often as the train games have them."""
-    rows = [row for row in priors.tasks if _allowed(config, priors, row)]
+    rows = possible_tasks(config, priors)
     mix = dict(config.mix) if config.mix is not None else None
-    totals = Counter[str]()
-    for row in rows:
-        totals[row.task] += row.count
-    task = draw.weighted((t, totals[t] if mix is None else mix.get(t, 0.0)) for t in sorted(totals))
-    return draw.weighted((row, row.count) for row in rows if row.task == task)
+    task = draw.weighted((t, sum(n for _, n in rows[t]) if mix is None else mix.get(t, 0.0)) for t in rows)
+    return draw.weighted(rows[task])
 
 
-def _allowed(config: GeneratorConfig, priors: Priors, row: TaskRow) -> bool:
+@lru_cache(maxsize=16)
+def possible_tasks(config: GeneratorConfig, priors: Priors) -> dict[str, list[tuple[TaskRow, int]]]:
+    """By task type, the tasks that the configuration's rooms, receptacles and objects allow, with their counts."""
+    rows: dict[str, list[tuple[TaskRow, int]]] = {}
+    for row in priors.tasks:
+        if _allowed(config, row):
+            rows.setdefault(row.task, []).append((row, row.count))
+    return rows
+
+
+def _allowed(config: GeneratorConfig, row: TaskRow) -> bool:
     kinds = {name for name, _ in config.receptacle_caps} if config.receptacle_caps is not None else None
     objects = config.object_types
     if row.room not in config.rooms or (objects is not None and row.target not in objects):

@@ -24,9 +24,12 @@ class TaskRow:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Priors:
-    """All counts; type names as in PDDL without the `Type` suffix. Order everywhere: sorted, never by hash."""
+    """All counts; type names as in PDDL without the `Type` suffix. Order everywhere: sorted, never by hash.
+
+    Equal only to itself, so that what is derived from a table can be cached under it.
+    """
 
     rooms: Weights
     tasks: tuple[TaskRow, ...]
