@@ -1,0 +1,142 @@
+"""Scores on literal numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turngym.agents.scores import avg_at_n, compare, score, task_means
+from turngym.agents.statistics import (
+    CurvePoint,
+    Interval,
+    ScoreError,
+    clustered,
+    last_points,
+    least_time,
+    pass_at_k,
+    same_step,
+    t_quantile,
+)
+from turngym.envs.core import Task, Verdict
+from turngym.envs.episode import Episode, Status, Turn
+
+
+def episode(
+    task: str, sample: int, success: bool, *, verdicts: str = "o", status: Status | None = None, category: str = "heat"
+) -> Episode:
+    names = {"o": Verdict.OK, "m": Verdict.MALFORMED, "i": Verdict.INADMISSIBLE, "n": Verdict.NO_EFFECT}
+    turns = tuple(
+        Turn(index=n, observation="", admissible=None, response="", action="", verdict=names[v], reward=0.0)
+        for n, v in enumerate(verdicts)
+    )
+    return Episode(
+        task=Task(env_id="e", task_id=task, sha256=f"sha {task}", split="s", category=category),
+        seed=0,
+        sample=sample,
+        group=0,
+        segments=(),
+        turns=turns,
+        status=status or (Status.COMPLETED if success else Status.TRUNCATED_TURNS),
+        success=success,
+        ret=float(success),
+        score=float(success),
+        meta={"goal_rate": 1.0 if success else 0.5},
+    )
+
+
+RUN = [
+    *(episode("a", n, True) for n in range(4)),
+    *(episode("b", n, n < 2, verdicts="oomin", category="place") for n in range(4)),
+    *(episode("c", n, False, verdicts="ooo") for n in range(4)),
+    *(episode("d", n, n == 0, verdicts="o") for n in range(4)),
+]
+
+
+def test_avg_at_four_with_its_interval() -> None:
+    # task means 1, 1/2, 0, 1/4: mean 7/16, sum of squares 0.546875, se sqrt(0.546875 / 12), t(3) = 3.1824
+    scores = score(RUN)
+    assert task_means(RUN) == {"a": 1.0, "b": 0.5, "c": 0.0, "d": 0.25}
+    assert scores.overall.avg.mean == 7 / 16 == avg_at_n(RUN)
+    assert scores.overall.avg.low == 0.0
+    assert clustered([0.4, 0.5, 0.6, 0.7]).high == pytest.approx(0.55 + 3.1824 * math.sqrt(0.05 / 12), rel=1e-3)
+    assert (scores.overall.samples, scores.overall.episodes, scores.overall.avg.tasks) == (4, 16, 4)
+
+
+def test_rows_rates_and_turns() -> None:
+    scores = score([*RUN, episode("a", 4, True, status=Status.ERROR_ENGINE)])
+    assert [row.name for row in scores.categories] == ["place", "heat"]
+    assert [row.avg.mean for row in scores.categories] == [0.5, (1 + 0 + 0.25) / 3]
+    assert scores.errors == 1
+    # turns: 4 + 20 + 12 + 4 = 40, of them 4 malformed, 4 inadmissible, 4 without effect
+    assert (scores.turns, scores.invalid_rate) == (40 / 16, 8 / 40)
+    assert scores.verdicts == {"ok": 28 / 40, "malformed": 0.1, "inadmissible": 0.1, "no_effect": 0.1}
+    assert scores.truncated == {"truncated_turns": 9 / 16, "truncated_tokens": 0.0, "truncated_depth": 0.0}
+    assert scores.success_turns == (4 * 1 + 2 * 5 + 1) / 7
+    assert scores.goal_rate == (7 + 9 * 0.5) / 16
+    assert json.loads(json.dumps(scores.to_json()))["overall"]["avg"]["mean"] == 7 / 16
+
+
+def test_pass_at_k_by_hand() -> None:
+    # 4 samples, 1 success: of the 6 pairs 3 have the success
+    assert pass_at_k(4, 1, 2) == 0.5
+    assert [pass_at_k(4, 2, k) for k in (1, 2, 3, 4)] == [0.5, 1 - 1 / 6, 1.0, 1.0]
+    overall = score(RUN).overall.pass_at
+    assert overall == {1: 7 / 16, 2: (1 + 5 / 6 + 0 + 0.5) / 4, 4: (1 + 1 + 0 + 1) / 4}
+    with pytest.raises(ScoreError, match="pass@5 needs"):
+        pass_at_k(4, 1, 5)
+
+
+@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
+def test_pass_at_one_is_the_mean_and_more_tries_never_hurt(case: tuple[int, int]) -> None:
+    samples, successes = case
+    values = [pass_at_k(samples, successes, k) for k in range(1, samples + 1)]
+    assert values[0] == pytest.approx(successes / samples)
+    assert values == sorted(values)
+    assert values[-1] == float(successes > 0)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "value"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (133, 1.9780)]
+)
+def test_t_quantiles_of_the_tables(degrees: int, value: float) -> None:
+    assert t_quantile(0.975, degrees) == pytest.approx(value, rel=3e-3)
+
+
+def test_intervals_at_the_ends_are_not_empty() -> None:
+    assert clustered([1.0] * 134).low == pytest.approx(0.025 ** (1 / 134))
+    assert clustered([0.0] * 134).high == pytest.approx(1 - 0.025 ** (1 / 134))
+    assert clustered([0.5]) == Interval(mean=0.5, low=0.0, high=1.0, tasks=1)
+    with pytest.raises(ScoreError, match="no scored episodes"):
+        clustered([])
+
+
+def test_paired_comparison() -> None:
+    better = [replace(e, success=True) if e.task.task_id in "bc" else e for e in RUN]
+    # differences 0, 1/2, 1, 0: mean 3/8, squares sum 0.6875, se sqrt(0.6875 / 12)
+    difference = compare(RUN, better)
+    half = 3.1824 * math.sqrt(0.6875 / 12)
+    assert (difference.mean, difference.high) == (3 / 8, 1.0)
+    assert difference.low == pytest.approx(3 / 8 - half, rel=1e-2)
+    assert str(Interval(mean=0.5, low=0.25, high=0.75, tasks=3)) == "50.0 [25.0, 75.0]"
+    with pytest.raises(ScoreError, match="tasks were played in one run only"):
+        compare(RUN, RUN[:12])
+    other = [replace(e, task=replace(e.task, sha256="x")) for e in RUN]
+    with pytest.raises(ScoreError, match="same name, another task"):
+        compare(RUN, other)
+    with pytest.raises(ScoreError, match="none of 1 episodes"):
+        score([episode("a", 0, False, status=Status.ERROR_ENV)])
+
+
+def test_least_time_and_same_step() -> None:
+    slow = [CurvePoint(step=s, seconds=2.0 * s, value=s / 100) for s in (10, 20, 30, 40, 50, 60)]
+    fast = [CurvePoint(step=s, seconds=1.0 * s, value=s / 200) for s in (10, 20, 30, 40, 50, 60)]
+    assert same_step({"slow": slow, "fast": fast})["slow"] == (pytest.approx(0.45), pytest.approx(0.129099, rel=1e-4))
+    # fast needs 60 s for all its steps; by then slow has reached step 30
+    assert least_time({"slow": slow, "fast": fast})["slow"][0] == pytest.approx(0.2)
+    assert least_time({"slow": slow, "fast": fast})["fast"][0] == pytest.approx(0.225)
+    assert last_points(fast[:1]) == (0.05, 0.0)
