@@ -42,24 +42,30 @@ def save_checkpoint(
     """
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for rest in folder.glob(".*"):
+    for rest in folder.glob(".writing_*"):
         shutil.rmtree(rest)
     target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
+    if target.exists():
+        # the same step of the same run: weights and optimiser are there already
+        _write_state(target, state)
+        return target
     scratch.mkdir()
     save_model(model, scratch / MODEL)
     if save_extra is not None:
         save_extra(scratch / MODEL)
     torch.save({"optimiser": optimiser.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")
-    (scratch / "state.json").write_text(json.dumps({"schema": SCHEMA, **state}, indent=1), encoding="utf-8")
+    _write_state(scratch, state)
     _flush(scratch)
-    if target.exists():
-        target.rename(folder / f".replaced_{state['step']:06d}")
     scratch.rename(target)
     for old in list_checkpoints(run)[: -max(keep, 1)]:
         shutil.rmtree(old)
-    for rest in folder.glob(".*"):
-        shutil.rmtree(rest)
     return target
+
+
+def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    scratch = folder / "state.json.writing"
+    scratch.write_text(json.dumps({"schema": SCHEMA, **state}, indent=1), encoding="utf-8")
+    os.replace(scratch, folder / "state.json")
 
 
 def _flush(folder: Path) -> None:
@@ -102,15 +108,14 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 def load_checkpoint(checkpoint: Path, *, model: Any, optimiser: torch.optim.Optimizer) -> None:
     """Put the weights, the optimiser's state and torch's random stream of `checkpoint` into place."""
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    weights = load_model(checkpoint / MODEL, dtype=dtype).state_dict()
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(load_model(checkpoint / MODEL, dtype=dtype).state_dict())
         saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
         optimiser.load_state_dict(saved["optimiser"])
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        torch.set_rng_state(saved["torch_rng"])
+    except Exception as error:  # readers of damaged files raise anything
         first = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"{checkpoint} does not fit this model: {first}") from error
-    torch.set_rng_state(saved["torch_rng"])
+        raise CheckpointError(f"{checkpoint} is damaged or does not fit this model: {first}") from error
 
 
 def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:

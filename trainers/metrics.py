@@ -32,11 +32,11 @@ METRICS: Mapping[str, str] = {
     "entropy": "student entropy, mean over supervised tokens",
     "kl_bin": "reverse KL on the teacher's top-K with a tail bin, mean over supervised tokens",
     "kl_raw": "reverse KL on the teacher's top-K without the tail, mean over supervised tokens",
-    "gap_mean": "mean |training log-probability - rollout log-probability| of the sampled ids",
+    "gap_mean": "mean |training - rollout log-probability| of the sampled ids, before the step's first update",
     "gap_max": "largest such gap",
     "clip_fraction": "share of tokens whose importance ratio or surrogate was clipped",
     "tokens_per_s": "supervised tokens per second of the whole step",
-    "alpha": "share of turn-level weights in the blend",
+    "loss_deep_share": "share of the absolute loss in the deepest third of the turns",
     "depth/cap": "turns that the step's rollout was allowed",
     "depth/probe": "1 on a full-depth probe step",
     "depth/hbar": "smoothed horizon after the step",
@@ -44,6 +44,7 @@ METRICS: Mapping[str, str] = {
     "depth/h_cov": "horizon that covers the successful episodes, at the last probe",
     "turn/survivors": "per turn: episodes with a supervised token there",
     "turn/kl": "per turn: KL (tail bin), mean over the turn's tokens",
+    "turn/kl_raw": "per turn: KL (raw form, as the paper plots it)",
     "turn/kl_success": "per turn: the same, successful episodes only",
     "turn/kl_failure": "per turn: the same, failed episodes only",
     "turn/entropy": "per turn: student entropy",
@@ -72,11 +73,14 @@ class MetricsLog:
     tensorboard: bool = True
     _board: Any = field(default=None, init=False)
 
-    def truncate(self, step: int) -> None:
-        """Drop what a killed run wrote after its last checkpoint, so that a resumed run doubles no step."""
-        path = self.folder / FILE
+    def truncate(self, step: int, evaluated: int) -> None:
+        """Drop what a killed run wrote after its last checkpoint, so that a resumed run doubles no row.
+
+        Kept are training rows up to `step` and evaluations up to `evaluated`, the last ones that the checkpoint knows.
+        """
+        path, last = self.folder / FILE, {"train": step, "eval": evaluated}
         if path.exists():
-            rows = [row for row in read_metrics(self.folder) if row["step"] <= step]
+            rows = [row for row in read_metrics(self.folder) if row["step"] <= last[row["kind"]]]
             scratch = path.with_suffix(".writing")
             scratch.write_text("".join(_line(row) for row in rows), encoding="utf-8")
             os.replace(scratch, path)

@@ -71,6 +71,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu",
     """
     from transformers import AutoModelForCausalLM
 
+    _quiet()
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; valid: {', '.join(DTYPES)}")
     folder = Path(path)
@@ -87,7 +88,15 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu",
 
 def save_model(model: nn.Module, path: str | Path) -> None:
     """Write `config.json` and `model.safetensors` to folder `path`."""
-    model.save_pretrained(str(path), safe_serialization=True)  # type: ignore[operator]
+    _quiet()
+    model.save_pretrained(str(path))  # type: ignore[operator]
+
+
+def _quiet() -> None:
+    """Bars for every file would tear the one line of progress that a person watches."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def backbone(model: Any) -> nn.Module:

@@ -6,7 +6,7 @@ The training loop knows these four protocols and no algorithm by name. Something
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,11 @@ class Targets:
     topk_logp_NK: NDArray[np.float32] | None = None
     """Teacher log-probabilities of `topk_ids_NK`, nats."""
     advantage_N: NDArray[np.float32] | None = None
+
+    def take(self, tokens: NDArray[np.int64]) -> Targets:
+        """The targets of some tokens."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Targets(**{name: None if column is None else column[tokens] for name, column in values.items()})
 
 
 class Signal(Protocol):

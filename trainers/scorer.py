@@ -56,6 +56,7 @@ class LocalScorer:
         return self._score(ids, positions, score)
 
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
+        _check_positions(ids, positions)
         labels = [np.asarray(row, np.int64)[where][:, None] for row, where in zip(ids, positions, strict=True)]
         return [column[:, 0] for column in self.gather(ids, positions, labels)]
 

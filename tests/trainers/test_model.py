@@ -1,0 +1,109 @@
+"""Models: loading, the split into backbone and head, padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turngym.trainers.model import (
+    ModelError,
+    head,
+    hidden_states,
+    length_batches,
+    load_model,
+    pad,
+    save_model,
+    tiny_qwen3,
+    vocabulary_size,
+)
+
+torch.set_num_threads(1)
+ROWS = [np.array([5, 6, 7], np.int32), np.array([1, 2, 3, 4, 8, 9], np.int32)]
+
+
+def test_tiny_model_depends_on_its_seed_only() -> None:
+    state = torch.get_rng_state()
+    one, same, other = tiny_qwen3(60, width=32, seed=3), tiny_qwen3(60, width=32, seed=3), tiny_qwen3(60, width=32)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(next(one.parameters()), next(other.parameters()))
+    assert vocabulary_size(one) == 60
+    assert not one.training
+
+
+def test_tiny_model_of_the_embedded_size() -> None:
+    model = tiny_qwen3(600, width=128, layers=2, heads=4)
+    # 600*128 tied embeddings + 2 * (4*128*128 attention + 3*128*256 mlp + 2*128 + 2*32 norms) + 128
+    assert sum(parameter.numel() for parameter in model.parameters()) == 76800 + 2 * (65536 + 98304 + 256 + 64) + 128
+
+
+@pytest.mark.parametrize(("width", "heads", "kv_heads"), [(30, 4, None), (32, 4, 3)])
+def test_sizes_that_do_not_divide_are_refused(width: int, heads: int, kv_heads: int | None) -> None:
+    with pytest.raises(ModelError, match="must be a multiple"):
+        tiny_qwen3(60, width=width, heads=heads, kv_heads=kv_heads)
+
+
+def test_saved_model_loads_to_the_same_numbers(tmp_path: Path) -> None:
+    model = tiny_qwen3(60, width=32, seed=1)
+    save_model(model, tmp_path / "m")
+    assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "m").iterdir()}
+    again = load_model(tmp_path / "m")
+    ids = torch.arange(9)[None]
+    assert torch.equal(model(ids).logits, again(ids).logits)
+    assert next(load_model(tmp_path / "m", dtype="bfloat16").parameters()).dtype == torch.bfloat16
+
+
+def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model in .*absent.*config\.json"):
+        load_model(tmp_path / "absent")
+    save_model(tiny_qwen3(60, width=32), tmp_path / "m")
+    with pytest.raises(ModelError, match="dtype 'int4' is unknown; valid: float32"):
+        load_model(tmp_path / "m", dtype="int4")
+    (tmp_path / "m" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="cannot load a causal language model"):
+        load_model(tmp_path / "m")
+
+
+def family(name: str) -> torch.nn.Module:
+    import transformers as hf
+
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "intermediate_size": 48, "pad_token_id": None}
+    made = {
+        "gemma2": lambda: hf.Gemma2ForCausalLM(
+            hf.Gemma2Config(**sizes, **more, head_dim=8, final_logit_softcapping=5.0, attn_implementation="eager")
+        ),
+        "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**sizes, **more, logit_scale=0.25)),
+        "granite": lambda: hf.GraniteForCausalLM(hf.GraniteConfig(**sizes, **more, logits_scaling=4.0)),
+        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, **more)),
+        "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4)),
+        "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**sizes, intermediate_size=48)),
+    }
+    torch.manual_seed(0)
+    return made[name]().eval()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "cohere", "granite", "llama", "gpt2", "phi"])
+@torch.no_grad()
+def test_backbone_and_head_give_the_model_s_own_logits(name: str) -> None:
+    model = family(name)
+    padded = pad(ROWS)
+    split = head(model)(hidden_states(model, padded)).view(2, 6, -1)
+    for row, ids in enumerate(ROWS):
+        whole = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+        assert torch.allclose(split[row, : len(ids)], whole, atol=1e-5)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 100))
+@settings(max_examples=60, deadline=None)
+def test_length_batches_hold_every_row_once_within_the_limit(lengths: list[int], limit: int) -> None:
+    batches = length_batches(lengths, limit)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= limit for batch in batches)
+    flat = [lengths[row] for batch in batches for row in batch]
+    assert flat == sorted(lengths, reverse=True)

@@ -1,0 +1,56 @@
+"""Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
+from turngym.trainers.depth import FixedDepth
+from turngym.trainers.pieces import Algorithm, Signal, TokenLoss
+from turngym.trainers.reverse_kl import TAILS
+from turngym.trainers.signals import SampledAdvantage, StudentTopK, TeacherTopK
+from turngym.trainers.token_losses import ClippedAdvantage, SupportKL
+from turngym.trainers.weights import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpdConfig:
+    """Vanilla on-policy distillation."""
+
+    weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
+    """Whether every episode, every token or every response counts the same."""
+
+
+def distillation(config: DistillConfig) -> tuple[Signal, TokenLoss]:
+    """The signal and the token loss that opd, turnopd and tcod share.
+
+    Reverse KL on a support S of K ids: l_i = sum_{S + tail} p (log p - log q), p student, q teacher, times the detached
+    importance ratio; or, in its sampled form, the clipped surrogate with A_i = log q - log p at the sampled id.
+    Source: algorithms specification section 1.
+    """
+    if config.form == "sampled":
+        low, high = config.clip
+        return SampledAdvantage(), ClippedAdvantage(eps_low=low, eps_high=high)
+    signal = (TeacherTopK if config.support == "teacher" else StudentTopK)(config.top_k)
+    return signal, SupportKL(tail=TAILS[config.tail], importance=config.importance)
+
+
+def build(config: OpdConfig, distill: DistillConfig, run: RunConfig) -> Algorithm:
+    """Reverse KL to the teacher at every token of the student's own full-depth rollouts.
+
+    loss = sum_i w_i l_i, l_i from `distillation`, w_i = 1 / (E n_tok(episode of i)) (trajectory weights).
+    Source: TurnOPD's baseline; algorithms specification sections 1 and 2.
+    Differs from the paper: the mass outside the support is one more bin (`tail=raw` leaves it out), and l_i keeps the
+    whole distribution rather than the sampled token's log-ratio (`form=sampled`).
+    """
+    signal, token_loss = distillation(distill)
+    return Algorithm(
+        name="opd",
+        depth=FixedDepth(h_max=run.max_turns),
+        signal=signal,
+        weight=WEIGHTS[config.weight],
+        token_loss=token_loss,
+        distill_temperature=distill.temperature,
+        settings={**fingerprint(config), **fingerprint(distill)},
+    )

@@ -1,0 +1,46 @@
+"""TCOD: on-policy distillation under a curriculum of how many turns the student plays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turngym.trainers.algorithms.opd import distillation
+from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
+from turngym.trainers.curriculum import BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.depth import DepthController
+from turngym.trainers.pieces import Algorithm
+from turngym.trainers.weights import Static, trajectory_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcodConfig:
+    """TCOD's curriculum; the defaults are those for ALFWorld (WebShop: eta 4, k_max 15)."""
+
+    direction: Literal["f2b", "b2f"] = "f2b"
+    """Front to back: the student plays the first k turns. Back to front: the expert plays all but the last k."""
+    schedule: DepthSchedule = field(default_factory=DepthSchedule)
+
+
+def build(config: TcodConfig, distill: DistillConfig, run: RunConfig) -> Algorithm:
+    """OPD whose student plays k turns, k growing with the step.
+
+    k_n = min(k_start + floor(n / eta), k_max), n 0-based. Token loss: `opd.distillation`; trajectory weights; in the
+    direction back to front the expert's turns are context and carry no loss.
+    Source: TCOD; algorithms specification section 4.
+    Differs from the paper: the tail bin of the KL, as in `opd`.
+    """
+    signal, token_loss = distillation(distill)
+    depths: dict[str, DepthController] = {
+        "f2b": FrontToBack(schedule=config.schedule),
+        "b2f": BackToFront(schedule=config.schedule, h_max=run.max_turns),
+    }
+    return Algorithm(
+        name="tcod",
+        depth=depths[config.direction],
+        signal=signal,
+        weight=Static(trajectory_weights),
+        token_loss=token_loss,
+        distill_temperature=distill.temperature,
+        settings={**fingerprint(config), **fingerprint(distill)},
+    )

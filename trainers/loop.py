@@ -1,0 +1,232 @@
+"""The training loop: plan depth, collect, score with the teacher, update, measure, evaluate, save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import Collect, CollectRequest, Scorer
+from turngym.trainers import measure
+from turngym.trainers.batch import pack
+from turngym.trainers.checkpoint import MODEL
+from turngym.trainers.config import OptimiserConfig, RunConfig, fingerprint
+from turngym.trainers.depth import DepthPlan
+from turngym.trainers.interrupts import Interrupts
+from turngym.trainers.metrics import MetricsLog
+from turngym.trainers.passes import Schedule, run_passes
+from turngym.trainers.pieces import Algorithm
+from turngym.trainers.progress import NoProgress, Progress
+from turngym.trainers.run_folder import RunFolder, RunState
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.step import Forward, make_optimiser
+from turngym.trainers.turn_stats import probe_stats
+
+
+class TrainError(TurngymError):
+    """A run that cannot go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPoint:
+    """One evaluation: mean success with its 95 % interval, all in [0, 1], and further numbers by name."""
+
+    avg: float
+    low: float
+    high: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Where a run ended."""
+
+    step: int
+    model: Path
+    """Folder of the newest saved model."""
+    train_seconds: float
+    """Seconds of training, evaluations excluded."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trainer:
+    """Runs one algorithm on one student. It knows no environment: episodes, scores and evaluations come from callables.
+
+    The same configuration and seed give the same numbers, however often the run was killed and resumed, as long as
+    `collect` and `evaluate` depend on their arguments and on the student's weights alone.
+    """
+
+    model: Any
+    algorithm: Algorithm
+    collect: Collect
+    out: Path
+    run: RunConfig = field(default_factory=RunConfig)
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    teacher: Scorer | None = None
+    """Scores at the algorithm's distillation temperature."""
+    evaluate: Callable[[int], EvalPoint] | None = None
+    """Called with the step; 0 is before training."""
+    on_update: Callable[[int], None] | None = None
+    """Called after the student's weights have changed, with the step (tell an engine its policy version)."""
+    save_extra: Callable[[Path], None] | None = None
+    """Adds files to each saved model folder (a tokenizer)."""
+    vocab_size: int | None = None
+    """Ids that teacher and student share, when their padding differs."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings that a resumed run must share (environment, split, teacher)."""
+    progress: Progress = field(default_factory=NoProgress)
+
+    def train(self, *, resume: bool = False) -> RunResult:
+        """Run until `run.steps`; Ctrl-C saves, then raises KeyboardInterrupt. Never overwrites another run."""
+        if self.algorithm.needs_teacher and self.teacher is None:
+            raise TrainError(f"algorithm {self.algorithm.name} needs a teacher; none was given")
+        optimiser = make_optimiser(self.model, self.optimiser)
+        folder = RunFolder(self.out, self.model, optimiser, self._fingerprint(), self.run, self.save_extra)
+        state = folder.open(resume=resume, depth=self.algorithm.depth.start())
+        log = MetricsLog(self.out, tensorboard=self.run.tensorboard)
+        log.truncate(state.step, state.evaluated)
+        log.open(state.step)
+        session = _Session(self, optimiser, folder, log, state)
+        try:
+            with Interrupts() as interrupts, self.progress:
+                session.run(interrupts)
+        finally:
+            log.close()
+        model = folder.latest() / MODEL
+        return RunResult(step=session.state.step, model=model, train_seconds=session.state.train_seconds)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.algorithm.name,
+            **{f"algorithm.{name}": value for name, value in self.algorithm.settings.items()},
+            **{f"run.{name}": value for name, value in fingerprint(self.run).items()},
+            **{f"optimiser.{name}": value for name, value in fingerprint(self.optimiser).items()},
+            **self.identity,
+        }
+
+
+@dataclass(slots=True)
+class _Session:
+    """One process's share of a run."""
+
+    trainer: Trainer
+    optimiser: Any
+    folder: RunFolder
+    log: MetricsLog
+    state: RunState
+
+    def run(self, interrupts: Interrupts) -> None:
+        trainer, total = self.trainer, self.trainer.run.steps
+        try:
+            self._maybe_evaluate()
+            while self.state.step < total:
+                collected = self._collect()
+                with interrupts.protected():
+                    self._step(*collected)
+                self._maybe_evaluate()
+                every = trainer.run.checkpoint_every
+                if self.state.step == total or (every and self.state.step % every == 0):
+                    with interrupts.protected():
+                        self.folder.save(self.state)
+        except KeyboardInterrupt:
+            with interrupts.protected():
+                self.folder.save(self.state)
+            raise
+        if self.folder.saved != self.state:
+            self.folder.save(self.state)
+
+    def _collect(self) -> tuple[float, DepthPlan, list[Episode]]:
+        trainer, step = self.trainer, self.state.step + 1
+        plan = trainer.algorithm.depth.plan(self.state.depth, step)
+        trainer.progress.phase("rollout")
+        start = time.perf_counter()
+        request = CollectRequest(
+            step=step,
+            episodes=trainer.run.episodes,
+            max_turns=plan.cap,
+            temperature=trainer.run.temperature,
+            demonstration_turns=plan.demonstration_turns,
+        )
+        episodes = trainer.collect(request)
+        if all(episode.status.is_error for episode in episodes):
+            first = episodes[0].meta.get("error", episodes[0].status) if episodes else "the source returned none"
+            raise TrainError(f"step {step}: all {len(episodes)} episodes failed; the first: {first}")
+        return start, plan, episodes
+
+    def _step(self, start: float, plan: DepthPlan, episodes: list[Episode]) -> None:
+        """Everything that changes the run; not interruptible, so that weights, state and metrics stay together."""
+        trainer, step = self.trainer, self.state.step + 1
+        algorithm, collected = trainer.algorithm, time.perf_counter()
+        batch = pack(episodes, origins=algorithm.origins)
+        trainer.progress.phase("teacher")
+        targets = algorithm.signal(batch, teacher=trainer.teacher, student=self._student())
+        scored = time.perf_counter()
+        trainer.progress.phase("update")
+        schedule = Schedule(config=trainer.optimiser, step=step, total_steps=trainer.run.steps)
+        done = run_passes(trainer.model, self.optimiser, batch, episodes, targets, algorithm, schedule, self._forward())
+        kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
+        depth = algorithm.depth.update(self.state.depth, plan, probe_stats(batch, kl_N))
+        if trainer.on_update is not None:
+            trainer.on_update(step)
+        end = time.perf_counter()
+        spent = self.state.train_seconds + end - start
+        self.state = replace(self.state, step=step, depth=depth, train_seconds=spent)
+        times = {"rollout": collected - start, "teacher": scored - collected, "update": end - scored}
+        self._write(
+            {
+                "step": step,
+                "kind": "train",
+                **measure.step_row(episodes, batch, done, plan, depth),
+                "tokens_per_s": batch.tokens / (end - start),
+                **{f"time/{name}_s": value for name, value in times.items()},
+                "time/step_s": end - start,
+                "time/train_s": spent,
+            }
+        )
+
+    def _student(self) -> LocalScorer:
+        trainer = self.trainer
+        return LocalScorer(
+            model=trainer.model,
+            vocab_size=trainer.vocab_size,
+            temperature=trainer.algorithm.distill_temperature,
+            max_tokens=trainer.run.micro_tokens,
+        )
+
+    def _forward(self) -> Forward:
+        run = self.trainer.run
+        return Forward(
+            micro_tokens=run.micro_tokens,
+            head_chunk=run.head_chunk,
+            vocab_size=self.trainer.vocab_size,
+            distill_temperature=self.trainer.algorithm.distill_temperature,
+            sampling_temperature=run.temperature,
+            autocast=run.autocast != "off",
+            gradient_checkpointing=run.gradient_checkpointing,
+        )
+
+    def _maybe_evaluate(self) -> None:
+        trainer, step = self.trainer, self.state.step
+        every = trainer.run.eval_every
+        if trainer.evaluate is None or not every or self.state.evaluated == step:
+            return
+        if step % every and step != trainer.run.steps:
+            return
+        trainer.progress.phase("evaluate")
+        start = time.perf_counter()
+        point = trainer.evaluate(step)
+        row = {"eval/avg": point.avg, "eval/low": point.low, "eval/high": point.high}
+        row |= {f"eval/{name}": value for name, value in point.extra.items()}
+        times = {"time/train_s": self.state.train_seconds, "time/eval_s": time.perf_counter() - start}
+        self._write({"step": step, "kind": "eval", **row, **times})
+        self.state = replace(self.state, evaluated=step)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.log.write(row)
+        self.trainer.progress.row(row)

@@ -1,0 +1,100 @@
+"""From a step's episodes and per-token columns to its row of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.episode import Episode
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.depth import DepthPlan, DepthState
+from turngym.trainers.passes import Passes
+from turngym.trainers.turn_stats import deep_third, turn_stats
+
+Columns = Mapping[str, NDArray[np.float32]]
+
+
+def step_row(
+    episodes: Sequence[Episode], batch: RolloutBatch, done: Passes, plan: DepthPlan, state: DepthState
+) -> dict[str, Any]:
+    """Everything about a step but its times."""
+    turns = turn_row(batch, done.columns, done.weight_N)
+    return {
+        "loss": float(np.mean([result.loss for result in done.results])),
+        "grad_norm": float(np.mean([result.grad_norm for result in done.results])),
+        "updates_skipped": sum(result.skipped for result in done.results),
+        "lr": done.lr,
+        **rollout_row(episodes, batch),
+        **token_row(batch, done.columns, done.fresh_N),
+        "loss_deep_share": deep_third(np.asarray(turns["turn/loss_share"])),
+        **depth_row(plan, state),
+        **turns,
+    }
+
+
+def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, Any]:
+    """What the rollouts were like, errors counted apart."""
+    kept = [episodes[source] for source in batch.source_E]
+    verdicts = [turn.verdict.valid for episode in kept for turn in episode.turns if turn.origin == "policy"]
+    return {
+        "episodes": len(kept),
+        "episodes_failed": batch.excluded,
+        "tokens": batch.tokens,
+        "success": float(batch.success_E.mean()),
+        "turns_mean": float(batch.depth_E.mean()),
+        "valid_actions": float(np.mean(verdicts)) if verdicts else None,
+        "truncated": float(np.mean([str(episode.status).startswith("truncated") for episode in kept])),
+        "time/env_s": float(sum(episode.timings.get("env", 0.0) for episode in kept)),
+    }
+
+
+def token_row(batch: RolloutBatch, columns: Columns, fresh_N: NDArray[np.bool_]) -> dict[str, Any]:
+    """Means over supervised tokens (the gap: over those seen before any update); None where there is no such number."""
+    gap_N = np.abs(columns["sampled_logp"] - batch.behaviour_logp_N)[fresh_N]
+    gap_N = gap_N[np.isfinite(gap_N)]
+    means = {name: _mean(columns.get(name)) for name in ("entropy", "kl_bin", "kl_raw")}
+    return {
+        **means,
+        "clip_fraction": _mean(columns.get("clipped")),
+        "gap_mean": float(gap_N.mean()) if len(gap_N) else None,
+        "gap_max": float(gap_N.max()) if len(gap_N) else None,
+    }
+
+
+def turn_row(batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64]) -> dict[str, list[Any]]:
+    """The same by turn, as lists over turns; nothing where no token has a divergence from a teacher."""
+    share_T = _sums(np.abs(weight_N * columns["loss"]), batch)
+    row: dict[str, NDArray[Any]] = {
+        "turn/loss_share": share_T / max(float(share_T.sum()), 1e-30),
+        "turn/weight": _sums(weight_N, batch),
+    }
+    kl_N = columns.get("kl_bin", np.zeros(batch.tokens, np.float32))
+    stats = turn_stats(batch, kl_N, entropy_N=columns.get("entropy"), teacher_entropy_N=columns.get("teacher_entropy"))
+    row |= {"turn/survivors": stats.survivors_T, "turn/entropy": stats.entropy_T}
+    if "kl_bin" in columns:
+        raw = turn_stats(batch, columns["kl_raw"], weight_N=weight_N)
+        row |= {"turn/kl": stats.kl_T, "turn/kl_raw": raw.kl_T, "turn/teacher_entropy": stats.teacher_entropy_T}
+        row |= {"turn/kl_success": stats.kl_success_T, "turn/kl_failure": stats.kl_fail_T}
+    return {name: values.tolist() for name, values in row.items()}
+
+
+def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
+    """What was planned and what the controller thinks after the step."""
+    return {
+        "depth/cap": plan.cap,
+        "depth/probe": int(plan.probe),
+        "depth/hbar": state.hbar,
+        "depth/h_eff": state.h_eff,
+        "depth/h_cov": state.h_cov,
+    }
+
+
+def _mean(values: NDArray[np.float32] | None) -> float | None:
+    return None if values is None or not len(values) else float(values.mean(dtype=np.float64))
+
+
+def _sums(values: NDArray[np.floating], batch: RolloutBatch) -> NDArray[np.float64]:
+    return np.bincount(batch.turn_N, weights=values, minlength=int(batch.depth_E.max()))

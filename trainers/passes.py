@@ -1,0 +1,97 @@
+"""All optimiser updates of one training step: passes over the collected batch, in minibatches of whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from turngym.envs.episode import Episode
+from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.config import OptimiserConfig
+from turngym.trainers.pieces import Algorithm, Targets
+from turngym.trainers.step import Forward, UpdateResult, learning_rate, update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Where in training the step stands; steps are 1-based."""
+
+    config: OptimiserConfig
+    step: int
+    total_steps: int
+
+    @property
+    def lr(self) -> float:
+        return learning_rate(self.config, self.step, self.total_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """What the updates saw; `columns` (float32 [N], by name) and `weight_N` (sum 1) are those of the first pass."""
+
+    results: Sequence[UpdateResult]
+    columns: Mapping[str, NDArray[np.float32]]
+    weight_N: NDArray[np.float64]
+    fresh_N: NDArray[np.bool_]
+    """Seen before the first update: there, training and rollout used the same weights."""
+    lr: float
+
+
+def run_passes(
+    model: Any,
+    optimiser: torch.optim.Optimizer,
+    batch: RolloutBatch,
+    episodes: Sequence[Episode],
+    targets: Targets,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    forward: Forward,
+) -> Passes:
+    """Update `passes` times `minibatches` times. Each minibatch is an optimiser batch: its weights sum to 1."""
+    config = schedule.config
+    results: list[UpdateResult] = []
+    columns: dict[str, NDArray[np.float32]] = {}
+    weight_N = np.zeros(batch.tokens)
+    parts = minibatches(batch, episodes, targets, algorithm, config.minibatches)
+    for turn in range(config.passes):
+        for part, chosen, tokens in parts:
+            weight_n = algorithm.weight(part, step=schedule.step, total_steps=schedule.total_steps)
+            result = update(
+                model,
+                optimiser,
+                part,
+                targets=chosen,
+                weight_N=weight_n,
+                token_loss=algorithm.token_loss,
+                forward=forward,
+                lr=schedule.lr,
+                max_grad_norm=config.max_grad_norm,
+            )
+            results.append(result)
+            if turn == 0:
+                weight_N[tokens] = weight_n / len(parts)
+                for name, values in result.columns.items():
+                    columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
+    fresh_N = np.zeros(batch.tokens, np.bool_)
+    fresh_N[parts[0][2]] = True
+    return Passes(results=results, columns=columns, weight_N=weight_N, fresh_N=fresh_N, lr=schedule.lr)
+
+
+def minibatches(
+    batch: RolloutBatch, episodes: Sequence[Episode], targets: Targets, algorithm: Algorithm, count: int
+) -> list[tuple[RolloutBatch, Targets, NDArray[np.int64]]]:
+    """At most `count` optimiser batches of whole episodes: each with its targets and the places of its tokens in N."""
+    if count == 1:
+        return [(batch, targets, np.arange(batch.tokens))]
+    units = np.unique(batch.episode_N)
+    parts = []
+    for members in [units[start::count] for start in range(min(count, len(units)))]:
+        tokens = np.flatnonzero(np.isin(batch.episode_N, members))
+        part = pack([episodes[batch.source_E[unit]] for unit in members], origins=algorithm.origins)
+        parts.append((part, targets.take(tokens), tokens))
+    return parts
