@@ -15,7 +15,7 @@ from turngym.envs.base import TextEnv
 from turngym.envs.core import Task, TurngymError, content_hash
 from turngym.envs.suggest import did_you_mean
 
-PANEL_FOLDER = Path(__file__).parent / "panels"
+PANEL_FOLDER = Path(__file__).parent / "panel_data"
 _SCHEMA = 1
 _FILE = re.compile(r"(?P<name>[a-z0-9-]+)-v(?P<version>[1-9][0-9]*)\.json")
 

@@ -1,0 +1,151 @@
+"""List, show, verify and write task panels (versioned lists of hashed tasks).
+
+Examples:
+    turngym panel list
+    turngym panel verify alfworld-valid-unseen --data ~/alfworld
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import gymnasium as gym
+import tyro
+
+import turngym.envs  # noqa: F401  (registers the ids)
+from turngym.envs.core import TurngymError
+from turngym.envs.panels import Panel, collect_tasks, list_panels, load_panel, make_panel, verify_panel, write_panel
+from turngym.envs.suggest import did_you_mean
+
+_SHOWN = 20
+
+Name = tyro.conf.Positional[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class List:
+    """List the panels that come with turngym."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Show:
+    """Print one panel: environment, categories, tasks."""
+
+    panel: Name
+    """Name (newest version), full name such as `alfworld-valid-unseen-v1`, or path of a manifest."""
+    tasks: bool = False
+    """Print every task with its hash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Recompute the hashes of a panel's tasks from your data and compare; status 1 if any differs."""
+
+    panel: Name
+    """Name, full name, or path of a manifest."""
+    data: str | None = None
+    """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Write a panel of an environment's tasks. An existing manifest with other content is never replaced."""
+
+    name: Name
+    """Name of the panel: lower-case letters, digits, hyphens."""
+    env: str
+    """Gymnasium id, for example `turngym/ALFWorld-v0`."""
+    out: Path
+    """Folder for the manifest."""
+    version: int = 1
+    """Version of the panel; a change of content needs a new one."""
+    make: str = "{}"
+    """Arguments for gym.make that belong to the panel, as JSON, for example '{"split": "valid_unseen"}'."""
+    data: str | None = None
+    """Folder of the data; not written into the panel."""
+    ids: Path | None = None
+    """File with one task id per line; by default all tasks of the environment."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym panel` with `argv` (without the verb itself)."""
+    verbs: Any = Annotated[
+        Annotated[List, tyro.conf.subcommand(name="list")]
+        | Annotated[Show, tyro.conf.subcommand(name="show")]
+        | Annotated[Verify, tyro.conf.subcommand(name="verify")]
+        | Annotated[Write, tyro.conf.subcommand(name="write")],
+        tyro.conf.arg(name=""),
+    ]
+    command = tyro.cli(verbs, args=list(argv), prog="turngym panel", description=(__doc__ or "").split("\n")[0])
+    actions: dict[type, Callable[[Any], int]] = {List: _list, Show: _show, Verify: _verify, Write: _write}
+    return actions[type(command)](command)
+
+
+def _list(command: List) -> int:
+    for name in list_panels():
+        panel = load_panel(name)
+        print(f"{name:<32} {len(panel.tasks):>5} tasks  {panel.env_id}  {panel.sha256[:12]}")
+    return 0
+
+
+def _show(command: Show) -> int:
+    panel = load_panel(command.panel)
+    print(f"{panel.full_name}\n  environment  {panel.env_id} {json.dumps(dict(panel.make_kwargs))}")
+    print(f"  sha256       {panel.sha256}\n  tasks        {len(panel.tasks)}")
+    for category, count in sorted(Counter(task.category for task in panel.tasks).items()):
+        print(f"    {category:<12} {count}")
+    if command.tasks:
+        for task in panel.tasks:
+            print(f"{task.sha256}  {task.category:<10} {task.task_id}")
+    return 0
+
+
+def _verify(command: Verify) -> int:
+    panel = load_panel(command.panel)
+    env = panel.make_env(**_data(command.data))
+    try:
+        problems = verify_panel(panel, env)
+    finally:
+        env.close()
+    if not problems:
+        print(f"{panel.full_name}: all {len(panel.tasks)} tasks are the panel's, hash for hash")
+        return 0
+    print(f"{panel.full_name}: {len(problems)} of {len(panel.tasks)} tasks differ")
+    print("\n".join(f"  {problem}" for problem in problems[:_SHOWN]))
+    if len(problems) > _SHOWN:
+        print(f"  and {len(problems) - _SHOWN} more")
+    return 1
+
+
+def _write(command: Write) -> int:
+    kwargs = _json_object(command.make)
+    if command.env not in gym.registry:
+        raise TurngymError(f"unknown environment {command.env!r}.{did_you_mean(command.env, gym.registry)}")
+    ids = None if command.ids is None else command.ids.read_text(encoding="utf-8").split("\n")
+    env = gym.make(command.env, **{**kwargs, **_data(command.data)})
+    try:
+        tasks = collect_tasks(env, None if ids is None else [line.strip() for line in ids if line.strip()])
+    finally:
+        env.close()
+    panel: Panel = make_panel(command.name, command.version, command.env, kwargs, tasks)
+    print(f"{len(tasks)} tasks in {write_panel(panel, command.out)}")
+    return 0
+
+
+def _data(data: str | None) -> dict[str, Any]:
+    return {} if data is None else {"data": data}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise TurngymError(f"--make {text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TurngymError(f'--make {text!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
+    return value

@@ -1,0 +1,63 @@
+"""Choosing episodes from trace files: the options that the trace verbs share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import tyro
+
+from turngym.envs.core import TurngymError, Verdict
+from turngym.envs.episode import Episode, Status
+from turngym.envs.trace import iter_trace
+
+T = TypeVar("T")
+Repeated = Annotated[T, tyro.conf.UseAppendAction, tyro.conf.EnumChoicesFromValues]
+"""An option that is given once per value: options that swallow all following words would swallow the files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Select:
+    """Which episodes to take; all conditions must hold."""
+
+    status: Repeated[tuple[Status, ...]] = ()
+    """Only episodes that ended like this (repeat the option for several)."""
+    outcome: Literal["any", "won", "lost"] = "any"
+    """Only episodes that solved their task, or that did not."""
+    category: Repeated[tuple[str, ...]] = ()
+    """Only tasks of this category, for example `heat` (repeat the option for several)."""
+    task: str = ""
+    """Only tasks whose id contains this text."""
+    verdict: Repeated[tuple[Verdict, ...]] = ()
+    """Only episodes with at least one turn judged like this (repeat the option for several)."""
+    limit: int | None = None
+    """Stop after this many episodes."""
+
+    def takes(self, episode: Episode) -> bool:
+        """Whether the conditions hold for `episode` (the limit aside)."""
+        return (
+            (not self.status or episode.status in self.status)
+            and (self.outcome == "any" or episode.success == (self.outcome == "won"))
+            and (not self.category or episode.task.category in self.category)
+            and self.task in episode.task.task_id
+            and (not self.verdict or any(turn.verdict in self.verdict for turn in episode.turns))
+        )
+
+
+def selected(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
+    """The chosen episodes of the files, in order; lines that cannot be read are reported on standard error."""
+    if not paths:
+        raise TurngymError("no trace file was given; name one or more files of JSON lines")
+    taken = 0
+    for path in paths:
+        for item in iter_trace(path):
+            if select.limit is not None and taken >= select.limit:
+                return
+            if not isinstance(item, Episode):
+                print(f"{path}: skipped {item}", file=sys.stderr)
+            elif select.takes(item):
+                taken += 1
+                yield item
