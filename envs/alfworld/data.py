@@ -16,6 +16,7 @@ from turngym.envs.suggest import did_you_mean
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 """Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""
+ALL_SPLITS = (*SPLITS, "generated")
 GAME_FILE = "game.tw-pddl"
 VARIABLE = "ALFWORLD_DATA"
 _FOLDER = "json_2.1.1"
@@ -38,8 +39,8 @@ def find_root(data: str | Path | None = None) -> Path:
             return folder
     said = "data=" if data is not None else f"${VARIABLE}"
     raise TaskError(
-        f"{said} is {str(root)!r}, which has no ALFWorld games: expected {_FOLDER}/{SPLITS[0]}/<task>/<trial>/{GAME_FILE}"
-        f" below it, as `alfworld-download` makes them"
+        f"{said} is {str(root)!r}, which has no ALFWorld games: expected "
+        f"{_FOLDER}/{SPLITS[0]}/<task>/<trial>/{GAME_FILE} below it, as `alfworld-download` makes them"
     )
 
 
@@ -52,9 +53,7 @@ class GameFolder:
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
-            raise TaskError(
-                f"unknown split {self.split!r}; splits are {_all_splits()}.{did_you_mean(self.split, SPLITS)}"
-            )
+            raise TaskError(unknown_split(self.split))
         if not (self.root / self.split).is_dir():
             raise TaskError(f"{self.root} has no folder {self.split!r}; it was not downloaded or not unpacked")
 
@@ -78,6 +77,17 @@ class GameFolder:
                         yield f"{self.split}/{task.name}/{trial.name}"
 
 
+def game_folder(root: Path, split: str) -> GameFolder:
+    """The games of one split; listed once per process, and again when the split's folder changes."""
+    folder = root / split
+    return _folder(root, split, folder.stat().st_mtime_ns if folder.is_dir() else 0)
+
+
+@lru_cache(maxsize=16)
+def _folder(root: Path, split: str, _mtime: int) -> GameFolder:
+    return GameFolder(root, split)
+
+
 def game_texts(task: str) -> tuple[str, str]:
     """This package's own domain and grammar for a game with the task sentence `task` (`put a mug in cabinet.`)."""
     domain, grammar = _own_rules()
@@ -93,5 +103,6 @@ def _own_rules() -> tuple[str, str]:
     )
 
 
-def _all_splits() -> str:
-    return ", ".join((*SPLITS, "generated"))
+def unknown_split(split: str) -> str:
+    """The error text for a split that does not exist."""
+    return f"unknown split {split!r}; splits are {', '.join(ALL_SPLITS)}.{did_you_mean(str(split), ALL_SPLITS)}"

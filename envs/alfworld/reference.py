@@ -1,7 +1,8 @@
 """The reference engine: TextWorld's PDDL environment with alfworld's wrappers, kept alive and given other games.
 
 Needs the extra `turngym[alfworld]`. Every TextWorld environment loads its own copy of a 33.8 MB library and never
-unloads it, so one object per process is made and reused; it is not safe to use from several threads.
+unloads it, so objects are kept and given other games (`acquire`, `release`), never made anew per episode. TextWorld is
+not safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -93,14 +94,17 @@ class Reference:
             raise EnvBackendError(f"TextWorld failed in {name}{arguments}: {type(error).__name__}: {error}") from error
 
 
-def shared_reference() -> Reference:
-    """The one Reference of this process, made on first use."""
-    if not _SHARED:
-        _SHARED.append(Reference())
-    return _SHARED[0]
+def acquire() -> Reference:
+    """A Reference for one user at a time: one that was released, else a new one."""
+    return _FREE.pop() if _FREE else Reference()
 
 
-_SHARED: list[Reference] = []
+def release(reference: Reference) -> None:
+    """Give a Reference back for the next user."""
+    _FREE.append(reference)
+
+
+_FREE: list[Reference] = []
 
 
 def _make() -> Any:

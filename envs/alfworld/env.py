@@ -1,0 +1,215 @@
+"""The ALFWorld environment: household tasks in text, played by the native engine or by TextWorld."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+from turngym.envs.alfworld.data import SPLITS, find_root, game_folder, unknown_split
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.errors import GameUnsupported
+from turngym.envs.alfworld.game import Game, game_hash
+from turngym.envs.alfworld.generate import GeneratorConfig, Part, preset
+from turngym.envs.alfworld.goal import category
+from turngym.envs.alfworld.problem import parse_problem
+from turngym.envs.alfworld.reference import Reference, acquire, release
+from turngym.envs.alfworld.source import GameSource, GeneratedGames, RealGames
+from turngym.envs.base import Outcome, TextEnv
+from turngym.envs.core import Task, TaskError, ToolSpec, Verdict
+from turngym.envs.suggest import did_you_mean
+
+Engine = Literal["native", "textworld"]
+_PUT = re.compile(r"put (?P<o>.+) in/on (?P<r>.+)")
+
+INSTRUCTIONS = """You are in a house and have a household task to do, such as putting a clean mug in a cabinet. \
+You act by short text commands, one at a time, and read what happens.
+Commands:
+- go to <receptacle>
+- open <receptacle> / close <receptacle>
+- take <object> from <receptacle>
+- move <object> to <receptacle>
+- clean <object> with <sinkbasin> / heat <object> with <microwave> / cool <object> with <fridge>
+- use <lamp>
+- slice <object> with <knife>
+- examine <receptacle or object in hand> / look / inventory / help
+Objects and receptacles have numbers: "mug 2", "cabinet 1". You can carry one object at a time. You only see what is \
+in a receptacle when you are at it, and inside a closed one only after opening it."""
+
+
+class ALFWorldEnv(TextEnv):
+    """Household tasks: reward 1.0 on the step that reaches the goal, else 0.0; ends when the goal is reached.
+
+    Args:
+        split: `generated` (needs no data), or `train`, `valid_seen`, `valid_unseen`, `valid_train` of the real games.
+        engine: `native`, or `textworld` (the reference, about 2,000 times slower, needs `turngym[alfworld]`).
+        data: folder of the real games, with or without `json_2.1.1`; None takes `$ALFWORLD_DATA`.
+        config: which generated games: a preset's name or a GeneratorConfig.
+        part: which generated games are listed, `train` or `eval`; ids of the other part are playable too.
+        domain_randomization: shuffle the numbers of objects and receptacles at every reset (training splits only).
+        put_alias: also accept `put O in/on R`, the wording before alfworld 0.4, for `move O to R`.
+
+    `info["goal_rate"]` is the share of goal conditions met (None for games that only TextWorld can play).
+    """
+
+    env_id: ClassVar[str] = "turngym/ALFWorld-v0"
+    tool: ClassVar[ToolSpec] = ToolSpec(
+        name="alfworld_step",
+        description="Do one action in the house and read what happens.",
+        argument="action",
+        argument_description="One command, for example: take mug 2 from cabinet 1",
+        examples=("go to cabinet 1", "take mug 2 from cabinet 1", "move mug 2 to shelf 1"),
+    )
+    instructions: ClassVar[str] = INSTRUCTIONS
+
+    def __init__(
+        self,
+        *,
+        split: str = "generated",
+        engine: Engine = "native",
+        data: str | Path | None = None,
+        config: str | GeneratorConfig = "small",
+        part: Part = "train",
+        domain_randomization: bool = False,
+        put_alias: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode)
+        self.source = open_split(split, data=data, config=config, part=part)
+        if engine not in get_args(Engine):
+            hint = did_you_mean(str(engine), get_args(Engine))
+            raise TaskError(f"engine is {engine!r}; engines are {' and '.join(get_args(Engine))}.{hint}")
+        if domain_randomization and split not in ("train", "generated"):
+            raise TaskError(f"domain_randomization shuffles numbers in training; split {split!r} is for evaluation")
+        self.engine_name = engine
+        self.domain_randomization = domain_randomization
+        self.put_alias = put_alias
+        self._tasks: dict[str, Task] = {}
+        self._task: Task | None = None
+        self._shuffle: int | None = None
+        self._native: NativeEngine | None = None
+        self._reference: Reference | None = acquire() if engine == "textworld" else None
+
+    def task_ids(self) -> Sequence[str]:
+        return self.source.task_ids
+
+    @property
+    def task(self) -> Task:
+        if self._task is None:
+            raise TaskError(f"{self.env_id}: there is no task before reset()")
+        return self._task
+
+    @property
+    def engine(self) -> NativeEngine | Reference:
+        """The engine that plays."""
+        engine = self._reference or self._native
+        if engine is None:
+            raise TaskError(f"{self.env_id}: there is no game before reset()")
+        return engine
+
+    @property
+    def native(self) -> NativeEngine | None:
+        """The native engine in the present state; None for games that only TextWorld can play."""
+        return self._native
+
+    @property
+    def success(self) -> bool:
+        return self.engine.won
+
+    def admissible(self) -> tuple[str, ...]:
+        return self.engine.admissible()
+
+    def canonical(self, action: str) -> str:
+        action = action.strip()
+        if self.put_alias:
+            match = _PUT.fullmatch(action)
+            if match is not None and action not in self.admissible():
+                return f"move {match['o']} to {match['r']}"
+        return action
+
+    def expert_action(self) -> str | None:
+        from turngym.envs.alfworld.expert import next_action
+
+        return None if self._native is None else next_action(self._native)
+
+    def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
+        info = super().describe(verdict, action)
+        info["goal_rate"] = None if self._native is None else self._native.goal_rate
+        return info
+
+    def _begin(self, task_id: str) -> str:
+        shuffle = int(self.np_random.integers(2**31)) if self.domain_randomization else None
+        return self._load(task_id, shuffle)
+
+    def _load(self, task_id: str, shuffle: int | None) -> str:
+        self._shuffle = shuffle
+        if self._reference is None:
+            game = self.source.game(task_id)
+            self._task = self._identify(task_id, game)
+            self._native = NativeEngine(game if shuffle is None else Game.renumbered(game, shuffle))
+            return self._native.reset()
+        data = self.source.data(task_id)
+        self._task = self._identify(task_id, data)
+        try:
+            self._native = NativeEngine(Game(data, source=task_id, shuffle=shuffle))
+        except GameUnsupported:
+            self._native = None
+        self._reference.load(data, shuffle=shuffle)
+        return self._reference.reset()
+
+    def _identify(self, task_id: str, game: Game | dict[str, Any]) -> Task:
+        task = self._tasks.get(task_id)
+        if task is not None:
+            return task
+        row = self.source.category(task_id)
+        if isinstance(game, Game):
+            sha, row = game.sha256, row or game.category
+        else:
+            sha, row = game_hash(game), row or category(parse_problem(game["pddl_problem"]).goal)
+        task = Task(env_id=self.env_id, task_id=task_id, sha256=sha, split=self.source.split, category=row)
+        if len(self._tasks) >= 10_000:
+            self._tasks.clear()
+        self._tasks[task_id] = task
+        return task
+
+    def _apply(self, action: str) -> Outcome:
+        possible = action in self.admissible()
+        observation, won = self.engine.step(action)
+        if self._reference is not None and self._native is not None:
+            self._native.step(action)
+        verdict = Verdict.OK if possible else Verdict.INADMISSIBLE
+        return Outcome(observation=observation, reward=float(won), terminated=won, verdict=verdict)
+
+    def _get_state(self) -> Any:
+        native = None if self._native is None else self._native.get_state()
+        return self._shuffle, native, None if self._reference is None else self._reference.get_state()
+
+    def _set_state(self, state: Any) -> None:
+        shuffle, native, history = state
+        if shuffle != self._shuffle:
+            self._load(self.task.task_id, shuffle)
+        if self._reference is not None:
+            self._reference.set_state(history or ())
+        if self._native is not None:
+            self._native.set_state(native)
+
+    def _close(self) -> None:
+        if self._reference is not None:
+            release(self._reference)
+            self._reference = None
+
+
+def open_split(
+    split: str = "generated",
+    *,
+    data: str | Path | None = None,
+    config: str | GeneratorConfig = "small",
+    part: Part = "train",
+) -> GameSource:
+    """The games of a split. Raises TaskError for an unknown split, and for missing data, saying how to get it."""
+    if split == "generated":
+        return GeneratedGames(preset(config) if isinstance(config, str) else config, part)
+    if split not in SPLITS:
+        raise TaskError(unknown_split(split))
+    return RealGames(game_folder(find_root(data), split))
