@@ -63,10 +63,13 @@ class Furnishing:
         """Stand one more `name` somewhere it may stand; nothing happens where there is no room."""
         counts = self.priors.placed[self.row.room].get(name, {})
         solved = name == self.row.target and self.row.task in (SIMPLE, TWO)
+        # real games have objects that no receptacle takes back; picking one up would leave no way on
+        fixed = name not in self.priors.flags["pickupable"]
         spots: dict[str, list[int]] = {}
         for i, kind in enumerate(self.types):
             most = min(self.config.crowd, self.priors.most_objects.get(kind, 0))
-            if kind in counts and self.load[i] < most and not (solved and kind == self.row.destination):
+            fits = kind in counts and (fixed or name in self.priors.can_contain.get(kind, ()))
+            if fits and self.load[i] < most and not (solved and kind == self.row.destination):
                 spots.setdefault(kind, []).append(i)
         if not spots:
             return
