@@ -43,7 +43,9 @@ def bin_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -
 def raw_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
     """Reverse KL's terms of the K ids alone: [N], nats; may be slightly negative.
 
-    l_i = sum_K p (log p - log q), nothing renormalised. Source: algorithms specification section 1, tail="raw".
+    l_i = sum_K p (log p - log q), nothing renormalised. Its gradient is not zero where p = q: there it is that of
+    sum_K p, so descent moves mass out of the K ids, which the bin prevents.
+    Source: algorithms specification section 1, tail="raw".
     """
     return _divergence(student_topk_logp_NK, teacher_topk_logp_NK.detach())
 
@@ -70,8 +72,8 @@ def topk_reverse_kl(
 
     Both [N, K] hold log-probabilities, nats, under the full softmax, gathered at the same K ids: the teacher's most
     likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of `TAILS`.
-    Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data, so there
-    is no score-function term.
+    Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data, so
+    there is no score-function term.
     Source: algorithms specification section 1.
     Differs from the paper: the tail bin. Errors: ValueError if the shapes differ.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def probe_stats(batch: RolloutBatch, kl_N: NDArray[np.floating]) -> DepthStats:
 
 
 def deep_third(share_T: Column) -> float:
-    """Sum of shares over the deepest third of the turns: those with t >= 2 T / 3. 0 for fewer than two turns."""
+    """Sum of shares over the deepest third of the turns: those with t >= 2 T / 3; 0 for fewer than three."""
     return float(share_T[-(-2 * len(share_T) // 3) :].sum())
 
 
@@ -131,7 +132,7 @@ def separation_by_phase(steps: Sequence[TurnStats], phases: int = 3) -> list[Col
     if phases < 1:
         raise ValueError(f"phases is {phases}; training has at least 1")
     cuts = [round(part * len(steps) / phases) for part in range(phases + 1)]
-    return [_pooled_separation(steps[start:stop]) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [_pooled_separation(steps[start:stop]) for start, stop in pairwise(cuts)]
 
 
 def reliable_prefix(

@@ -1,0 +1,166 @@
+"""Packing: one row of arithmetic per column, then what must hold for any episodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turngym.envs.episode import Status
+from turngym.trainers.batch import BatchError, RolloutBatch, pack, pad_rows, split_rows
+
+repeatable = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+def test_two_ragged_episodes_by_hand(ragged):
+    batch = pack(ragged)
+    # row 0:     1 2 3 [10 11] 4 [12] 9      row 1: 5 6 [20 21]
+    # index in M 0 1 2   3  4  5   6  7             8 9  10 11
+    assert batch.input_ids_M.tolist() == [1, 2, 3, 10, 11, 4, 12, 9, 5, 6, 20, 21]
+    assert batch.row_M.tolist() == [0] * 8 + [1] * 4
+    assert batch.position_M.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
+    assert batch.row_offsets.tolist() == [0, 8, 12]
+    assert batch.predictor_N.tolist() == [2, 3, 5, 9, 10]
+    assert batch.label_N.tolist() == [10, 11, 12, 20, 21]
+    assert batch.turn_N.tolist() == [0, 0, 1, 0, 0]
+    assert batch.episode_N.tolist() == [0, 0, 0, 1, 1]
+    assert batch.row_N.tolist() == [0, 0, 0, 1, 1]
+    assert batch.group_N.tolist() == [7, 7, 7, 8, 8]
+    np.testing.assert_array_equal(batch.behaviour_logp_N, np.array([-0.5, -1, -2, np.nan, np.nan], np.float32))
+    assert batch.off_policy_N.tolist() == [False] * 5
+    assert (batch.reward_E.tolist(), batch.success_E.tolist()) == ([0.0, 1.0], [False, True])
+    assert (batch.depth_E.tolist(), batch.group_E.tolist()) == ([2, 1], [7, 8])
+    assert (batch.task_ids, batch.source_E.tolist(), batch.excluded) == (("task/0", "task/1"), [0, 1], 0)
+    assert (batch.tokens, batch.rows, batch.episodes) == (5, 2, 2)
+
+
+def test_columns_have_the_documented_types(ragged):
+    batch = pack(ragged)
+    for name in RolloutBatch.__dataclass_fields__:
+        value = getattr(batch, name)
+        if isinstance(value, np.ndarray):
+            wanted = {"behaviour_logp_N": np.float32, "reward_E": np.float64}.get(name, np.int64)
+            wanted = np.bool_ if name in ("off_policy_N", "success_E", "truncated_E") else wanted
+            assert value.dtype == wanted, name
+
+
+def test_error_episodes_are_left_out_and_counted(ragged, make_episode):
+    broken = make_episode([([1], [2, 3])], number=2, status=Status.ERROR_ENGINE)
+    batch = pack([broken, *ragged])
+    assert (batch.excluded, batch.episodes) == (1, 2)
+    assert batch.source_E.tolist() == [1, 2]
+    np.testing.assert_array_equal(batch.label_N, pack(ragged).label_N)
+
+
+def test_a_depth_cap_is_a_truncation_that_trains(make_episode):
+    capped = make_episode([([1], [2])], status=Status.TRUNCATED_DEPTH)
+    own_limit = make_episode([([1], [3])], status=Status.TRUNCATED_TURNS)
+    batch = pack([capped, own_limit])
+    assert batch.truncated_E.tolist() == [True, False]
+    assert batch.status_E == (Status.TRUNCATED_DEPTH, Status.TRUNCATED_TURNS)
+    assert batch.label_N.tolist() == [2, 3]
+
+
+def test_only_the_asked_origins_are_supervised_and_noise_never(make_episode):
+    episode = make_episode(
+        [([1], [2, 3]), ([4], [5]), ([6], [7])], origins=["demonstration", "noise", "policy"], logprobs=None
+    )
+    assert pack([episode]).label_N.tolist() == [7]
+    both = pack([episode], origins=("policy", "demonstration"))
+    assert both.label_N.tolist() == [2, 3, 7]
+    assert both.off_policy_N.tolist() == [True, True, False]
+    assert both.input_ids_M.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(BatchError, match=r"'noise'.*policy.*demonstration"):
+        pack([episode], origins=("noise",))
+
+
+def test_each_segment_with_supervised_tokens_is_a_row(make_episode):
+    episode = make_episode(
+        [([1], [2]), ([3, 4], [5]), ([6], [7])], segments=[0, 1, 2], origins=["policy", "noise", "policy"]
+    )
+    batch = pack([episode])
+    assert batch.input_ids_M.tolist() == [1, 2, 6, 7]
+    assert batch.row_N.tolist() == [0, 1]
+    assert batch.predictor_N.tolist() == [0, 2]
+    assert batch.turn_N.tolist() == [0, 2]
+
+
+def test_nothing_to_train_on_is_an_error(make_episode):
+    with pytest.raises(BatchError, match="0 episodes"):
+        pack([])
+    silent = make_episode([([1], [2])], origins=["noise"])
+    failed = make_episode([([1], [2])], status=Status.ERROR_ENV)
+    with pytest.raises(BatchError, match="2 episodes, 1 of them errors, no response tokens of origin policy"):
+        pack([silent, failed])
+
+
+def test_a_response_that_nothing_precedes_is_an_error(make_episode):
+    with pytest.raises(BatchError, match=r"task/3 sample 0, turn 0.*position 0"):
+        pack([make_episode([([], [2])], number=3)])
+
+
+def test_an_episode_without_responses_still_counts_as_played(ragged, make_episode):
+    batch = pack([*ragged, make_episode([([1], [])], number=2)])
+    assert batch.episodes == 3
+    assert batch.depth_E.tolist() == [2, 1, 1]
+    assert batch.rows == 2
+
+
+def test_split_and_pad_by_hand(ragged):
+    batch = pack(ragged)
+    one, two = split_rows(batch, max_tokens=8)
+    assert (one.rows.tolist(), one.tokens.tolist()) == ([0], [0, 1, 2])
+    assert (two.rows.tolist(), two.tokens.tolist()) == ([1], [3, 4])
+    (both,) = split_rows(batch, max_tokens=16)
+    padded = pad_rows(batch, both, pad_id=99)
+    assert padded.input_ids_RL.tolist() == [[1, 2, 3, 10, 11, 4, 12, 9], [5, 6, 20, 21, 99, 99, 99, 99]]
+    assert padded.attention_RL.sum(axis=1).tolist() == [8, 4]
+    assert padded.predictor_n.tolist() == [2, 3, 5, 9, 10]
+    alone = pad_rows(batch, two)
+    assert (alone.input_ids_RL.tolist(), alone.predictor_n.tolist()) == ([[5, 6, 20, 21]], [1, 2])
+
+
+def test_a_row_longer_than_the_budget_comes_alone(ragged):
+    assert [micro.rows.tolist() for micro in split_rows(pack(ragged), max_tokens=1)] == [[0], [1]]
+
+
+def test_bad_budgets_and_rows_are_errors(ragged):
+    batch = pack(ragged)
+    with pytest.raises(BatchError, match="max_tokens is 0"):
+        split_rows(batch, 0)
+    other = split_rows(pack(ragged[:1]), 100)[0]
+    wrong = type(other)(rows=other.rows + 2, tokens=other.tokens)
+    with pytest.raises(BatchError, match=r"\[2\].*valid are 0\.\.1"):
+        pad_rows(batch, wrong)
+
+
+turns = st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.lists(st.integers(0, 50), max_size=4))
+games = st.lists(st.lists(turns, min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+@repeatable
+@given(games, st.integers(1, 60))
+def test_every_label_is_the_sampled_id_behind_its_predictor(make_episode, pieces, budget):
+    episodes = [make_episode(piece, number=number) for number, piece in enumerate(pieces)]
+    sampled = [int(i) for piece in pieces for _, response in piece for i in response]
+    if not sampled:
+        with pytest.raises(BatchError):
+            pack(episodes)
+        return
+    batch = pack(episodes)
+    assert batch.label_N.tolist() == sampled
+    np.testing.assert_array_equal(batch.input_ids_M[batch.predictor_N + 1], batch.label_N)
+    np.testing.assert_array_equal(batch.row_M[batch.predictor_N], batch.row_N)
+    np.testing.assert_array_equal(batch.row_M[batch.predictor_N + 1], batch.row_N)
+    seen_rows, seen_tokens = [], []
+    for micro in split_rows(batch, budget):
+        padded = pad_rows(batch, micro)
+        assert padded.input_ids_RL.size <= budget or len(micro.rows) == 1
+        flat = padded.input_ids_RL.reshape(-1)
+        np.testing.assert_array_equal(flat[padded.predictor_n + 1], batch.label_N[micro.tokens])
+        assert padded.attention_RL.reshape(-1)[padded.predictor_n + 1].all()
+        seen_rows += micro.rows.tolist()
+        seen_tokens += micro.tokens.tolist()
+    assert sorted(seen_rows) == list(range(batch.rows))
+    assert sorted(seen_tokens) == list(range(batch.tokens))

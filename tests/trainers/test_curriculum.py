@@ -1,0 +1,45 @@
+"""TCOD's schedules on literal numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from turngym.trainers.curriculum import PRESETS, BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.depth import DepthPlan
+
+
+def test_schedule_by_hand():
+    schedule = DepthSchedule(k_start=1, eta=6, k_max=4)
+    assert [schedule.depth(n) for n in (0, 5, 6, 11, 12, 17, 18, 100)] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [DepthSchedule(k_start=3, eta=1, k_max=5).depth(n) for n in range(4)] == [3, 4, 5, 5]
+
+
+def test_presets_are_the_published_ones():
+    assert (PRESETS["alfworld"].eta, PRESETS["alfworld"].k_max, PRESETS["alfworld"].k_start) == (6, 30, 1)
+    assert (PRESETS["webshop"].eta, PRESETS["webshop"].k_max, PRESETS["webshop"].k_start) == (4, 15, 1)
+    assert PRESETS["alfworld"].depth(6 * 28) == 29
+    assert PRESETS["alfworld"].depth(6 * 29) == PRESETS["alfworld"].depth(10_000) == 30
+    assert PRESETS["webshop"].depth(4 * 14) == 15
+
+
+def test_front_to_back_caps_the_depth():
+    control = FrontToBack(schedule=DepthSchedule(eta=2, k_max=3))
+    plans = [control.plan(control.start(), step) for step in range(1, 8)]
+    assert [plan.cap for plan in plans] == [1, 1, 2, 2, 3, 3, 3]
+    assert not any(plan.probe or plan.demonstration_turns for plan in plans)
+
+
+def test_back_to_front_hands_the_end_to_the_student():
+    control = BackToFront(schedule=DepthSchedule(eta=2, k_max=3), h_max=40)
+    assert control.plan(control.start(), 1) == DepthPlan(cap=40, demonstration_turns=1)
+    assert control.plan(control.start(), 2) == DepthPlan(cap=40, demonstration_turns=1)
+    assert control.plan(control.start(), 3) == DepthPlan(cap=40, demonstration_turns=2)
+
+
+def test_bad_settings_are_errors():
+    with pytest.raises(ValueError, match="eta 0"):
+        DepthSchedule(eta=0)
+    with pytest.raises(ValueError, match="k_start 9"):
+        DepthSchedule(k_start=9, k_max=8)
+    with pytest.raises(ValueError, match="n is -1"):
+        DepthSchedule().depth(-1)

@@ -1,0 +1,188 @@
+"""Break each formula once and see its literal test fail: a test that cannot fail proves nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+from turngym.trainers import batch, curriculum, depth, projection, reverse_kl, surrogate, turn_stats, weights
+
+FOLDER = Path(__file__).parent
+
+# (function, what stands there, what it becomes, file, test that must fail)
+MUTANTS: list[tuple[Callable[..., Any], str, str, str, str]] = [
+    # the single label shift, the mask, the rows
+    (batch._Columns.add_turn, "start + r0 - 1, start + r1 - 1", "start + r0, start + r1", "batch", "two_ragged"),
+    (batch._Columns.add_turn, "start + r0 - 1, start + r1 - 1", "r0 - 1, r1 - 1", "batch", "two_ragged"),
+    (batch._Columns.add_turn, "np.nan", "0.0", "batch", "two_ragged"),
+    (batch._Columns.add_turn, '== "demonstration"', '== "policy"', "batch", "only_the_asked"),
+    (batch._Columns.batch, "Status.TRUNCATED_DEPTH", "Status.TRUNCATED_TURNS", "batch", "a_depth_cap"),
+    (batch._add_episode, "turn.origin not in origins or ", "", "batch", "only_the_asked"),
+    (batch._add_episode, "turn.segment != segment", "segment < 0", "batch", "each_segment"),
+    (batch.pack, "if not episode.status.is_error", "", "batch", "error_episodes"),
+    (batch.pad_rows, "* width + position", "* width + position + 1", "batch", "split_and_pad"),
+    (batch.split_rows, "np.argsort(-lengths", "np.argsort(lengths", "batch", "split_and_pad"),
+    # weights
+    (weights.trajectory_weights, "batch.episode_N", "batch.turn_N", "weights", "trajectory_weights_by"),
+    (
+        weights.trajectory_weights,
+        "_bucket_mean(batch.episode_N)",
+        "token_mean(batch)",
+        "weights",
+        "trajectory_weights_by",
+    ),
+    (weights._bucket_mean, "len(counts) * ", "", "weights", "trajectory_weights_by"),
+    (weights.turn_weights, "np.zeros(batch.tokens)", "trajectory_weights(batch)", "weights", "turn_weights_by"),
+    (weights.turn_weights, "_bucket_mean(batch.turn_N", "_bucket_mean(batch.episode_N", "weights", "turn_weights_by"),
+    (weights.turn_mean, "batch.episode_N *", "0 *", "weights", "turn_mean_by"),
+    (weights.reliable_turns, "max(min_count, share)", "min_count", "weights", "n_min"),
+    (weights.reliable_turns, "max(min_count, share)", "share", "weights", "n_min"),
+    (weights.reliable_turns, ", n_traj)", ", 10**9)", "weights", "n_min"),
+    (weights.reliable_turns, "math.ceil(", "int(", "weights", "n_min"),
+    (weights.reliable_turns, " - 1e-9", "", "weights", "meant_in_decimal"),
+    (weights.blend_weights, "(1.0 - alpha) * traj", "traj", "weights", "blend_weights_by"),
+    (weights.blend_alpha, "(progress - start)", "progress", "weights", "blend_alpha_by"),
+    (weights.blend_alpha, "step / total", "(step - 1) / total", "weights", "blend_alpha_by"),
+    (weights.blend_alpha, ">= start", "> start", "weights", "blend_alpha_by"),
+    # reverse KL
+    (reverse_kl._divergence, "student_logp - teacher_logp", "teacher_logp - student_logp", "reverse_kl", "full_by"),
+    (reverse_kl._divergence, "student_logp.exp()", "teacher_logp.exp()", "reverse_kl", "bin_by"),
+    (reverse_kl.bin_reverse_kl, "tail_logp(student_topk_logp_NK)", "tail_logp(teacher)", "reverse_kl", "bin_by"),
+    (reverse_kl.raw_reverse_kl, "_divergence", "bin_reverse_kl", "reverse_kl", "raw_by"),
+    (reverse_kl.renorm_reverse_kl, ".detach().log_softmax(-1)", ".detach()", "reverse_kl", "renorm_by"),
+    (reverse_kl.tail_logp, ".clamp(max=-MIN_TAIL)", "", "reverse_kl", "tail_by"),
+    (reverse_kl.tail_logp, "(-covered.expm1())", "covered.exp()", "reverse_kl", "tail_by"),
+    (reverse_kl.sampled_advantage, "teacher_logp_N - student_logp_N", "student_logp_N", "reverse_kl", "advantage_by"),
+    (reverse_kl.sampled_advantage, ".detach()", "", "reverse_kl", "advantage_by"),
+    (reverse_kl.importance_weight, ".clamp(low, high)", "", "reverse_kl", "importance_weight_by"),
+    (reverse_kl.importance_weight, ".detach()", "", "reverse_kl", "importance_weight_by"),
+    (reverse_kl.importance_weight, ".nan_to_num(nan=0.0)", "", "reverse_kl", "importance_weight_by"),
+    (
+        reverse_kl.importance_weight,
+        ".clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)",
+        "",
+        "reverse_kl",
+        "importance_weight_by",
+    ),
+    (reverse_kl.topk_entropy, "-(bins", "(bins", "reverse_kl", "topk_entropy_by"),
+    # projection
+    (projection._Chunk.__call__, "- logits.logsumexp(-1, keepdim=True)", "", "projection", "two_positions"),
+    (projection._logits, "logits / temperature", "logits * temperature", "projection", "temperature_by"),
+    (projection._logits, "logits[:, :vocab]", "logits", "projection", "vocab_cuts"),
+    (projection._logits, "logits.float()", "logits", "projection", "low_precision"),
+    (projection.topk, "- logits.logsumexp(", "- best.values.logsumexp(", "projection", "topk_is_sorted"),
+    (projection.project, "len(hidden_N) <= chunk or", "True or", "projection", "only_one_chunk"),
+    (projection._chunks, "range(0, max(length, 1), chunk)", "range(0, 1)", "projection", "only_one_chunk"),
+    # surrogate
+    (surrogate.clipped_surrogate, "torch.maximum", "torch.minimum", "surrogate", "clipped_surrogate_by"),
+    (surrogate.clipped_surrogate, "1.0 + eps_high))", "1.0 + eps_low))", "surrogate", "clipped_surrogate_by"),
+    (surrogate.clipped_surrogate, "above | below", "above", "surrogate", "clipped_surrogate_by"),
+    (surrogate.clipped_surrogate, ".clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)", "", "surrogate", "a_wild_log_ratio"),
+    (surrogate.kl_k1, "logp_N - reference_logp_N.detach()", "reference_logp_N - logp_N", "surrogate", "estimators_by"),
+    (surrogate.kl_k2, "0.5 * ", "", "surrogate", "estimators_by"),
+    (surrogate.kl_k3, "reference_logp_N.detach() - logp_N", "logp_N - reference_logp_N", "surrogate", "estimators_by"),
+    (surrogate.kl_k3, ".clamp(max=KL_LIMIT)", "", "surrogate", "cut_to_ten"),
+    # depth
+    (depth.AdaptiveDepth.plan, "round(state.hbar) + 1", "round(state.hbar)", "depth", "cap_by"),
+    (depth.AdaptiveDepth.plan, "round(state.hbar)", "int(state.hbar + 0.5)", "depth", "cap_by"),
+    (depth.AdaptiveDepth.plan, "step <= config", "step < config", "depth", "probes_are"),
+    (depth.AdaptiveDepth.plan, "step % config", "(step - 1) % config", "depth", "probes_are"),
+    (depth.AdaptiveDepth.plan, "config.h_max if probe else cap", "cap", "depth", "cap_by"),
+    (depth.AdaptiveDepth.update, "max(h_eff, h_cov)", "h_eff", "depth", "ten_steps"),
+    (depth.AdaptiveDepth.update, "max(h_eff, h_cov)", "h_cov", "depth", "greater_of_both"),
+    (depth.AdaptiveDepth.update, "hbar = rho *", "hbar = 0 + round(rho) *", "depth", "ten_steps"),
+    (depth.AdaptiveDepth.update, "not plan.probe or ", "", "depth", "only_probes"),
+    (depth.AdaptiveDepth.update, "state.h_cov if covered is None", "0 if covered is None", "depth", "too_few"),
+    (depth.divergence_mass, "/ survivors_T[0]", "", "depth", "mass_and_effective"),
+    (depth.divergence_mass, "survivors_T / ", "1 / ", "depth", "mass_and_effective"),
+    (depth.divergence_mass, ", 0.0) *", ", -9.0) *", "depth", "mass_and_effective"),
+    (depth.effective_depth, "round(", "int(0.5 + ", "depth", "rounds_half"),
+    (depth.covering_depth, ">= config.p)", "> config.p)", "depth", "covering_depth_by"),
+    (depth.covering_depth, "rank - 1", "rank", "depth", "covering_depth_by"),
+    (depth.covering_depth, "+ config.cov_base", "", "depth", "covering_depth_by"),
+    (depth.covering_depth, "< config.min_successes", "<= config.min_successes", "depth", "too_few"),
+    (depth.covering_depth, "if config.use_success:", "if False:", "depth", "coverage_looks"),
+    (depth.covering_depth, ">= config.success_threshold", "> config.success_threshold", "depth", "coverage_looks"),
+    # curriculum
+    (curriculum.DepthSchedule.depth, "n // self.eta", "-(-n // self.eta)", "curriculum", "schedule_by"),
+    (curriculum.DepthSchedule.depth, "self.k_start + ", "", "curriculum", "schedule_by"),
+    (curriculum.FrontToBack.plan, "step - 1", "step", "curriculum", "front_to_back"),
+    (curriculum.BackToFront.plan, "step - 1", "step", "curriculum", "back_to_front"),
+    # turn statistics
+    (turn_stats._pooled_mean, "/ np.maximum(count_T, 1)", "", "turn_stats", "divergence_by_turn"),
+    (turn_stats._survivors, "> np.arange", ">= np.arange", "turn_stats", "divergence_by_turn"),
+    (turn_stats.TurnStats.separation_T.fget, "kl_fail_T", "kl_T", "turn_stats", "outcome_separation_by"),
+    (turn_stats.turn_stats, " & ~batch.truncated_E", "", "turn_stats", "neither_success"),
+    (turn_stats._loss_share, "kl_N * weight_N", "weight_N", "turn_stats", "loss_share_by"),
+    (turn_stats._loss_share, "loss_T / total if", "loss_T if", "turn_stats", "loss_share_by"),
+    (turn_stats.deep_third, "-(-2 * len(share_T) // 3)", "2 * len(share_T) // 3", "turn_stats", "deep_third_by"),
+    (turn_stats.probe_stats, "~batch.truncated_E", "batch.truncated_E | True", "turn_stats", "probe_stats_leave"),
+    (turn_stats.probe_stats, "depth_E - 1", "depth_E", "turn_stats", "probe_stats_leave"),
+    (turn_stats._pooled_separation, "* tokens_T", "", "turn_stats", "separation_by_phase"),
+    (turn_stats.reliable_prefix, ">= min_count", "> min_count", "turn_stats", "reliable_prefix_by"),
+    (turn_stats.reliable_prefix, "& (n_T >= min_share * n_T[:1] - 1e-9)", "", "turn_stats", "reliable_prefix_by"),
+    (turn_stats.reliable_prefix, ">= min_steps", "> 1e-6 + min_steps", "turn_stats", "reliable_prefix_by"),
+    (turn_stats.reliable_prefix, "int(np.argmin(reliable))", "int(reliable.sum())", "turn_stats", "reliable_prefix_by"),
+]
+
+
+@cache
+def test_module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"mutated_{name}", FOLDER / f"test_{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+test_module.__test__ = False  # type: ignore[attr-defined]
+
+
+def find_test(file: str, part: str) -> Callable[..., None]:
+    """The one test function of `file` whose name contains `part`."""
+    names = [name for name in vars(test_module(file)) if name.startswith("test_") and part in name]
+    assert len(names) == 1, f"{part!r} names {names} in test_{file}.py"
+    return getattr(test_module(file), names[0])
+
+
+def mutated_code(function: FunctionType, old: str, new: str) -> CodeType:
+    """The code of `function` after a replacement in its body."""
+    source = textwrap.dedent(inspect.getsource(function))
+    body = source.rindex('"""') + 3 if '"""' in source else 0
+    assert old in source[body:], f"{function.__qualname__} no longer contains {old!r}: write the mutation anew"
+    space: dict[str, Any] = {}
+    exec(
+        compile(source[:body] + source[body:].replace(old, new, 1), function.__code__.co_filename, "exec"),
+        {**function.__globals__},
+        space,
+    )
+    mutant = space[function.__name__]
+    return inspect.unwrap(getattr(mutant, "fget", mutant)).__code__
+
+
+def label(mutant: tuple[Callable[..., Any], str, str, str, str]) -> str:
+    function, old, new, *_ = mutant
+    return f"{function.__qualname__}: {old} -> {new or 'nothing'}"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=label)
+def test_a_broken_formula_fails_its_literal_test(mutant, request, monkeypatch):
+    function, old, new, file, part = mutant
+    # decorated functions (no_grad) wrap the one whose code counts
+    function = inspect.unwrap(function)
+    literal = find_test(file, part)
+    arguments = {name: request.getfixturevalue(name) for name in inspect.signature(literal).parameters}
+    literal(**arguments)
+    # every importer shares the function object, so the code is what must change
+    monkeypatch.setattr(function, "__code__", mutated_code(function, old, new))
+    with pytest.raises((AssertionError, ValueError, IndexError, RuntimeError)):
+        literal(**arguments)

@@ -1,0 +1,99 @@
+"""The clipped surrogate and the KL estimators on literal numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turngym.trainers.surrogate import KL_ESTIMATORS, clip_fraction, clipped_surrogate, kl_k1, kl_k2, kl_k3
+
+repeatable = settings(max_examples=40, deadline=None, derandomize=True)
+
+RATIO = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5, 1.25])
+ADVANTAGE = torch.tensor([2.0, 2.0, -2.0, 2.0, -2.0, 1.0])
+
+
+def test_clipped_surrogate_by_hand():
+    logp = RATIO.log().requires_grad_()
+    out = clipped_surrogate(logp, torch.zeros(6), ADVANTAGE)
+    # within bounds -A r; above 1.28 with A > 0: -A 1.28; below 0.8 with A < 0: -A 0.8
+    torch.testing.assert_close(out.loss_N, torch.tensor([-2.0, -2.56, 3.0, -1.0, 1.6, -1.25]))
+    torch.testing.assert_close(out.ratio_N, RATIO)
+    assert out.clipped_N.tolist() == [False, True, False, False, True, False]
+    assert clip_fraction(out.clipped_N) == pytest.approx(2 / 6)
+    (gradient,) = torch.autograd.grad(out.loss_N.sum(), logp)
+    # d loss / d logp = -A r, and nothing where clipped
+    torch.testing.assert_close(gradient, torch.tensor([-2.0, 0.0, 3.0, -1.0, 0.0, -1.25]))
+
+
+def test_bounds_are_settings():
+    out = clipped_surrogate(RATIO.log(), torch.zeros(6), ADVANTAGE, eps_low=0.6, eps_high=0.1)
+    torch.testing.assert_close(out.loss_N, torch.tensor([-2.0, -2.2, 3.0, -1.0, 1.0, -1.1]))
+    assert clip_fraction(torch.zeros(0, dtype=torch.bool)) == 0.0
+
+
+def test_a_wild_log_ratio_stays_finite():
+    out = clipped_surrogate(torch.tensor([500.0, -500.0]), torch.zeros(2), torch.tensor([-1.0, -1.0]))
+    torch.testing.assert_close(out.ratio_N, torch.tensor([20.0, -20.0]).exp())
+    assert out.loss_N.isfinite().all()
+
+
+def test_gradient_reaches_the_current_policy_alone():
+    logp, behaviour, advantage = (torch.zeros(2, requires_grad=True) for _ in range(3))
+    (clipped_surrogate(logp, behaviour, advantage + 1).loss_N.sum() + kl_k3(logp, behaviour).sum()).backward()
+    assert logp.grad is not None
+    assert behaviour.grad is None
+    assert advantage.grad is None
+
+
+def test_at_the_behaviour_policy_it_is_the_policy_gradient():
+    logp = torch.tensor([-1.0, -2.0], requires_grad=True)
+    (gradient,) = torch.autograd.grad(
+        clipped_surrogate(logp, logp.detach(), torch.tensor([3.0, -4.0])).loss_N.sum(), logp
+    )
+    torch.testing.assert_close(gradient, torch.tensor([-3.0, 4.0]))
+
+
+def test_kl_estimators_by_hand():
+    logp, reference = torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log()
+    ln2 = math.log(2)
+    torch.testing.assert_close(kl_k1(logp, reference), torch.tensor([ln2, -ln2]))
+    torch.testing.assert_close(kl_k2(logp, reference), torch.tensor([ln2**2 / 2, ln2**2 / 2]))
+    # ratio reference / policy: 1/2 and 2
+    torch.testing.assert_close(kl_k3(logp, reference), torch.tensor([0.5 - 1 + ln2, 2 - 1 - ln2]))
+
+
+def test_kl_estimates_are_cut_to_ten_nats():
+    logp, reference = torch.tensor([0.0, -100.0]), torch.tensor([-100.0, 0.0])
+    assert kl_k1(logp, reference).tolist() == [10.0, -10.0]
+    assert kl_k2(logp, reference).tolist() == [10.0, 10.0]
+    assert kl_k3(logp, reference).tolist() == [10.0, 10.0]
+    assert kl_k3(torch.tensor([-8.0]), torch.tensor([0.0])).tolist() == [10.0]
+
+
+def test_k1_and_k3_are_unbiased_over_the_policy():
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    exact = (p * (p / q).log()).sum()
+    for name in ("k1", "k3"):
+        torch.testing.assert_close((p * KL_ESTIMATORS[name](p.log(), q.log())).sum(), exact)
+
+
+def test_bad_input_is_an_error():
+    with pytest.raises(ValueError, match=r"unknown \(NaN\) for 1 of 2 tokens"):
+        clipped_surrogate(torch.zeros(2), torch.tensor([0.0, math.nan]), torch.ones(2))
+    with pytest.raises(ValueError, match=r"1\.5 and 0\.28"):
+        clipped_surrogate(torch.zeros(2), torch.zeros(2), torch.ones(2), eps_low=1.5)
+
+
+@repeatable
+@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3), st.floats(-2, 2)), min_size=1, max_size=8))
+def test_clipping_never_lowers_the_loss_and_k2_k3_are_never_negative(rows):
+    logp, behaviour, advantage = torch.tensor(rows, dtype=torch.float64).T
+    out = clipped_surrogate(logp, behaviour, advantage)
+    assert (out.loss_N >= -advantage * out.ratio_N).all()
+    assert (kl_k2(logp, behaviour) >= 0).all()
+    assert (kl_k3(logp, behaviour) >= -1e-12).all()
