@@ -50,6 +50,8 @@ class Conversation:
     """Unique among the conversations of one rollout."""
     turn: int = 0
     """Number of the turn that waits, 0-based."""
+    played: str | None = None
+    """The action that reached the environment in the turn before; None if there was none."""
     thread: Thread | None = None
     """Token ids; None for text-only agents."""
     memory: dict[str, Any] = field(default_factory=dict)

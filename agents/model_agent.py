@@ -97,6 +97,8 @@ class ModelAgent:
         if isinstance(result, Exception):
             status = Status.ERROR_TIMEOUT if isinstance(result, TimeoutError) else Status.ERROR_ENGINE
             return Reply(ends=status, error=f"{type(result).__name__}: {result}")
+        if not len(result.ids):
+            return Reply(ends=Status.TRUNCATED_TOKENS)
         thread = conversation.thread
         assert thread is not None
         text = self.renderer.respond(thread, result.ids)

@@ -25,6 +25,8 @@ class Job:
     group: int = 0
     """Attempts that are compared with each other share it."""
     seed: int = 0
+    sha256: str = ""
+    """What the task's hash must be; empty: not checked."""
     demonstration: tuple[str, ...] = ()
     """Actions that are replayed first (origin `demonstration`); the agent plays the rest."""
 
@@ -57,6 +59,7 @@ class Play:
         self.success, self.score = bool(info["success"]), float(info["score"])
         admissible = info["admissible_actions"]
         talk.observation, talk.admissible = observation, None if admissible is None else tuple(admissible)
+        talk.played = self.turns[-1].action if self.turns[-1].verdict.valid else None
         talk.turn += 1
 
     def episode(self, meta: Mapping[str, Any]) -> Episode:

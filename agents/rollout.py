@@ -8,7 +8,7 @@ from typing import Any
 
 from turngym.agents.agent import Agent, AgentError, Conversation, Reply, reset_seed
 from turngym.agents.play import Job, Play, stillborn
-from turngym.envs.core import EnvBackendError
+from turngym.envs.core import EnvBackendError, TaskError
 from turngym.envs.episode import Episode, Status
 from turngym.envs.guard import ActionGuard, guard_of
 
@@ -95,6 +95,11 @@ class Rollout:
             env.close()
             return stillborn(job, guard.env_id, error, self._meta)
         task = guard.task
+        if job.sha256 not in ("", task.sha256):
+            raise TaskError(
+                f"{task.env_id}: task {task.task_id!r} has sha256 {task.sha256} here, but {job.sha256} is asked for; "
+                "the data differ from those that the list of tasks was made from"
+            )
         talk = Conversation(
             task=task,
             seed=job.seed,

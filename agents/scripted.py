@@ -19,6 +19,9 @@ NOISE_STREAM = 2
 class Expert(Protocol):
     """Knows what to do next in the environment it was made for."""
 
+    def observe(self, action: str) -> None:
+        """Called after `action` was played, whoever chose it."""
+
     def act(self) -> str | None:
         """The next action from the present state; None where it knows none."""
 
@@ -31,6 +34,9 @@ class PrivilegedExpert:
 
     def __init__(self, env: ActionGuard) -> None:
         self._env = env
+
+    def observe(self, action: str) -> None:
+        """It sees the state anyway."""
 
     def act(self) -> str | None:
         return self._env.expert_action()
@@ -73,6 +79,8 @@ class ExpertAgent:
             memory["expert"] = self._make_expert(conversation.env)
             low, high = self._noise
             memory["noise"] = low if low == high else conversation.rng(EXPERT_STREAM).uniform(low, high)
+        elif conversation.played is not None:
+            memory["expert"].observe(conversation.played)
         if memory["noise"] and conversation.admissible:
             rng = conversation.rng(NOISE_STREAM)
             if rng.random() < memory["noise"]:
@@ -177,6 +185,7 @@ def expert_actions(
         actions.append(action)
         if base.step(action)[2]:
             break
+        player.observe(action)
     return tuple(actions)
 
 

@@ -51,6 +51,9 @@ def test_an_expert_of_ones_own_and_one_that_gives_up(make_doors: Any) -> None:
         def __init__(self, env: Any) -> None:
             self.left = ["open door 1"]
 
+        def observe(self, action: str) -> None:
+            assert action == "open door 1"
+
         def act(self) -> str | None:
             return self.left.pop() if self.left else None
 
