@@ -30,7 +30,8 @@ class DepthSchedule:
     def depth(self, n: int) -> int:
         """Turns at step `n`, 0-based: k = min(k_start + floor(n / eta), k_max).
 
-        Source: TCOD, its published code; algorithms specification section 4. Errors: ValueError for a negative step.
+        Source: TCOD; algorithms specification section 4. Errors: ValueError for a negative step.
+        Differs from the paper: steps count from 0, as in its published code, 1 + n // eta.
         """
         if n < 0:
             raise ValueError(f"n is {n}; the schedule counts steps 0, 1, 2, ...")

@@ -64,7 +64,7 @@ def project(
     return Projected(
         logp_N=logp_NJ[:, 0],
         topk_logp_NK=None if topk_ids_NK is None else logp_NJ[:, 1:],
-        entropy_N=torch.cat([value for _, value in parts]) if entropy else None,
+        entropy_N=torch.cat([value for _, value in parts if value is not None]) if entropy else None,
     )
 
 

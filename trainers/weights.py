@@ -68,8 +68,9 @@ def turn_weights(batch: RolloutBatch, *, min_count: int = 8, min_share: float = 
     """Every reliable turn counts the same, pooled over episodes: float64 [N], sum 1.
 
     w_i = 1 / (T * n_tok(turn of i)) where the turn of i is one of the T reliable turns (`reliable_turns`), else 0.
-    If no turn is reliable (each episode supervises different turns) these are the trajectory weights.
     Source: algorithms specification section 2 (TurnOPD).
+    Differs from the paper: if no turn is reliable (demonstrations of different lengths come first, so that episodes
+    supervise different turns) these are the trajectory weights.
     """
     reliable_N = reliable_turns(batch, min_count=min_count, min_share=min_share)[batch.turn_N]
     if not reliable_N.any():
