@@ -104,7 +104,7 @@ def probe_stats(batch: RolloutBatch, kl_N: NDArray[np.floating]) -> DepthStats:
     """What `AdaptiveDepth.update` takes in: K_t, survivors, last turns and returns, depth-capped episodes left out.
 
     `kl_N` [N] nats per supervised token. The environment's limit of turns should not lie beyond the probes' depth:
-    episodes that a probe itself cuts short are `truncated_depth` too, and without them only short episodes are measured.
+    episodes that a probe itself cuts short are `truncated_depth` too, so only short episodes would be measured.
     Source: algorithms specification section 3 (on a probe).
     """
     include_E = ~batch.truncated_E
