@@ -60,15 +60,15 @@ def next_unseen(engine: NativeEngine, known: Knowledge, kind: str) -> int | None
 
 @cache
 def search_order(kind: str) -> dict[str, int]:
-    """Receptacle types (`fridgetype`) by how many objects of `kind` one of them holds in real games, most first.
+    """Receptacle types (`fridgetype`), best first: objects of `kind` that one holds in real games, per action to look.
 
-    Types in which none was ever found are absent: they come last.
+    Going there is one action, opening a second. Types in which none was ever found are absent: they come last.
     """
     priors = load_priors()
     name = next((n for n in priors.anywhere if f"{n.lower()}type" == kind), None)
     if name is None:
         return {}
     counts = priors.anywhere[name]
-    per_one = {place: count / priors.receptacles[place] for place, count in counts.items()}
-    ranked = sorted(per_one, key=lambda place: (-per_one[place], place))
+    worth = {p: count / priors.receptacles[p] / (1 + (priors.openable[p] > 0.5)) for p, count in counts.items()}
+    ranked = sorted(worth, key=lambda place: (-worth[place], place))
     return {f"{place.lower()}type": rank for rank, place in enumerate(ranked)}

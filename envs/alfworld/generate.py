@@ -9,12 +9,16 @@ from typing import Any, get_args
 
 import numpy as np
 
+from turngym.envs.alfworld.data import game_texts
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.expert import next_action
 from turngym.envs.alfworld.furnish import Furnishing
+from turngym.envs.alfworld.game import Game
 from turngym.envs.alfworld.generate_config import PRESETS, SMALL, GeneratorConfig, Part, preset
 from turngym.envs.alfworld.house import Draw, House, Rejected
 from turngym.envs.alfworld.layout import draw_receptacles, draw_task, place_receptacles
 from turngym.envs.alfworld.priors import Priors, load_priors
-from turngym.envs.alfworld.problem_text import problem_text, rule_texts, task_sentence
+from turngym.envs.alfworld.problem_text import problem_text, task_sentence
 from turngym.envs.core import TaskError
 
 __all__ = ["PRESETS", "SMALL", "GeneratorConfig", "Part", "draw_house", "generate", "preset", "task_ids"]
@@ -84,7 +88,7 @@ def generate(config: GeneratorConfig, part: Part, number: int) -> dict[str, Any]
 
 
 def _game(house: House, priors: Priors, name: str) -> dict[str, Any]:
-    domain, grammar = rule_texts(task_sentence(house))
+    domain, grammar = game_texts(task_sentence(house))
     return {
         "pddl_domain": domain,
         "grammar": grammar,
@@ -97,11 +101,7 @@ def _game(house: House, priors: Priors, name: str) -> dict[str, Any]:
 
 def _solve(game: dict[str, Any], limit: int) -> list[str] | None:
     """The expert's actions from the start to the win; None when it starts won or does not win within `limit`."""
-    from turngym.envs.alfworld.engine import NativeEngine
-    from turngym.envs.alfworld.expert import next_action
-    from turngym.envs.alfworld.game import load_game
-
-    engine = NativeEngine(load_game(game))
+    engine = NativeEngine(Game(game))
     engine.reset()
     actions: list[str] = []
     while not engine.won and len(actions) < limit:

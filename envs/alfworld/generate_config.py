@@ -18,6 +18,7 @@ TASK_TYPES = (
     "pick_cool_then_place_in_recep",
     "pick_two_obj_and_place",
 )
+ROOMS = ("kitchen", "living", "bedroom", "bathroom")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class GeneratorConfig:
     """Counts changes of the generator; part of the seed."""
     mix: tuple[tuple[str, float], ...] | None = None
     """(task type, weight) pairs; None takes the frequencies of the real train games."""
-    rooms: tuple[str, ...] = ("kitchen", "living", "bedroom", "bathroom")
+    rooms: tuple[str, ...] = ROOMS
     """Room kinds that may be drawn (the task decides among them)."""
     receptacle_caps: tuple[tuple[str, int], ...] | None = None
     """(receptacle type, at most how many) pairs that small houses are built from; None takes real layouts."""
@@ -62,6 +63,9 @@ class GeneratorConfig:
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
             raise TaskError(f"generator name {self.name!r}: use letters, digits, - and _")
+        for room in self.rooms:
+            if room not in ROOMS:
+                raise TaskError(f"generator {self.name!r}: unknown room {room!r}; known: {', '.join(ROOMS)}")
         for task, weight in self.mix or ():
             if task not in TASK_TYPES:
                 raise TaskError(f"generator {self.name!r}: unknown task type {task!r}; known: {', '.join(TASK_TYPES)}")

@@ -80,7 +80,7 @@ class Planner:
         self, options: Sequence[tuple[int, int]], spots: Sequence[int], goal: PlaceGoal
     ) -> list[tuple[int, int]]:
         """The option whose whole trip (fetch, treat, bring) takes the fewest actions; the first of equals."""
-        return sorted(options, key=lambda option: self._trip(*option, spots, goal))[:1]
+        return sorted(options, key=lambda option: self._trip(option[0], option[1], spots, goal))[:1]
 
     def _trip(self, thing: int, receptacle: int, spots: Sequence[int], goal: PlaceGoal) -> int:
         cost, place = self._steps_to(None, receptacle) + 1, receptacle

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
-from importlib import resources
 
-from turngym.envs.alfworld.grammar import TASK_SIGN
 from turngym.envs.alfworld.house import LOOK, SIMPLE, House
 from turngym.envs.alfworld.priors import Priors
 
@@ -20,19 +17,6 @@ MADE = {
     "pick_heat_then_place_in_recep": ("heatable", "isHot"),
     "pick_cool_then_place_in_recep": ("coolable", "isCool"),
 }
-
-
-@cache
-def _rule_files() -> tuple[str, str]:
-    folder = resources.files("turngym.envs.alfworld")
-    domain, grammar = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("domain.pddl", "grammar.twl2"))
-    return domain, grammar
-
-
-def rule_texts(sentence: str) -> tuple[str, str]:
-    """The domain and the grammar that every generated game embeds, the latter with its task sentence."""
-    domain, grammar = _rule_files()
-    return domain, grammar.replace(TASK_SIGN, sentence)
 
 
 def task_sentence(house: House) -> str:

@@ -1,0 +1,263 @@
+"""Generated games: same seed same bytes, never won at the start, winnable, parts that cannot overlap."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.expert import SearchingExpert
+from turngym.envs.alfworld.game import Game, load_game
+from turngym.envs.alfworld.generate import (
+    PRESETS,
+    SMALL,
+    GeneratorConfig,
+    Part,
+    generate,
+    parse_task_id,
+    preset,
+    task_ids,
+)
+from turngym.envs.alfworld.generate_config import FULL, TASK_TYPES
+from turngym.envs.alfworld.priors import load_priors
+from turngym.envs.alfworld.vocabulary import vocabulary
+from turngym.envs.core import TaskError
+
+
+@cache
+def game(config: GeneratorConfig, part: Part, number: int) -> dict[str, Any]:
+    return generate(config, part, number)
+
+
+def content(data: dict[str, Any]) -> str:
+    """The problem without its name."""
+    return str(data["pddl_problem"]).split("\n", 1)[1]
+
+
+def digest(config: GeneratorConfig, part: Part, number: int) -> str:
+    data = generate(config, part, number)
+    return hashlib.sha256((data["pddl_problem"] + data["grammar"]).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("config", PRESETS.values(), ids=lambda config: config.name)
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_games_start_unsolved_and_their_walkthrough_wins(config: GeneratorConfig, part: Part) -> None:
+    for number in range(40):
+        data = game(config, part, number)
+        engine = NativeEngine(load_game(data))
+        engine.reset()
+        assert not engine.won
+        assert 2 <= len(data["walkthrough"]) <= config.expert_steps
+        for command in data["walkthrough"]:
+            assert command in engine.admissible()
+            engine.step(command)
+        assert engine.won
+        assert data["solvable"] is True
+
+
+def test_the_keys_are_those_of_a_real_game_file() -> None:
+    assert sorted(game(SMALL, "train", 0)) == [
+        *("grammar", "pddl_domain", "pddl_problem", "solvable", "task_type", "walkthrough")
+    ]
+
+
+def test_the_same_number_gives_the_same_bytes_whatever_else_happens() -> None:
+    first = generate(SMALL, "train", 7)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002  (global state on purpose: it must not matter)
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert generate(SMALL, "train", 8) != first
+    assert generate(dataclasses.replace(SMALL), "train", 7) == first
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
+
+
+def test_the_name_the_version_and_the_part_change_the_games() -> None:
+    base = content(game(SMALL, "train", 3))
+    for other in (dataclasses.replace(SMALL, name="mine"), dataclasses.replace(SMALL, version=2)):
+        assert content(generate(other, "train", 3)) != base
+    assert content(game(SMALL, "eval", 3)) != base
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_no_evaluation_game_is_a_training_game(count: int) -> None:
+    evaluation = [content(game(SMALL, "eval", number)) for number in range(300)]
+    train = {content(generate(SMALL, "train", number)) for number in range(count)}
+    assert len(set(evaluation)) == 300
+    assert len(train) >= 0.99 * count
+    assert not train.intersection(evaluation)
+
+
+def test_small_houses_are_small_and_have_hidden_and_shared_places() -> None:
+    games = [Game(game(SMALL, "train", number)) for number in range(150)]
+    shared, hidden = 0, 0
+    for one in games:
+        problem = one.problem
+        assert 6 <= len(problem.receptacles) <= 9
+        assert 2 <= len(problem.objects) <= 8
+        assert not problem.opened
+        shared += len(set(problem.receptacle_location)) < len(problem.receptacles)
+        targets = problem.objects_of(problem.goal.object_type)
+        hidden += all(r in problem.openable for r, inside in enumerate(problem.contents) if set(inside) & set(targets))
+    assert 10 <= shared <= 75
+    assert 15 <= hidden <= 100
+
+
+def test_a_player_without_privileges_needs_at_most_thirty_steps_in_small_houses() -> None:
+    steps = []
+    for number in range(150):
+        engine = NativeEngine(Game(game(SMALL, "train", number)))
+        expert, count = SearchingExpert(engine), 0
+        while not engine.won:
+            action = expert.next_action(engine)
+            assert action is not None
+            engine.step(action)
+            expert.observe(action, engine)
+            count += 1
+        steps.append(count)
+    assert max(steps) <= 30
+    assert 5 <= sum(steps) / len(steps) <= 12
+
+
+def test_full_houses_are_like_real_ones() -> None:
+    problems = [Game(game(FULL, "train", number)).problem for number in range(40)]
+    receptacles = [len(problem.receptacles) for problem in problems]
+    objects = [len(problem.objects) for problem in problems]
+    # the train games have 23.5 receptacles (6 to 54) and 31.6 objects (9 to 64) in the mean
+    assert 18 <= sum(receptacles) / 40 <= 29
+    assert 25 <= sum(objects) / 40 <= 38
+    assert all(6 <= count <= 54 for count in receptacles)
+
+
+def test_nothing_can_be_taken_that_cannot_be_put_back() -> None:
+    for number in range(30):
+        problem = Game(game(FULL, "train", number)).problem
+        for receptacle, inside in enumerate(problem.contents):
+            for thing in set(inside) & problem.unary["pickupable"]:
+                pair = (problem.receptacle_types[receptacle], problem.object_types[thing])
+                assert pair in problem.can_contain
+
+
+def test_all_task_types_and_both_wordings_occur() -> None:
+    tasks = Counter(game(SMALL, "train", number)["task_type"] for number in range(150))
+    assert set(tasks) == set(TASK_TYPES)
+    assert min(tasks.values()) >= 10
+    starts = {Game(game(SMALL, "train", number)).task_text.split()[0] for number in range(150)}
+    assert starts == {"put", "clean", "heat", "cool", "find", "look", "examine"}
+
+
+def test_the_mix_is_settable() -> None:
+    config = GeneratorConfig(name="lamps", mix=(("look_at_obj_in_light", 1.0),))
+    assert {generate(config, "train", number)["task_type"] for number in range(8)} == {"look_at_obj_in_light"}
+
+
+def test_ids_are_listed_without_generating() -> None:
+    assert (len(task_ids(SMALL, "train")), len(task_ids(SMALL, "eval"))) == (5000, 300)
+    assert task_ids(SMALL, "eval")[299] == "generated/small/eval/299"
+    assert parse_task_id("generated/small/eval/299") == ("small", "eval", 299)
+    assert len(task_ids(dataclasses.replace(SMALL, train_size=12), "train")) == 12
+
+
+@pytest.mark.parametrize("task_id", ["generated/small/test/1", "generated/small/train/x", "small/train/1", ""])
+def test_other_ids_are_refused(task_id: str) -> None:
+    with pytest.raises(TaskError, match="generated/<config>"):
+        parse_task_id(task_id)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"name": "a b"}, "use letters"),
+        ({"name": "x", "mix": (("pick", 1.0),)}, "unknown task type 'pick'"),
+        ({"name": "x", "mix": ((TASK_TYPES[0], -1.0),)}, "0 or more"),
+        ({"name": "x", "receptacles": (9, 6)}, "fewest <= most"),
+        ({"name": "x", "rooms": ("cellar",)}, "unknown room 'cellar'"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(TaskError, match=text):
+        GeneratorConfig(**settings)
+
+
+def test_what_cannot_be_generated_is_an_error() -> None:
+    heat_in_bathrooms = GeneratorConfig(name="x", rooms=("bathroom",), mix=(("pick_heat_then_place_in_recep", 1.0),))
+    with pytest.raises(TaskError, match=r"generated game x/train/0: no playable house .* allow more"):
+        generate(heat_in_bathrooms, "train", 0)
+    with pytest.raises(TaskError, match="the part is train or eval"):
+        generate(SMALL, "test", 0)  # type: ignore[arg-type]
+    with pytest.raises(TaskError, match="the number 0 or more"):
+        generate(SMALL, "train", -1)
+    with pytest.raises(TaskError, match="did you mean 'small'"):
+        preset("smal")
+
+
+def test_the_priors_add_up() -> None:
+    priors = load_priors()
+    assert sum(priors.rooms.values()) == 3553
+    assert sum(row.count for row in priors.tasks) == 3553
+    assert sum(sum(counts.values()) for counts in priors.sentences.values()) == 3553
+    assert all(sum(n for _, n in priors.scenes[room]) == games for room, games in priors.rooms.items())
+    assert sorted(priors.sentences["pick_heat_then_place_in_recep"]) == [
+        "heat some {o} and put it in {r}",
+        "put a hot {o} in {r}",
+    ]
+
+
+def leftover(text: str, phrases: list[str]) -> str:
+    """What remains of `text` once no phrase fits: empty when it can be cut into phrases."""
+    reachable = {0}
+    for start in range(len(text)):
+        if start in reachable:
+            reachable.update(start + len(phrase) for phrase in phrases if text.startswith(phrase, start))
+    return "" if len(text) in reachable else text[max(reachable) :]
+
+
+@pytest.mark.parametrize(("config", "games"), [(SMALL, 25), (FULL, 3)], ids=["small", "full"])
+def test_the_vocabulary_spells_everything_that_is_said(config: GeneratorConfig, games: int) -> None:
+    phrases = vocabulary(config)
+    said: set[str] = set()
+    for number in range(games):
+        engine = NativeEngine(Game(game(config, "train", number)))
+        rng = random.Random(number)
+        said.add(engine.reset())
+        for step in range(40):
+            options = [action for action in engine.admissible() if action != "help"]
+            said.update(options)
+            action = rng.choice(options) if step % 3 else "look"
+            said.add(engine.step(action)[0])
+    assert {text for text in said if leftover(text, phrases)} == set()
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [
+        pytest.param(SMALL, range(1), id="small"),
+        pytest.param(SMALL, range(1, 13), id="small-12", marks=pytest.mark.slow),
+        pytest.param(FULL, range(3), id="full-3", marks=pytest.mark.slow),
+    ],
+)
+def test_textworld_says_the_same(config: GeneratorConfig, numbers: range) -> None:
+    pytest.importorskip("textworld", reason="needs turngym[alfworld]")
+    pytest.importorskip("alfworld", reason="needs turngym[alfworld]")
+    from turngym.envs.alfworld.reference import acquire, release
+
+    reference = acquire()
+    for number in numbers:
+        data = game(config, "train", number)
+        engine = NativeEngine(Game(data))
+        reference.load(data)
+        assert reference.reset() == engine.reset()
+        rng = random.Random(number)
+        for command in data["walkthrough"]:
+            noise = rng.choice([a for a in engine.admissible() if a.startswith(("examine", "look", "inventory"))])
+            for action in (noise, "dance", command):
+                assert reference.step(action) == engine.step(action)
+                assert reference.admissible() == engine.admissible()
+        assert reference.won
+    release(reference)
