@@ -174,13 +174,15 @@ class _training:
 
     def __init__(self, model: Any, checkpointing: bool) -> None:
         self.model, self.checkpointing = model, checkpointing
+        # transformers 5.2x renamed the switch; the older name still works there, with a warning
+        self.word = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
 
     def __enter__(self) -> None:
         if self.checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            getattr(self.model, f"{self.word}_checkpointing_enable")()
             self.model.train()
 
     def __exit__(self, *error: object) -> None:
         if self.checkpointing:
-            self.model.gradient_checkpointing_disable()
+            getattr(self.model, f"{self.word}_checkpointing_disable")()
         self.model.eval()

@@ -1,0 +1,274 @@
+"""Algorithms as compositions: their pieces, their gradients, and that they learn."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turngym.envs.protocols import CollectRequest
+from turngym.trainers.algorithms import opd, sft, tcod, turnopd
+from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.config import ConfigError, DistillConfig, OptimiserConfig, RunConfig
+from turngym.trainers.curriculum import DepthSchedule
+from turngym.trainers.depth import DepthConfig, FixedDepth
+from turngym.trainers.passes import Schedule, minibatches, run_passes
+from turngym.trainers.pieces import Algorithm, Targets
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.signals import SignalError
+from turngym.trainers.step import Forward, accumulate, learning_rate, make_optimiser, update
+
+sys.path.append(str(Path(__file__).parent))
+toy = importlib.import_module("toy_run")
+torch.set_num_threads(1)
+RUN = RunConfig(steps=10, episodes=12, max_turns=6)
+DISTILL = DistillConfig(top_k=8)
+
+
+def rollouts(model: Any, step: int = 1, temperature: float = 1.0) -> list[Any]:
+    return toy.Sampled(model)(CollectRequest(step=step, episodes=12, max_turns=6, temperature=temperature))
+
+
+def gradient(model: Any, algorithm: Algorithm, batch: RolloutBatch, targets: Targets, forward: Forward) -> torch.Tensor:
+    model.zero_grad()
+    weight_N = algorithm.weight(batch, step=5, total_steps=10)
+    accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=algorithm.token_loss, forward=forward)
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+ALGORITHMS = {
+    "sft": sft.build(sft.SftConfig(train_on="policy"), RUN),
+    "opd": opd.build(opd.OpdConfig(), DISTILL, RUN),
+    "opd student support": opd.build(opd.OpdConfig(), replace(DISTILL, support="student"), RUN),
+    "opd raw": opd.build(opd.OpdConfig(), replace(DISTILL, tail="raw"), RUN),
+    "opd renorm": opd.build(opd.OpdConfig(), replace(DISTILL, tail="renorm"), RUN),
+    "opd sampled": opd.build(opd.OpdConfig(), replace(DISTILL, form="sampled"), RUN),
+    "opd warm": opd.build(opd.OpdConfig(), replace(DISTILL, temperature=2.0), RUN),
+    "turnopd": turnopd.build(turnopd.TurnOpdConfig(reliable_count=3), DISTILL, RUN),
+    "tcod": tcod.build(tcod.TcodConfig(), DISTILL, RUN),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_accumulation_changes_nothing(name: str) -> None:
+    algorithm, model = ALGORITHMS[name], toy.tiny(1)
+    batch = pack(rollouts(model), origins=algorithm.origins)
+    student = LocalScorer(model=model, temperature=algorithm.distill_temperature)
+    teacher = LocalScorer(model=toy.tiny(2, 6.0), temperature=algorithm.distill_temperature)
+    targets = algorithm.signal(batch, teacher=teacher, student=student)
+    whole = Forward(distill_temperature=algorithm.distill_temperature)
+    one = gradient(model, algorithm, batch, targets, whole)
+    assert one.abs().max() > 1e-3
+    for micro_tokens, head_chunk in ((30, 1024), (64, 7), (1, 3)):
+        split = replace(whole, micro_tokens=micro_tokens, head_chunk=head_chunk)
+        assert torch.allclose(gradient(model, algorithm, batch, targets, split), one, atol=1e-6)
+    checkpointed = replace(whole, gradient_checkpointing=True)
+    assert torch.allclose(gradient(model, algorithm, batch, targets, checkpointed), one, atol=1e-6)
+    assert not model.training
+
+
+def test_gradient_is_that_of_the_written_formula() -> None:
+    """OPD on two ragged episodes against logits of whole episodes and the formula as it stands in the specification."""
+    model, teacher = toy.tiny(1), toy.tiny(2, 6.0)
+    episodes = rollouts(model)[:2]
+    algorithm = ALGORITHMS["opd"]
+    batch = pack(episodes)
+    targets = algorithm.signal(batch, teacher=LocalScorer(model=teacher), student=LocalScorer(model=model))
+    mine = gradient(model, algorithm, batch, targets, Forward(micro_tokens=20))
+    model.zero_grad()
+    total = torch.zeros(())
+    for episode in episodes:
+        ids = torch.from_numpy(episode.segments[0].astype(np.int64))
+        p, q = (m(ids[None]).logits[0].log_softmax(-1) for m in (model, teacher))
+        spans = [np.arange(*turn.response_span) for turn in episode.turns]
+        for place in np.concatenate(spans):
+            top = q[place - 1].detach().topk(8).indices
+            a, b = p[place - 1][top], q[place - 1][top].detach()
+            tail_a, tail_b = (1 - a.exp().sum()).log(), (1 - b.exp().sum()).log()
+            kl = (a.exp() * (a - b)).sum() + tail_a.exp() * (tail_a - tail_b)
+            total = total + kl / (2 * len(np.concatenate(spans)))
+    total.backward()
+    theirs = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["opd", "opd student support"])
+def test_distillation_brings_the_student_to_its_teacher(name: str) -> None:
+    algorithm, model = ALGORITHMS[name], toy.tiny(1)
+    config, kl = OptimiserConfig(lr=6e-3, passes=3), []
+    teacher, optimiser = LocalScorer(model=toy.tiny(2, 12.0)), make_optimiser(model, config)
+    for step in range(1, 16):
+        episodes = rollouts(model, step)
+        batch = pack(episodes)
+        targets = algorithm.signal(batch, teacher=teacher, student=LocalScorer(model=model))
+        schedule = Schedule(config=config, step=step, total_steps=15)
+        done = run_passes(model, optimiser, batch, episodes, targets, algorithm, schedule, Forward())
+        assert done.weight_N.sum() == pytest.approx(1.0, abs=1e-9)
+        kl.append(float(done.columns["kl_bin"].mean()))
+    assert kl[-1] < 0.5 * kl[0]
+
+
+def test_sft_learns_demonstrations_and_ignores_noise() -> None:
+    model = toy.tiny(1)
+    optimiser = make_optimiser(model, OptimiserConfig())
+    episodes = toy.demonstrations(32)
+    losses = [sft.sft_update(model, optimiser, episodes, lr=5e-3).loss for _ in range(40)]
+    assert losses[0] == pytest.approx(np.log(60), rel=0.05)
+    assert losses[-1] < 0.6 * losses[0]
+    half = [
+        replace(e, turns=tuple(replace(t, origin="noise") if t.index % 2 else t for t in e.turns)) for e in episodes
+    ]
+    assert set(pack(half, origins=("demonstration",)).turn_N.tolist()) == {0, 2, 4}
+
+
+def test_reference_numbers_are_the_defaults() -> None:
+    run, optimiser, distill, depth = RunConfig(), OptimiserConfig(), DistillConfig(), turnopd.TurnOpdConfig().depth
+    assert (run.steps, run.episodes, run.temperature, run.max_turns) == (100, 64, 1.0, 50)
+    assert (optimiser.lr, optimiser.passes, optimiser.minibatches) == (1e-6, 1, 1)
+    assert (distill.top_k, distill.tail, distill.support, distill.importance) == (50, "bin", "teacher", (0.1, 10.0))
+    assert (depth.h_min, depth.h_max, depth.warmup, depth.probe_interval) == (2, 50, 3, 8)
+    assert (depth.rho, depth.p, depth.min_successes, depth.cov_base, depth.use_success) == (0.7, 0.8, 8, 0, True)
+    assert (tcod.TcodConfig().schedule.eta, tcod.TcodConfig().schedule.k_max) == (6, 30)
+
+
+def test_an_algorithm_is_frozen_and_its_ablations_are_other_pieces() -> None:
+    full = turnopd.build(turnopd.TurnOpdConfig(), DISTILL, RUN)
+    with pytest.raises(FrozenInstanceError):
+        full.name = "x"  # type: ignore[misc]
+    depth_only = turnopd.build(turnopd.TurnOpdConfig(weight="trajectory"), DISTILL, RUN)
+    blend_only = turnopd.build(turnopd.TurnOpdConfig(adaptive_depth=False), DISTILL, RUN)
+    hard = turnopd.build(turnopd.TurnOpdConfig(weight="turn", reliable_count=3), DISTILL, RUN)
+    vanilla = ALGORITHMS["opd"]
+    batch = pack(rollouts(toy.tiny(1)))
+    weigh = [a.weight(batch, step=5, total_steps=10) for a in (depth_only, vanilla, hard)]
+    assert np.array_equal(weigh[0], weigh[1])
+    assert not np.allclose(weigh[1], weigh[2])
+    assert depth_only.depth == full.depth
+    assert blend_only.depth == FixedDepth(h_max=6)
+    assert full.depth.plan(full.depth.start(), 1).cap == 6
+    assert len({str(sorted(a.settings.items())) for a in (full, depth_only, blend_only, hard)}) == 4
+
+
+def test_adaptive_depth_never_exceeds_the_environment() -> None:
+    made = turnopd.build(turnopd.TurnOpdConfig(depth=DepthConfig(h_max=50)), DISTILL, replace(RUN, max_turns=1))
+    assert made.depth.plan(made.depth.start(), 1).cap == 1
+
+
+def test_tcod_plans_follow_its_schedule() -> None:
+    config = tcod.TcodConfig(direction="b2f", schedule=DepthSchedule(k_start=2, eta=3, k_max=4))
+    made = tcod.build(config, DISTILL, RUN)
+    state = made.depth.start()
+    assert [made.depth.plan(state, k).demonstration_turns for k in (1, 3, 4, 7, 30)] == [2, 2, 3, 4, 4]
+    forward = tcod.build(replace(config, direction="f2b"), DISTILL, RUN)
+    assert [forward.depth.plan(state, k).cap for k in (1, 3, 4, 7, 30)] == [2, 2, 3, 4, 4]
+
+
+def test_minibatches_share_out_whole_episodes_with_their_targets() -> None:
+    model = toy.tiny(1)
+    episodes = rollouts(model)
+    batch, algorithm = pack(episodes), ALGORITHMS["opd"]
+    marks = Targets(topk_ids_NK=np.arange(batch.tokens)[:, None])
+    parts = minibatches(batch, episodes, marks, algorithm, 5)
+    assert len(parts) == 5
+    for part, targets, tokens in parts:
+        assert targets.topk_ids_NK is not None
+        assert np.array_equal(targets.topk_ids_NK[:, 0], tokens)
+        assert np.array_equal(part.label_N, batch.label_N[tokens])
+    assert sorted(np.concatenate([tokens for *_, tokens in parts])) == list(range(batch.tokens))
+    assert len(minibatches(batch, episodes, marks, algorithm, 99)) == 12
+
+
+def test_passes_and_minibatches_are_optimiser_updates() -> None:
+    model = toy.tiny(1)
+    config = OptimiserConfig(lr=1e-3, passes=2, minibatches=3)
+    optimiser, episodes, algorithm = make_optimiser(model, config), rollouts(model), ALGORITHMS["opd"]
+    batch = pack(episodes)
+    targets = algorithm.signal(batch, teacher=LocalScorer(model=toy.tiny(2)), student=LocalScorer(model=model))
+    schedule = Schedule(config=config, step=1, total_steps=10)
+    done = run_passes(model, optimiser, batch, episodes, targets, algorithm, schedule, Forward())
+    assert len(done.results) == 6
+    assert done.weight_N.sum() == pytest.approx(1.0)
+    assert np.isfinite(done.columns["kl_bin"]).all()
+    gap = np.abs(done.columns["sampled_logp"] - batch.behaviour_logp_N)
+    assert gap[done.fresh_N].max() < 1e-4 < gap[~done.fresh_N].max()
+
+
+def test_temperature_of_the_rollout_is_the_one_that_is_compared() -> None:
+    model = toy.tiny(1, 6.0)
+    batch, algorithm = pack(rollouts(model, temperature=1.7)), ALGORITHMS["sft"]
+    weight_N = algorithm.weight(batch, step=1, total_steps=1)
+    forward = Forward(sampling_temperature=1.7)
+    _, columns = accumulate(
+        model, batch, targets=Targets(), weight_N=weight_N, token_loss=algorithm.token_loss, forward=forward
+    )
+    assert np.abs(columns["sampled_logp"] - batch.behaviour_logp_N).max() < 1e-4
+    assert np.abs(columns["logp"] - batch.behaviour_logp_N).max() > 0.1
+
+
+def test_gradient_that_is_not_finite_changes_nothing() -> None:
+    model = toy.tiny(1)
+    batch, algorithm = pack(rollouts(model)), ALGORITHMS["sft"]
+    before, optimiser = toy.weight_sum(model), make_optimiser(model, OptimiserConfig(lr=1.0))
+    weight_N = np.full(batch.tokens, np.inf)
+    result = update(
+        model,
+        optimiser,
+        batch,
+        targets=Targets(),
+        weight_N=weight_N,
+        token_loss=algorithm.token_loss,
+        forward=Forward(),
+        lr=1.0,
+    )
+    assert result.skipped
+    assert toy.weight_sum(model) == before
+
+
+def test_learning_rate_schedules() -> None:
+    constant = OptimiserConfig(lr=1.0, lr_warmup=3)
+    assert [learning_rate(constant, k, 10) for k in (1, 2, 3, 4, 10)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    linear = OptimiserConfig(lr=1.0, schedule="linear")
+    assert [learning_rate(linear, k, 4) for k in (1, 2, 3, 4)] == [1.0, 0.75, 0.5, 0.25]
+    cosine = OptimiserConfig(lr=2.0, schedule="cosine")
+    assert learning_rate(cosine, 3, 4) == pytest.approx(1.0)
+
+
+def test_signals_refuse_a_missing_or_broken_teacher() -> None:
+    model = toy.tiny(1)
+    batch, algorithm = pack(rollouts(model)), ALGORITHMS["opd"]
+    student = LocalScorer(model=model)
+    with pytest.raises(SignalError, match="no teacher was given"):
+        algorithm.signal(batch, teacher=None, student=student)
+
+    class Short(LocalScorer):
+        def topk(self, ids: Any, positions: Any, k: int) -> Any:
+            return super().topk(ids, positions, k)[:-1]
+
+    with pytest.raises(SignalError, match=f"{batch.tokens} were asked"):
+        algorithm.signal(batch, teacher=Short(model=model), student=student)
+    broken = toy.tiny(2)
+    with torch.no_grad():
+        broken.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(SignalError, match=r"turn 0 of toy/0.*must be finite"):
+        algorithm.signal(batch, teacher=LocalScorer(model=broken), student=student)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: RunConfig(steps=0), "steps is 0; valid: at least 1"),
+        (lambda: OptimiserConfig(lr=-1.0), "lr is -1.0"),
+        (lambda: DistillConfig(temperature=0.0), "distill temperature is 0.0"),
+        (lambda: DistillConfig(importance=(2.0, 10.0)), "0 < low <= 1 <= high"),
+        (lambda: DistillConfig(top_k=0), "top_k is 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make()

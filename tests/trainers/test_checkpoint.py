@@ -1,0 +1,158 @@
+"""Checkpoints: whole or absent, refused when they belong to something else, never overwritten."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from turngym.trainers.checkpoint import (
+    CheckpointError,
+    latest_model,
+    list_checkpoints,
+    load_checkpoint,
+    read_state,
+    save_checkpoint,
+)
+from turngym.trainers.config import OptimiserConfig, RunConfig, fingerprint
+from turngym.trainers.metrics import MetricsLog, read_metrics
+from turngym.trainers.model import load_model
+from turngym.trainers.step import make_optimiser
+
+sys.path.append(str(Path(__file__).parent))
+toy = importlib.import_module("toy_run")
+torch.set_num_threads(1)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_checkpoint_brings_back_weights_moments_and_random_stream(tmp_path: Path) -> None:
+    model = toy.tiny(1)
+    optimiser = make_optimiser(model, OptimiserConfig(lr=1e-2))
+    model(torch.arange(9)[None]).logits.sum().backward()
+    optimiser.step()
+    torch.manual_seed(5)
+    saved = save_checkpoint(tmp_path, model=model, optimiser=optimiser, state={"step": 3, "x": 0.1})
+    expected = torch.rand(3)
+    other = toy.tiny(9)
+    fresh = make_optimiser(other, OptimiserConfig(lr=1e-2))
+    load_checkpoint(saved, model=other, optimiser=fresh)
+    assert torch.equal(torch.rand(3), expected)
+    assert read_state(saved) == {"schema": 1, "step": 3, "x": 0.1}
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(optimiser.state[one]["exp_avg_sq"], fresh.state[two]["exp_avg_sq"])
+    assert other.lm_head.weight is other.model.embed_tokens.weight
+    assert torch.equal(load_model(latest_model(tmp_path)).lm_head.weight, model.lm_head.weight)
+
+
+def test_only_the_newest_are_kept_and_half_written_ones_do_not_count(tmp_path: Path) -> None:
+    model = toy.tiny(1)
+    optimiser = make_optimiser(model, OptimiserConfig())
+    (tmp_path / "checkpoints" / ".writing_000009").mkdir(parents=True)
+    assert list_checkpoints(tmp_path) == []
+    for step in (8, 9, 10, 1000000):
+        save_checkpoint(
+            tmp_path,
+            model=model,
+            optimiser=optimiser,
+            state={"step": step},
+            keep=2,
+            save_extra=lambda folder: (folder / "tokenizer.txt").write_text("t") and None,
+        )
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")] == []
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000010", "step_1000000"]
+    assert (latest_model(tmp_path) / "tokenizer.txt").read_text() == "t"
+
+
+def test_killed_while_writing_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    model = toy.tiny(1)
+    optimiser = make_optimiser(model, OptimiserConfig())
+    save_checkpoint(tmp_path, model=model, optimiser=optimiser, state={"step": 1})
+
+    def die(folder: Path) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        save_checkpoint(tmp_path, model=model, optimiser=optimiser, state={"step": 2}, save_extra=die)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000001"]
+
+
+def test_a_run_is_not_overwritten_and_a_missing_one_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* without --resume"):
+        toy.trainer(tmp_path / "run", steps=1).train(resume=True)
+    toy.trainer(tmp_path / "run", steps=1).train()
+    before = snapshot(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"already holds a run: continue it with --resume"):
+        toy.trainer(tmp_path / "run", steps=1).train()
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None:
+    made = toy.trainer(tmp_path / "run", steps=1)
+    made.train()
+    before = snapshot(tmp_path / "run")
+    changed = replace(
+        made,
+        run=replace(made.run, episodes=6, eval_every=1, keep_checkpoints=9),
+        optimiser=replace(made.optimiser, betas=(0.5, 0.9)),
+        identity={"env": "toy"},
+    )
+    with pytest.raises(CheckpointError) as caught:
+        changed.train(resume=True)
+    text = str(caught.value)
+    assert "env: checkpoint '(absent)', now 'toy'" in text
+    assert "run.episodes: checkpoint 12, now 6" in text
+    assert "optimiser.betas: checkpoint [0.9, 0.999], now [0.5, 0.9]" in text
+    assert "nothing was overwritten" in text
+    assert "eval_every" not in text
+    assert "keep" not in text
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_another_model_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    made = toy.trainer(tmp_path / "run", steps=1)
+    made.train()
+    wide = toy.tiny_qwen3(toy.VOCAB, width=48, layers=2, heads=4)
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        replace(made, model=wide).train(resume=True)
+    newest = list_checkpoints(tmp_path / "run")[-1]
+    weights = newest / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    with pytest.raises(CheckpointError, match="damaged"):
+        toy.trainer(tmp_path / "run", steps=1).train(resume=True)
+    weights.write_bytes(whole)
+    (newest / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"state\.json cannot be read"):
+        toy.trainer(tmp_path / "run", steps=1).train(resume=True)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    toy.trainer(tmp_path / "run", steps=2).train()
+    before = snapshot(tmp_path / "run")
+    assert toy.trainer(tmp_path / "run", steps=2).train(resume=True).step == 2
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_fingerprint_is_flat_and_leaves_out_what_may_change() -> None:
+    flat = fingerprint(RunConfig(seed=4), {"env": "x"})
+    assert flat["seed"] == 4
+    assert flat["env"] == "x"
+    assert not {"eval_every", "checkpoint_every", "tensorboard"} & flat.keys()
+
+
+def test_truncation_keeps_what_the_checkpoint_knows_and_drops_a_torn_line(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, tensorboard=False)
+    for step, kind in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train")):
+        log.write({"step": step, "kind": kind})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "ki')
+    log.truncate(2, 0)
+    assert [(row["step"], row["kind"]) for row in read_metrics(tmp_path)] == [(0, "eval"), (1, "train"), (2, "train")]

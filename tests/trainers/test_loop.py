@@ -1,0 +1,214 @@
+"""The loop: what it collects, measures, writes and refuses, and how it stops."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import signal
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Status
+from turngym.envs.protocols import CollectRequest
+from turngym.trainers.algorithms import opd, sft
+from turngym.trainers.checkpoint import list_checkpoints
+from turngym.trainers.config import DistillConfig, OptimiserConfig, RunConfig
+from turngym.trainers.dataset import DatasetCollect, steps_for
+from turngym.trainers.interrupts import Interrupts
+from turngym.trainers.loop import EvalPoint, TrainError
+from turngym.trainers.metrics import METRICS, read_metrics, table
+from turngym.trainers.progress import LiveProgress, describe
+
+sys.path.append(str(Path(__file__).parent))
+toy = importlib.import_module("toy_run")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("loop") / "run"
+    toy.trainer(out, steps=8).train()
+    return out
+
+
+def test_rows_of_a_run(finished: Path) -> None:
+    rows = read_metrics(finished)
+    assert [(row["kind"], row["step"]) for row in rows if row["kind"] == "eval"] == [("eval", k) for k in (0, 4, 8)]
+    train = [row for row in rows if row["kind"] == "train"]
+    assert [row["step"] for row in train] == list(range(1, 9))
+    assert {name for row in rows for name in row} <= set(METRICS)
+    assert set(METRICS) - {name for row in rows for name in row} == set()
+    assert [row["depth/probe"] for row in train] == [1, 0, 1, 0, 0, 1, 0, 0]
+    assert [row["depth/cap"] for row in train if row["depth/probe"]] == [6, 6, 6]
+    assert train[-1]["depth/cap"] < 6
+    assert all(0 < row["tokens"] <= 90 and row["episodes"] == 12 for row in train)
+
+
+def test_numbers_by_turn_agree_with_their_totals(finished: Path) -> None:
+    for row in read_metrics(finished):
+        if row["kind"] == "train":
+            assert sum(row["turn/weight"]) == pytest.approx(1.0)
+            assert sum(row["turn/loss_share"]) == pytest.approx(1.0)
+            assert len(row["turn/kl"]) == len(row["turn/survivors"]) == len(row["turn/entropy"])
+            assert row["gap_mean"] < row["gap_max"] < 1e-4
+            assert row["time/rollout_s"] + row["time/update_s"] < row["time/step_s"]
+
+
+def test_table_reads_columns(finished: Path) -> None:
+    rows = table(finished, "eval", ("step", "eval/avg", "eval/absent"))
+    assert [step for step, *_ in rows] == [0, 4, 8]
+    assert rows[0][2] is None
+    with pytest.raises(TurngymError, match="unknown metric 'los'"):
+        table(finished, "train", ("los",))
+
+
+def test_collect_is_asked_for_the_planned_depth(tmp_path: Path) -> None:
+    asked: list[CollectRequest] = []
+    made = toy.trainer(tmp_path / "run", steps=4)
+    source = made.collect
+    made.collect = lambda request: (asked.append(request), source(request))[1]
+    made.train()
+    caps = [cap for (cap,) in table(tmp_path / "run", "train", ("depth/cap",))]
+    assert [(request.step, request.max_turns) for request in asked] == list(zip((1, 2, 3, 4), caps, strict=True))
+
+
+def test_sft_needs_no_teacher_and_learns_from_a_data_set(tmp_path: Path) -> None:
+    run = RunConfig(steps=12, episodes=16, max_turns=6, eval_every=0, checkpoint_every=0, tensorboard=True)
+    made = toy.trainer(
+        tmp_path / "run",
+        algorithm=sft.build(sft.SftConfig(), run),
+        run=run,
+        collect=DatasetCollect(episodes=toy.demonstrations(40), seed=3),
+        optimiser=OptimiserConfig(lr=5e-3, minibatches=2, schedule="cosine", lr_warmup=1),
+        teacher=None,
+    )
+    result = made.train()
+    losses = [loss for (loss,) in table(tmp_path / "run", "train", ("loss",))]
+    assert losses[-1] < losses[0] - 0.3
+    assert result.step == 12
+    assert (result.model / "model.safetensors").exists()
+    row = read_metrics(tmp_path / "run")[0]
+    assert row["kl_bin"] is None
+    assert row["gap_mean"] is None
+    assert "turn/kl" not in row
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_distilling_a_model_into_itself_changes_little(tmp_path: Path) -> None:
+    run = RunConfig(steps=5, episodes=12, max_turns=6, eval_every=0, tensorboard=False)
+    made = toy.trainer(tmp_path / "run", run=run, algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=60), run))
+    teacher = toy.LocalScorer(model=toy.tiny(1))
+    replace(made, teacher=teacher, optimiser=OptimiserConfig(lr=1e-4)).train()
+    assert all(abs(kl) < 1e-4 for (kl,) in table(tmp_path / "run", "train", ("kl_bin",)))
+
+
+def test_data_set_epochs_are_permutations() -> None:
+    episodes = toy.demonstrations(7)
+    source = DatasetCollect(episodes=episodes, seed=1)
+    seen = [e.task.task_id for k in range(1, 8) for e in source(CollectRequest(step=k, episodes=3, max_turns=9))]
+    assert set(Counter(seen).values()) == {3}
+    assert len(set(seen[:7])) == len(set(seen[7:14])) == 7
+    assert seen[:7] != seen[7:14]
+    again = DatasetCollect(episodes=episodes, seed=1)(CollectRequest(step=5, episodes=3, max_turns=9))
+    assert [e.task.task_id for e in again] == seen[12:15]
+    assert [steps_for(2, 7, 3), steps_for(0.1, 7, 3), steps_for(3, 8, 4)] == [5, 1, 6]
+    with pytest.raises(TurngymError, match="no episodes"):
+        DatasetCollect(episodes=[])(CollectRequest(step=1, episodes=3, max_turns=9))
+
+
+def test_failed_episodes_are_counted_and_all_failed_is_an_error(tmp_path: Path) -> None:
+    made = toy.trainer(tmp_path / "run", steps=1)
+    source = made.collect
+
+    def failing(share: int) -> Any:
+        def collect(request: CollectRequest) -> Any:
+            return [
+                replace(e, status=Status.ERROR_ENV, meta={"error": "disk full"}) if n % share == 0 else e
+                for n, e in enumerate(source(request))
+            ]
+
+        return collect
+
+    replace(made, collect=failing(3)).train()
+    assert table(tmp_path / "run", "train", ("episodes", "episodes_failed")) == [(8, 4)]
+    with pytest.raises(TrainError, match="step 1: all 12 episodes failed; the first: disk full"):
+        replace(made, collect=failing(1), out=tmp_path / "other").train()
+    with pytest.raises(TrainError, match="turnopd needs a teacher"):
+        replace(made, teacher=None, out=tmp_path / "third").train()
+
+
+@pytest.mark.parametrize("when", ["collect", "update", "evaluate"])
+def test_ctrl_c_saves_and_the_rest_gives_the_same_numbers(tmp_path: Path, finished: Path, when: str) -> None:
+    made = toy.trainer(tmp_path / "run", steps=8)
+    source, evaluate = made.collect, made.evaluate
+
+    def stop(at: str, step: int) -> None:
+        if at == when and step == (4 if at == "evaluate" else 5):
+            signal.raise_signal(signal.SIGINT)
+
+    def collect(request: CollectRequest) -> Any:
+        stop("collect", request.step)
+        return source(request)
+
+    def measured(step: int) -> EvalPoint:
+        stop("evaluate", step)
+        return evaluate(step)
+
+    stopping = replace(made, collect=collect, evaluate=measured, on_update=lambda step: stop("update", step))
+    with pytest.raises(KeyboardInterrupt):
+        stopping.train()
+    done = 5 if when == "update" else 4
+    assert list_checkpoints(tmp_path / "run")[-1].name == f"step_{done:06d}"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    toy.trainer(tmp_path / "run", steps=8).train(resume=True)
+    assert untimed(tmp_path / "run") == untimed(finished)
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    clock = ("time/", "tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
+
+
+def test_interrupts_wait_for_the_end_of_a_protected_block() -> None:
+    reached = []
+
+    def work() -> None:
+        with Interrupts() as interrupts:
+            with interrupts.protected():
+                with interrupts.protected():
+                    signal.raise_signal(signal.SIGINT)
+                reached.append("inner end")
+            reached.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert reached == ["inner end"]
+
+
+def test_progress_is_plain_lines_away_from_a_terminal() -> None:
+    progress = LiveProgress("turnopd", total=20, every=10)
+    progress.console.file = io.StringIO()
+    with progress:
+        for step in range(1, 21):
+            progress.phase("update")
+            progress.row({"step": step, "kind": "train", "loss": 1 / step, "success": 0.25, "depth/cap": 7})
+        progress.row({"step": 20, "kind": "eval", "eval/avg": 0.31})
+    lines = progress.console.file.getvalue().splitlines()
+    assert lines[0] == "turnopd: step 10  loss 0.100  success 25%  depth 7"
+    assert lines[-1] == "turnopd: step 20  loss 0.050  success 25%  depth 7  Avg 31.0%"
+    assert describe({}) == "step 0"
+
+
+def test_metrics_are_json_even_when_a_number_is_not(tmp_path: Path, finished: Path) -> None:
+    for line in (finished / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert np.isfinite(table(finished, "train", ("loss", "grad_norm"))).all()
