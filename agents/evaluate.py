@@ -53,12 +53,14 @@ def evaluate(
     slots: int = 64,
     trace: str | Path | None = None,
     system: str | None = None,
+    settings: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> EvalResult:
     """Play every task `samples` times and score it (Avg@4 at temperature 0.85 unless told otherwise).
 
     With `trace`, every episode is appended as it finishes, and a later call plays only what is missing; episodes that
-    ended in an error are played again. `temperature` is a note for the record: the agent's own sampling decides.
+    ended in an error are played again. `temperature` is a note for the record: the agent's own sampling decides. So are
+    `settings` (JSON-able: environment arguments, the model's fingerprint, ...): a trace with others is refused.
 
     Raises:
         EvaluationError: `samples` below 1, no tasks, or a trace that holds other tasks, settings or seeds.
@@ -67,7 +69,7 @@ def evaluate(
     chosen = tasks.tasks if isinstance(tasks, Panel) else tuple(tasks)
     if samples < 1 or not chosen:
         raise EvaluationError(f"{len(chosen)} tasks with {samples} samples each: both must be at least 1")
-    played = {"agent": agent.name, "temperature": temperature}
+    played = {"agent": agent.name, "temperature": temperature, **(settings or {})}
     done, problems = _finished(trace, chosen, {**played, "seed": seed})
     jobs = [
         Job(task_id=task.task_id, sample=sample, group=place, seed=seed, sha256=task.sha256)
@@ -91,11 +93,11 @@ def evaluate(
         with closing(driver):
             driver.run(jobs)
     ordered = tuple(done[task.task_id, sample] for sample in range(samples) for task in chosen)
-    settings = {**_panel_settings(tasks, chosen), **played, "samples": samples, "seed": seed}
+    record = {**_panel_settings(tasks, chosen), **played, "samples": samples, "seed": seed}
     return EvalResult(
         episodes=ordered,
         scores=score(ordered),
-        settings=settings,
+        settings=record,
         seconds=time.perf_counter() - start,
         resumed=resumed,
         problems=tuple(problems),
@@ -113,16 +115,12 @@ def _finished(
     done: dict[tuple[str, int], Episode] = {}
     for number, episode in enumerate(episodes):
         where = f"{trace}, episode {number} ({episode.task.task_id} sample {episode.sample})"
-        found = {
-            "agent": episode.meta.get("agent"),
-            "temperature": episode.meta.get("temperature"),
-            "seed": episode.seed,
-        }
+        found = {**episode.meta, "seed": episode.seed}
         for name, value in settings.items():
-            if found[name] != value:
+            if found.get(name) != value:
                 raise EvaluationError(
-                    f"{where}: played with {name} {found[name]!r}, this evaluation has {value!r}; continue with the "
-                    "old setting or write to another folder"
+                    f"{where}: played with {name} {found.get(name)!r}, this evaluation has {value!r}; continue "
+                    "with the old setting or write to another folder"
                 )
         if episode.status.is_error or episode.task.task_id not in wanted:
             continue

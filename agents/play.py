@@ -46,6 +46,8 @@ class Play:
     ret: float = 0.0
     success: bool = False
     score: float = 0.0
+    goal_rate: float | None = None
+    """Share of goal conditions met, where the environment tells."""
     status: Status | None = None
     """None while it goes on."""
     error: str = ""
@@ -57,6 +59,7 @@ class Play:
         self.turns.append(_turn(talk, reply, info, reward))
         self.ret += reward
         self.success, self.score = bool(info["success"]), float(info["score"])
+        self.goal_rate = info.get("goal_rate")
         admissible = info["admissible_actions"]
         talk.observation, talk.admissible = observation, None if admissible is None else tuple(admissible)
         talk.played = self.turns[-1].action if self.turns[-1].verdict.valid else None
@@ -67,9 +70,8 @@ class Play:
         assert self.status is not None
         talk, job = self.talk, self.job
         extra: dict[str, Any] = {"error": self.error} if self.error else {}
-        goal_rate = getattr(self.guard.base, "goal_rate", None)
-        if goal_rate is not None and self.status is not Status.ERROR_ENV:
-            extra["goal_rate"] = float(goal_rate)
+        if self.goal_rate is not None:
+            extra["goal_rate"] = float(self.goal_rate)
         return Episode(
             task=talk.task,
             seed=job.seed,

@@ -42,6 +42,25 @@ class PrivilegedExpert:
         return self._env.expert_action()
 
 
+class SearchingPlayer:
+    """ALFWorld's searching expert, which only knows what the agent has seen."""
+
+    def __init__(self, env: ActionGuard) -> None:
+        native = getattr(env.base, "native", None)
+        if native is None:
+            raise AgentError(f"{env.env_id} has no searching expert (it needs ALFWorld on a game of the native engine)")
+        from turngym.envs.alfworld.expert import SearchingExpert
+
+        self._engine = native
+        self._expert = SearchingExpert(native)
+
+    def observe(self, action: str) -> None:
+        self._expert.observe(action, self._engine)
+
+    def act(self) -> str | None:
+        return self._expert.next_action(self._engine)
+
+
 class ExpertAgent:
     """Plays an expert's actions, with a share of random ones mixed in.
 

@@ -32,7 +32,7 @@ def progress_bar(title: str, total: int, *, enabled: bool = True) -> Iterator[Ca
         TimeRemainingColumn,
     )
 
-    columns = (
+    shape = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -41,7 +41,7 @@ def progress_bar(title: str, total: int, *, enabled: bool = True) -> Iterator[Ca
         TimeRemainingColumn(),
     )
     wins = errors = count = 0
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*shape, console=Console(stderr=True)) as progress:
         bar = progress.add_task(title, total=total, note="")
 
         def update(episode: Episode) -> None:
@@ -83,6 +83,15 @@ def markdown(table: Table) -> str:
     header, rows = table
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def columns(*tables: Table) -> Table:
+    """Tables with one row per run as a single one with a column per run: fits a terminal."""
+    names = [row[0] for row in tables[0][1]]
+    lines = [
+        [label, *(row[place] for row in rows)] for header, rows in tables for place, label in enumerate(header) if place
+    ]
+    return ["", *names], lines
 
 
 def print_table(table: Table, title: str = "") -> None:

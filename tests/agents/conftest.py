@@ -65,9 +65,8 @@ class DoorEnv(TextEnv):
     def success(self) -> bool:
         return self._open == self.last
 
-    @property
-    def goal_rate(self) -> float:
-        return self._open / self.last
+    def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
+        return super().describe(verdict, action) | {"goal_rate": self._open / self.last}
 
     def expert_action(self) -> str | None:
         return None if self.success else f"open door {self._open + 1}"

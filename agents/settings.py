@@ -1,0 +1,60 @@
+"""How a trained model wants to be spoken to: kept beside its weights, so that evaluation renders as training did."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from turngym.agents.agent import AgentError
+from turngym.envs.suggest import did_you_mean
+
+FILE = "turngym.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSettings:
+    """Everything about rendering that the weights depend on."""
+
+    channel: Literal["text", "tool"] = "text"
+    """`text`: <think> and <action> tags; `tool`: a function call."""
+    system: str | None = None
+    """The system message; None: the environment's instructions and the channel's; empty: no system message."""
+    observation_role: Literal["user", "tool"] = "user"
+    """Role of every observation after the first."""
+    thinking: bool | None = None
+    """`enable_thinking` of Qwen3-style templates; None: the template's default."""
+    history: Literal["template", "append"] = "template"
+    """`append` keeps earlier thoughts even where the template would drop them: one segment per episode."""
+    max_new_tokens: int = 512
+    """Most ids of one response."""
+    max_context: int | None = None
+    """Most ids of prompt and response together; None: what the model allows."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `turngym.json` into the model's folder."""
+        path = Path(folder) / FILE
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ChatSettings:
+        """Read `turngym.json` from the model's folder; the defaults where there is none.
+
+        Raises:
+            AgentError: the file is not JSON or has settings that do not exist.
+        """
+        path = Path(folder) / FILE
+        if not path.exists():
+            return cls()
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise AgentError(f"{path} is not JSON: {error}") from error
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in names:
+                hint = did_you_mean(str(name), names)
+                raise AgentError(f"{path}: unknown setting {name!r}; settings are {', '.join(names)}.{hint}")
+        return cls(**values)

@@ -1,0 +1,78 @@
+"""Play an environment yourself in the terminal; the episode can be kept as a trace.
+
+Examples:
+    turngym play
+    turngym play --split valid_unseen --data ~/alfworld --out mine.jsonl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from turngym.agents.human import HumanAgent
+from turngym.agents.rollout import Job, rollout
+from turngym.envs.episode import Episode, Status
+from turngym.envs.trace import TraceWriter
+from turngym.scripts.wiring import EnvOptions, env_maker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One episode, played by you."""
+
+    world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
+    task: str | None = None
+    """Task id; by default one is drawn with --seed."""
+    seed: int = 0
+    """Draws the task."""
+    out: Path | None = None
+    """Trace file to which the episode is appended."""
+
+
+def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
+    """Run `turngym play` with `argv`; `ask` replaces the keyboard."""
+    from rich.console import Console
+    from rich.text import Text
+
+    options = tyro.cli(Options, args=list(argv), prog="turngym play", description=(__doc__ or "").split("\n")[0])
+    console = Console(highlight=False)
+    styles = {"observation": "bold", "note": "dim italic", "list": "cyan"}
+
+    def say(text: str, kind: str) -> None:
+        console.print(Text(text, style=styles[kind]))
+
+    make = env_maker(options.world.env, **options.world.kwargs())
+    task_id = options.task or _draw(make, options.seed)
+    say(f"Task {task_id}", "note")
+    agent = HumanAgent(ask or (lambda: console.input("[green]> [/green]")), say)
+    episode = rollout([Job(task_id=task_id, seed=options.seed)], make, agent, slots=1)[0]
+    if "error" not in episode.meta:
+        say(episode.final_observation, "observation")
+    say(_summary(episode), "note")
+    if options.out is not None:
+        with TraceWriter(options.out) as writer:
+            writer.write(episode)
+        say(f"kept in {options.out}", "note")
+    return 0
+
+
+def _draw(make: Callable[..., object], seed: int) -> str:
+    env = make()
+    try:
+        ids = env.unwrapped.task_ids()  # type: ignore[attr-defined]
+        return str(ids[int(np.random.default_rng(seed).integers(len(ids)))])
+    finally:
+        env.close()  # type: ignore[attr-defined]
+
+
+def _summary(episode: Episode) -> str:
+    invalid = sum(not turn.verdict.valid for turn in episode.turns)
+    end = "solved" if episode.success else "not solved"
+    how = "" if episode.status is Status.COMPLETED else f" ({episode.meta.get('error', episode.status.value)})"
+    return f"{end}{how} in {episode.depth} turns, {invalid} of them invalid"

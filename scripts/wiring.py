@@ -1,0 +1,217 @@
+"""Agents and environments from command-line options, shared by eval, rollout and play."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+
+import turngym.envs  # noqa: F401  (registers the ids)
+from turngym.agents.agent import Agent, AgentError
+from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, SearchingPlayer
+from turngym.agents.settings import ChatSettings
+from turngym.envs.core import TurngymError, content_hash
+from turngym.envs.suggest import did_you_mean
+
+KINDS = ("expert", "searching", "random", "replay:TRACE", "model:FOLDER")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Which agent plays, and how it speaks."""
+
+    agent: str = "expert"
+    """`expert` (sees the hidden state), `searching` (an expert that knows only what it saw), `random`, `replay:TRACE`
+    or `model:FOLDER` (a Hugging Face causal model with its tokenizer)."""
+    temperature: float = 0.85
+    """Sampling temperature of a model; 0 is greedy."""
+    noise: float = 0.0
+    """Share of random actions among an expert's."""
+    channel: Literal["auto", "none", "text", "tool"] = "auto"
+    """How actions are written; auto: as the model was trained, bare actions for scripted agents."""
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """Thinking switch of the chat template; auto: as the model was trained, else the template's default."""
+    observation_role: Literal["auto", "user", "tool"] = "auto"
+    """Role of observations after the first; auto: as the model was trained, else user."""
+    max_new_tokens: int | None = None
+    """Most tokens of one response; by default as the model was trained, else 512."""
+    max_context: int | None = None
+    """Most tokens of an episode's history and response; by default what the model allows."""
+    device: str = "auto"
+    """`cpu`, `cuda`, ...; auto: cuda where there is one."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of a model."""
+    batch: int = 64
+    """Episodes played, and requests generated, at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvOptions:
+    """Which environment is played."""
+
+    env: str = "turngym/ALFWorld-v0"
+    """Gymnasium id."""
+    split: str | None = None
+    """Split of the environment; by default the environment's own default."""
+    data: str | None = None
+    """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
+    max_turns: int | None = None
+    """Turns before the episode is cut; by default the environment's own limit."""
+    on_invalid: Literal["reject", "penalise", "noop", "terminate"] | None = None
+    """What an invalid action does; by default: reject."""
+    make: str = "{}"
+    """Further arguments for gym.make as JSON, for example '{"engine": "textworld"}'."""
+
+    def kwargs(self) -> dict[str, Any]:
+        """Arguments for gym.make: only what was asked for."""
+        named = {name: getattr(self, name) for name in ("split", "data", "max_turns", "on_invalid")}
+        return {**json_object("--make", self.make), **{k: v for k, v in named.items() if v is not None}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wired:
+    """An agent with what the environment and the driver must know about it."""
+
+    agent: Agent
+    channel: str | None
+    system: str | None = None
+    temperature: float | None = None
+    """None for agents that do not sample."""
+    fingerprint: str | None = None
+    """Of a model's files: two checkpoints of one name are not the same player."""
+
+
+def wire_agent(options: AgentOptions, tool_of: Callable[[], Any]) -> Wired:
+    """The agent that `options.agent` names. `tool_of` gives the environment's ToolSpec if it is needed.
+
+    Raises:
+        AgentError: an unknown agent, a missing trace, a folder that holds no model.
+    """
+    kind, _, argument = options.agent.partition(":")
+    channel = None if options.channel in ("auto", "none") else options.channel
+    if kind == "expert":
+        return Wired(agent=ExpertAgent(noise=options.noise, name=_noisy("expert", options.noise)), channel=channel)
+    if kind == "searching":
+        name = _noisy("searching", options.noise)
+        return Wired(agent=ExpertAgent(expert=SearchingPlayer, noise=options.noise, name=name), channel=channel)
+    if kind == "random":
+        return Wired(agent=RandomAgent(), channel=channel)
+    if kind == "replay" and argument:
+        from turngym.envs.trace import read_trace
+
+        return Wired(agent=ReplayAgent(read_trace(argument)[0], name=f"replay {Path(argument).name}"), channel=channel)
+    if kind == "model" and argument:
+        return _wire_model(argument, options, tool_of)
+    raise AgentError(f"unknown agent {options.agent!r}; agents are: {', '.join(KINDS)}.{did_you_mean(kind, [*KINDS])}")
+
+
+def _wire_model(folder: str, options: AgentOptions, tool_of: Callable[[], Any]) -> Wired:
+    settings = _settings(ChatSettings.load(folder), options)
+    model, tokenizer = load_policy(folder, options.device, options.dtype)
+    from turngym.agents.local import LocalEngine
+    from turngym.agents.model_agent import ModelAgent
+    from turngym.agents.render import ChatRenderer
+    from turngym.envs.channels import make_channel
+    from turngym.envs.protocols import Sampling
+
+    tool = tool_of()
+    engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=options.batch)
+    generation = getattr(model, "generation_config", None)
+    more = getattr(generation, "eos_token_id", None) or ()
+    renderer = ChatRenderer(
+        tokenizer,
+        tool=tool if settings.channel == "tool" else None,
+        thinking=settings.thinking,
+        observation_role=settings.observation_role,
+        history=settings.history,
+        stop_ids=(more,) if isinstance(more, int) else tuple(more),
+    )
+    agent = ModelAgent(
+        engine,
+        renderer,
+        make_channel(settings.channel, tool),
+        Sampling(temperature=options.temperature, max_new_tokens=settings.max_new_tokens),
+        max_context=engine.max_length,
+        name=f"model {Path(folder).name}",
+    )
+    return Wired(
+        agent=agent,
+        channel=settings.channel,
+        system=settings.system,
+        temperature=options.temperature,
+        fingerprint=content_hash({"files": _file_hashes(folder), "settings": asdict(settings)})[:16],
+    )
+
+
+def load_policy(folder: str, device: str, dtype: str) -> tuple[Any, Any]:
+    """A causal model in evaluation mode and its tokenizer, from a folder."""
+    path = Path(folder).expanduser()
+    if not (path / "config.json").exists():
+        raise AgentError(f"{folder} holds no model: config.json, model.safetensors and a tokenizer are needed there")
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise AgentError(f"models need torch and transformers: pip install 'turngym[train]' ({error})") from error
+    target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError) as error:
+        raise AgentError(f"cannot load the model in {folder}: {str(error).strip().splitlines()[0]}") from error
+    return model.to(target).eval(), tokenizer
+
+
+def _file_hashes(folder: str) -> dict[str, str]:
+    """SHA-256 of every weight, configuration and tokenizer file."""
+    hashes = {}
+    for path in sorted(Path(folder).expanduser().iterdir()):
+        if path.suffix in (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model"):
+            with path.open("rb") as file:
+                hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def _settings(settings: ChatSettings, options: AgentOptions) -> ChatSettings:
+    """The model's own settings with those of the command line on top."""
+    if options.channel == "none":
+        raise AgentError("a model needs a channel to write actions in: --channel text or tool")
+    changes: dict[str, Any] = {}
+    if options.channel != "auto":
+        changes["channel"] = options.channel
+    if options.thinking != "auto":
+        changes["thinking"] = options.thinking == "on"
+    if options.observation_role != "auto":
+        changes["observation_role"] = options.observation_role
+    for name in ("max_new_tokens", "max_context"):
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    return replace(settings, **changes)
+
+
+def env_maker(env_id: str, **kwargs: Any) -> Callable[[], gym.Env[str, str]]:
+    """A factory of environments without Gymnasium's slow per-step checker."""
+    if env_id not in gym.registry:
+        known = [name for name in gym.registry if name.startswith("turngym/")]
+        raise TurngymError(f"unknown environment {env_id!r}; known: {', '.join(known)}.{did_you_mean(env_id, known)}")
+    return lambda: gym.make(env_id, disable_env_checker=True, **kwargs)
+
+
+def json_object(flag: str, text: str) -> dict[str, Any]:
+    """A JSON object given on the command line."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise TurngymError(f"{flag} {text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TurngymError(f'{flag} {text!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
+    return value
+
+
+def _noisy(name: str, noise: float) -> str:
+    return f"{name} (noise {noise:g})" if noise else name

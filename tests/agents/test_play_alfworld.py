@@ -1,0 +1,69 @@
+"""Agents on ALFWorld: experts always win generated games, random players do not; tokens and text agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+import turngym.envs
+from turngym.agents.human import HumanAgent
+from turngym.agents.render import ChatRenderer
+from turngym.agents.rollout import Job, rollout
+from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, SearchingPlayer
+from turngym.envs.episode import Status
+
+assert turngym.envs
+
+
+def make(**options: Any) -> Any:
+    return lambda: gym.make("turngym/ALFWorld-v0", disable_env_checker=True, **options)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Job]:
+    env = make(part="eval")()
+    ids = env.unwrapped.task_ids()[:12]
+    env.close()
+    return [Job(task_id=task_id, group=group) for group, task_id in enumerate(ids)]
+
+
+def test_experts_win_every_game_and_random_players_hardly_any(jobs: list[Job]) -> None:
+    assert all(e.success for e in rollout(jobs, make(), ExpertAgent()))
+    searching = rollout(jobs, make(), ExpertAgent(expert=SearchingPlayer, noise=0.2))
+    assert all(e.success and e.meta["goal_rate"] == 1.0 for e in searching)
+    lost = rollout(jobs, make(max_turns=20), RandomAgent())
+    assert sum(e.success for e in lost) <= 1
+    assert all(t.verdict.value == "ok" for e in lost for t in e.turns)
+
+
+def test_demonstrations_carry_tokens_that_decode_to_what_was_played(jobs: list[Job], make_tokenizer: Any) -> None:
+    renderer = ChatRenderer(make_tokenizer(), strict=True)
+    for episode in rollout(jobs[:3], make(channel="text"), ExpertAgent(renderer)):
+        (ids,) = episode.segments
+        text = renderer.template.decode(ids.tolist())
+        for turn in episode.turns:
+            assert f"user\n{turn.observation}<|im_end|>" in text
+            spoken = renderer.template.decode(episode.response_ids(turn).tolist())
+            assert spoken == f"<action>{turn.action}</action><|im_end|>"
+
+
+def test_recorded_episodes_play_again_exactly(jobs: list[Job]) -> None:
+    first = rollout(jobs[:4], make(max_turns=8), RandomAgent())
+    again = rollout(jobs[:4], make(max_turns=8), ReplayAgent(first, verify=True))
+    assert [(e.turns, e.final_observation) for e in again] == [(e.turns, e.final_observation) for e in first]
+
+
+def test_a_person_sees_choices_and_quits_cleanly(jobs: list[Job]) -> None:
+    lines = iter(["", "?", "?no such", "!", "look", "dance", "q"])
+    said: list[tuple[str, str]] = []
+    agent = HumanAgent(lambda: next(lines), lambda text, kind: said.append((kind, text)))
+    episode = rollout(jobs[:1], make(), agent, slots=1)[0]
+    assert (episode.depth, episode.status) == (2, Status.TRUNCATED_DEPTH)
+    assert [t.verdict.value for t in episode.turns] == ["ok", "inadmissible"]
+    assert episode.meta["error"] == "the player quit"
+    kinds = [kind for kind, _ in said]
+    assert kinds[:5] == ["note", "observation", "list", "list", "note"]
+    assert "look" in said[2][1].split("\n")
+    assert said[3][1] == "Nothing possible contains 'no such'."
