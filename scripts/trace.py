@@ -16,6 +16,7 @@ import tyro
 
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Turn
+from turngym.envs.spaces import printable
 from turngym.envs.trace import TraceWriter
 from turngym.scripts.trace_select import Select, selected
 
@@ -99,9 +100,9 @@ def main(argv: Sequence[str]) -> int:
 def _print(command: Print) -> int:
     episodes = won = 0
     for episode in selected(command.files, command.select):
-        print(episode_line(episode))
+        print(printable(episode_line(episode)))
         if command.turns:
-            print("\n".join(turn_lines(episode, command.width)))
+            print(printable("\n".join(turn_lines(episode, command.width))))
         episodes += 1
         won += episode.success
     print(f"{episodes} episodes, {won} won")

@@ -1,0 +1,185 @@
+"""ActionGuard: what each policy answers, counts and leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turngym.envs.base import ResetNeeded
+from turngym.envs.channels import TextChannel
+from turngym.envs.core import EnvBackendError, TurngymError
+from turngym.envs.guard import ActionGuard, guard_of
+
+TOY, OPEN = "turngym-test/Toy-v0", "turngym-test/Open-v0"
+
+
+def toy(env_id: str = TOY, **kwargs: Any) -> ActionGuard:
+    guard = guard_of(gym.make(env_id, **kwargs))
+    guard.reset(seed=0, options={"task": "corridor/3"})
+    return guard
+
+
+def test_reject_gives_reason_nearest_action_and_list() -> None:
+    observation, reward, terminated, truncated, info = toy().step("go rihgt")
+    assert observation == (
+        'Invalid action: "go rihgt" is not possible now. Nothing was done. Did you mean "go right"?\n'
+        "Possible actions: go right, wave."
+    )
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert (info["verdict"], info["action"], info["turn"], info["env_steps"]) == ("inadmissible", "go rihgt", 1, 0)
+
+
+def test_the_list_is_optional() -> None:
+    assert toy(list_admissible=False).step("go rihgt")[0].endswith('Did you mean "go right"?')
+    assert "Did you mean" not in toy(list_admissible=False).step("xyzzy")[0]
+
+
+def test_nothing_to_read_is_malformed() -> None:
+    for text in ("", " \n\t"):
+        observation, _, _, _, info = toy().step(text)
+        assert observation.startswith("No action could be read: the action is empty. Nothing was done.")
+        assert (info["verdict"], info["action"], info["turn"]) == ("malformed", None, 1)
+
+
+def test_penalise_noop_terminate() -> None:
+    guard = toy(on_invalid="penalise", penalty=-0.3)
+    assert guard.step("fly")[1] == -0.3
+    assert guard.step("wave")[1] == 0.0, "a valid action must not be penalised"
+    observation, reward, *_ = toy(on_invalid="noop", penalty=-0.3).step("fly")
+    assert (observation, reward) == ("Nothing happens.", 0.0)
+    observation, reward, terminated, truncated, info = toy(on_invalid="terminate", penalty=-0.3).step("fly")
+    assert (reward, terminated, truncated, info["success"]) == (0.0, True, False, False)
+    assert "not possible" in observation
+
+
+def test_a_terminated_guard_needs_a_reset() -> None:
+    guard = toy(on_invalid="terminate")
+    guard.step("fly")
+    with pytest.raises(ResetNeeded, match="outside an episode"):
+        guard.step("go right")
+    guard.reset(options={"task": "corridor/3"})
+    assert guard.step("go right")[4]["turn"] == 1
+
+
+def test_turns_count_everything_and_steps_only_what_was_played() -> None:
+    guard = toy(max_turns=4)
+    seen = [guard.step(text) for text in ("fly", "go right", "", "go right")]
+    assert [step[4]["turn"] for step in seen] == [1, 2, 3, 4]
+    assert [step[4]["env_steps"] for step in seen] == [0, 1, 1, 2]
+    assert [step[3] for step in seen] == [False, False, False, True]
+
+
+def test_winning_at_the_limit_is_no_truncation() -> None:
+    guard = toy(max_turns=3)
+    *_, last = [guard.step("go right") for _ in range(3)]
+    assert (last[1], last[2], last[3], last[4]["success"]) == (1.0, True, False, True)
+
+
+def test_no_limit() -> None:
+    guard = toy(max_turns=None)
+    assert not any(guard.step("wave")[3] for _ in range(200))
+
+
+def test_whole_responses_through_a_channel() -> None:
+    for channel in ("text", TextChannel()):
+        guard = toy(channel=channel)
+        assert guard.step("<think>right!</think><action>go right</action>")[4]["action"] == "go right"
+        observation, *_, info = guard.step("go right")
+        assert (info["verdict"], info["action"]) == ("malformed", None)
+        assert observation.startswith("No action could be read: the response has no <action>...</action>.")
+    guard = toy(channel="tool")
+    guard.step('<tool_call>{"name": "toy_step", "arguments": {"action": "go right"}}</tool_call>')
+    assert guard.describe()["env_steps"] == 1
+
+
+def test_open_action_spaces_are_judged_by_the_environment() -> None:
+    guard = toy(OPEN)
+    assert guard.step("say anything")[4]["verdict"] == "ok"
+    observation, *_, info = guard.step("shout")
+    assert observation == 'Invalid action: actions begin with "say ". Nothing was done.'
+    assert (info["verdict"], info["admissible_actions"]) == ("inadmissible", None)
+
+
+def test_aliases_are_resolved_before_judging(toy_class: type[Any]) -> None:
+    env = type("Alias", (toy_class,), {"canonical": lambda self, text: text.strip().replace("walk", "go")})()
+    guard = ActionGuard(env)
+    guard.reset(seed=0)
+    assert guard.step("walk right")[4]["action"] == "go right"
+
+
+def test_a_failed_back_end_is_no_verdict(toy_class: type[Any]) -> None:
+    def fail(self: Any, action: str) -> None:
+        raise EnvBackendError("the server is gone")
+
+    guard = ActionGuard(type("Dead", (toy_class,), {"_apply": fail})())
+    guard.reset(seed=0)
+    with pytest.raises(EnvBackendError, match="server is gone"):
+        guard.step("go right")
+
+
+def test_snapshots_hold_the_turns_of_the_agent() -> None:
+    guard = toy(max_turns=3)
+    guard.step("fly")
+    state = guard.get_state()
+    guard.step("go right")
+    guard.set_state(state)
+    assert (guard.describe()["turn"], guard.describe()["env_steps"]) == (1, 0)
+    assert [guard.step("wave")[3] for _ in range(2)] == [False, True]
+    fresh = guard_of(gym.make(TOY, max_turns=3))
+    fresh.set_state(guard.get_state())
+    with pytest.raises(ResetNeeded):
+        fresh.step("wave")
+
+
+def test_forwarded_interface() -> None:
+    guard = toy()
+    assert guard.task_ids() == ("corridor/3", "corridor/4", "corridor/5")
+    assert guard.admissible() == ("go right", "wave")
+    assert (guard.expert_action(), guard.env_id, guard.task.task_id) == ("go right", TOY, "corridor/3")
+    assert (guard.success, guard.score, guard.tool.name) == (False, 0.0, "toy_step")
+    assert "corridor" in guard.instructions
+
+
+def test_bad_settings_are_errors(toy_class: type[Any]) -> None:
+    with pytest.raises(TurngymError, match=r"on_invalid is 'penalize'.*Did you mean 'penalise'"):
+        toy(on_invalid="penalize")
+    with pytest.raises(TurngymError, match="max_turns is 0; it must be at least 1"):
+        toy(max_turns=0)
+    with pytest.raises(TurngymError, match="not CartPoleEnv"):
+        ActionGuard(gym.make("CartPole-v1"))
+    with pytest.raises(TurngymError, match="unknown channel 'json'"):
+        toy(channel="json")
+
+
+def test_made_again_from_its_spec() -> None:
+    guard = toy(on_invalid="noop", max_turns=5)
+    twin = guard_of(gym.make(guard.spec))
+    assert (twin.on_invalid, twin.max_turns) == ("noop", 5)
+    assert twin.env is twin.unwrapped, "the guard must not be applied twice"
+
+
+def test_outer_wrappers() -> None:
+    env = RecordEpisodeStatistics(TimeLimit(gym.make(TOY), 10))
+    env.reset(seed=0, options={"task": "corridor/3"})
+    *_, (_, reward, terminated, _, info) = [env.step(text) for text in ("fly", "go right", "go right", "go right")]
+    assert (reward, terminated, info["episode"]["r"], info["episode"]["l"]) == (1.0, True, 1.0, 4)
+    assert guard_of(env).max_turns == 50
+
+
+@settings(max_examples=50)
+@given(st.lists(st.one_of(st.sampled_from(["go right", "go left", "wave", "fly"]), st.text(max_size=6)), max_size=15))
+def test_noop_equals_leaving_the_invalid_actions_out(texts: list[str]) -> None:
+    noisy, clean = toy(on_invalid="noop", max_turns=None), toy(max_turns=None)
+    for text in texts:
+        valid = text.strip() in (clean.admissible() or ())
+        step = noisy.step(text)
+        if valid:
+            assert clean.step(text)[:3] == step[:3]
+        if step[2]:
+            break
+        assert noisy.admissible() == clean.admissible()

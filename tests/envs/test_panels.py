@@ -1,0 +1,186 @@
+"""Panels: hashes that cannot drift unnoticed, manifests that are never replaced, disjoint splits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from turngym.envs.core import Task
+from turngym.envs.panels import (
+    Panel,
+    PanelError,
+    assert_disjoint,
+    collect_tasks,
+    list_panels,
+    load_panel,
+    make_panel,
+    verify_panel,
+    write_panel,
+)
+from turngym.scripts import panel as verb
+
+TOY = "turngym-test/Toy-v0"
+
+
+def toy_panel(version: int = 1, ids: tuple[str, ...] = ("corridor/3", "corridor/5")) -> Panel:
+    return make_panel("toy", version, TOY, {"max_turns": 9}, collect_tasks(gym.make(TOY), ids))
+
+
+def task(task_id: str, sha256: str) -> Task:
+    return Task(env_id=TOY, task_id=task_id, sha256=sha256, split="toy", category="corridor")
+
+
+def test_written_panels_load_equal(tmp_path: Path) -> None:
+    panel = toy_panel()
+    path = write_panel(panel, tmp_path)
+    assert path.name == "toy-v1.json"
+    for name in ("toy", "toy-v1"):
+        assert load_panel(name, tmp_path) == panel
+    assert load_panel(str(path)) == panel
+    assert panel.task_ids == ("corridor/3", "corridor/5")
+    assert json.loads(path.read_text())["sha256"] == panel.sha256
+
+
+def test_the_hash_covers_every_field() -> None:
+    panel = toy_panel()
+    first, second = panel.tasks
+    tasks = collect_tasks(gym.make(TOY))
+    others = [
+        make_panel("toi", 1, TOY, {"max_turns": 9}, panel.tasks),
+        make_panel("toy", 2, TOY, {"max_turns": 9}, panel.tasks),
+        make_panel("toy", 1, TOY, {"max_turns": 8}, panel.tasks),
+        make_panel("toy", 1, TOY, {"max_turns": 9}, tasks),
+        make_panel("toy", 1, TOY, {"max_turns": 9}, panel.tasks[::-1]),
+        *(
+            make_panel("toy", 1, TOY, {"max_turns": 9}, (dataclasses.replace(first, **{field: "x"}), second))
+            for field in ("task_id", "sha256", "split", "category")
+        ),
+    ]
+    assert len({other.sha256 for other in others} | {panel.sha256}) == len(others) + 1
+
+
+def test_the_newest_version_is_the_default(tmp_path: Path) -> None:
+    for version in (1, 2, 10):
+        write_panel(toy_panel(version), tmp_path)
+    assert list_panels(tmp_path) == ["toy-v1", "toy-v2", "toy-v10"]
+    assert load_panel("toy", tmp_path).version == 10
+    assert load_panel("toy-v2", tmp_path).version == 2
+
+
+def test_a_manifest_is_never_replaced(tmp_path: Path) -> None:
+    path = write_panel(toy_panel(), tmp_path)
+    before = path.read_bytes()
+    assert write_panel(toy_panel(), tmp_path) == path
+    with pytest.raises(PanelError, match="exists with other content"):
+        write_panel(toy_panel(ids=("corridor/4",)), tmp_path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("corridor/3", "corridor/4", "the content has sha256"),
+        ('"max_turns": 9', '"max_turns": 10', "was changed"),
+        ('"schema": 1', '"schema": 2', "schema 2; this turngym reads 1"),
+        ('"sha256"', '"sha"', "is not a panel manifest: KeyError 'sha256'"),
+        ("{", "", "is not a panel manifest"),
+        ("corridor/5", "corridor/3", "listed twice"),
+    ],
+)
+def test_changed_manifests_are_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = write_panel(toy_panel(), tmp_path)
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(PanelError, match=message):
+        load_panel("toy", tmp_path)
+
+
+def test_unknown_panels_name_the_known(tmp_path: Path) -> None:
+    write_panel(toy_panel(), tmp_path)
+    with pytest.raises(PanelError, match=r"no panel 'toyy'; panels are: toy-v1\. Did you mean 'toy-v1'"):
+        load_panel("toyy", tmp_path)
+    with pytest.raises(PanelError, match="no panel manifest"):
+        load_panel(str(tmp_path / "none.json"))
+
+
+def test_bad_panels_cannot_be_made() -> None:
+    tasks = toy_panel().tasks
+    for name, version in (("Toy", 1), ("toy", 0), ("../toy", 1)):
+        with pytest.raises(PanelError, match="lower-case letters"):
+            make_panel(name, version, TOY, {}, tasks)
+    with pytest.raises(PanelError, match="there are no tasks"):
+        make_panel("toy", 1, TOY, {}, ())
+    with pytest.raises(PanelError, match="belongs to turngym-test/Toy-v0, not to other"):
+        make_panel("toy", 1, "other", {}, tasks)
+
+
+def test_verification_finds_what_differs() -> None:
+    panel = toy_panel()
+    assert verify_panel(panel, panel.make_env()) == []
+    first, second = panel.tasks
+    fields = [
+        dataclasses.replace(first, sha256="f" * 64),
+        dataclasses.replace(second, category="hall"),
+        dataclasses.replace(second, task_id="corridor/9"),
+    ]
+    problems = verify_panel(make_panel("toy", 1, TOY, {}, fields), gym.make(TOY))
+    assert len(problems) == 3
+    assert problems[0] == f"corridor/3: sha256 is {first.sha256}, the panel says {'f' * 64}"
+    assert problems[1] == "corridor/5: category is corridor, the panel says hall"
+    assert problems[2].startswith("corridor/9: turngym-test/Toy-v0: unknown task 'corridor/9'")
+    assert "the environment is turngym-test/Open-v0" in verify_panel(panel, gym.make("turngym-test/Open-v0"))[0]
+
+
+def test_make_env_uses_the_panels_arguments() -> None:
+    assert toy_panel().make_env().get_wrapper_attr("max_turns") == 9
+    assert toy_panel().make_env(max_turns=4).get_wrapper_attr("max_turns") == 4
+
+
+def test_overlap_of_training_and_evaluation() -> None:
+    train = [task("a", "1"), task("b", "2")]
+    assert_disjoint(train, [task("c", "3")])
+    with pytest.raises(PanelError, match=r"1 evaluation tasks are also training tasks: a$"):
+        assert_disjoint(train, [task("a", "9")])
+    with pytest.raises(PanelError, match=r"copy \(in training as b\)"):
+        assert_disjoint(train, [task("copy", "2")])
+    many = [task(str(number), str(number)) for number in range(8)]
+    with pytest.raises(PanelError, match=r"8 evaluation tasks.*0, 1, 2, 3, 4 and 3 more"):
+        assert_disjoint(many, iter(many))
+
+
+def test_shipped_panels_are_sound() -> None:
+    for name in list_panels():
+        assert load_panel(name).full_name == name
+
+
+def test_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = tmp_path / "ids.txt"
+    ids.write_text("corridor/3\ncorridor/4\n\n")
+    words = ["write", "toy", "--env", TOY, "--out", str(tmp_path), "--make", '{"max_turns": 9}', "--ids", str(ids)]
+    assert verb.main(words) == 0
+    path = str(tmp_path / "toy-v1.json")
+    assert verb.main(["verify", path]) == 0
+    assert "all 2 tasks are the panel's" in capsys.readouterr().out
+    assert verb.main(["show", path, "--tasks"]) == 0
+    assert "corridor/4" in capsys.readouterr().out
+    assert verb.main(["list"]) == 0
+    wrong = [dataclasses.replace(item, sha256="f" * 64) for item in load_panel(path).tasks]
+    write_panel(make_panel("wrong", 1, TOY, {}, wrong), tmp_path)
+    capsys.readouterr()
+    assert verb.main(["verify", str(tmp_path / "wrong-v1.json")]) == 1
+    assert "2 of 2 tasks differ" in capsys.readouterr().out
+    with pytest.raises(PanelError, match="other content"):
+        verb.main(words[:-2])
+
+
+@pytest.mark.parametrize(("make", "message"), [("{", "is not JSON"), ("[]", "must be a JSON object")])
+def test_bad_arguments_of_write(make: str, message: str, tmp_path: Path) -> None:
+    words: Any = ["write", "toy", "--env", TOY, "--out", str(tmp_path), "--make", make]
+    with pytest.raises(verb.TurngymError, match=message):
+        verb.main(words)
+    with pytest.raises(verb.TurngymError, match="unknown environment 'turngym-test/Toy-v1'"):
+        verb.main(["write", "toy", "--env", "turngym-test/Toy-v1", "--out", str(tmp_path)])

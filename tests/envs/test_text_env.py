@@ -1,0 +1,172 @@
+"""TextEnv: drawing tasks, errors that help, info, snapshots, rendering."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from turngym.envs.base import ResetNeeded, quote
+from turngym.envs.core import TaskError, TurngymError, content_hash
+
+
+def test_gym_make_returns_the_guard_itself() -> None:
+    env = gym.make("turngym-test/Toy-v0", max_turns=7)
+    assert type(env).__name__ == "ActionGuard"
+    assert env.get_wrapper_attr("max_turns") == 7
+
+
+def test_the_task_is_drawn_with_the_seed_alone(toy_class: type[Any]) -> None:
+    first, second = toy_class(), toy_class()
+    drawn = [first.reset(seed=seed)[1]["task_id"] for seed in range(30)]
+    assert drawn == [second.reset(seed=seed)[1]["task_id"] for seed in range(30)]
+    assert set(drawn) == {"corridor/3", "corridor/4", "corridor/5"}
+
+
+def test_a_chosen_task_draws_nothing(toy_class: type[Any]) -> None:
+    env = toy_class()
+    env.reset(seed=1, options={"task": "corridor/3"})
+    env.reset(options={"task": "corridor/3"})
+    state = env.np_random.bit_generator.state
+    env.reset(seed=1, options={"task": "corridor/4"})
+    env.reset(options={"task": "corridor/5"})
+    assert env.np_random.bit_generator.state == state
+
+
+def test_info_in_full(toy_class: type[Any]) -> None:
+    env = toy_class()
+    _, info = env.reset(seed=0, options={"task": "corridor/4"})
+    assert info == {
+        "task_id": "corridor/4",
+        "task_sha": content_hash({"length": 4}),
+        "category": "corridor",
+        "turn": 0,
+        "env_steps": 0,
+        "verdict": "ok",
+        "action": None,
+        "admissible_actions": ["go right", "wave"],
+        "success": False,
+        "score": 0.0,
+    }
+    _, reward, terminated, truncated, info = env.step("  go right\n")
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert (info["action"], info["turn"], info["env_steps"]) == ("go right", 1, 1)
+    assert info["admissible_actions"] == ["go left", "go right", "wave"]
+    assert env.step("wave")[4]["verdict"] == "no_effect"
+    observation, _, _, _, info = env.step("Go right")
+    assert (observation, info["verdict"], info["turn"]) == ("Nothing happens.", "inadmissible", 3)
+    env.step("go right")
+    env.step("go right")
+    _, reward, terminated, _, info = env.step("go right")
+    assert (reward, terminated, info["success"], info["score"]) == (1.0, True, True, 1.0)
+
+
+def test_errors_name_the_value_and_what_is_valid(toy_class: type[Any]) -> None:
+    env = toy_class()
+    with pytest.raises(ResetNeeded, match=r"step\(\) was called before reset\(\); call reset\(\) first"):
+        env.step("wave")
+    with pytest.raises(ResetNeeded, match=r"get_state\(\) was called before"):
+        env.get_state()
+    with pytest.raises(TaskError, match=r"unknown task 'corridor/33' \(3 are known\)\. Did you mean 'corridor/3'"):
+        env.reset(options={"task": "corridor/33"})
+    with pytest.raises(TurngymError, match=r"no option 'tasks'; options are: 'task'\. Did you mean 'task'"):
+        env.reset(options={"tasks": "corridor/3"})
+    with pytest.raises(TurngymError, match="render_mode 'human2' is not one of ansi, human or None"):
+        toy_class(render_mode="human2")
+    env.reset(options={"task": "corridor/3"})
+    with pytest.raises(TurngymError, match="takes a str, not int 3"):
+        env.step(3)
+    for _ in range(3):
+        env.step("go right")
+    with pytest.raises(ResetNeeded, match="after the episode ended"):
+        env.step("go right")
+    env.close()
+    with pytest.raises(gym.error.ResetNeeded, match="on a closed environment"):
+        env.step("go right")
+
+
+def test_an_environment_without_tasks_says_so(toy_class: type[Any]) -> None:
+    empty = type("Empty", (toy_class,), {"task_ids": lambda self: ()})()
+    with pytest.raises(TaskError, match="no task to draw"):
+        empty.reset(seed=0)
+
+
+def test_lazy_task_lists_are_asked_not_listed(toy_class: type[Any]) -> None:
+    class Lazy:
+        def __len__(self) -> int:
+            return 10**12
+
+        def __getitem__(self, index: int) -> str:
+            return f"corridor/{3 + index % 3}"
+
+        def __contains__(self, task_id: object) -> bool:
+            return task_id == "corridor/3"
+
+    env = type("Endless", (toy_class,), {"task_ids": lambda self: Lazy()})()
+    assert env.reset(options={"task": "corridor/3"})[1]["task_id"] == "corridor/3"
+    assert env.reset(seed=0)[1]["task_id"].startswith("corridor/")
+
+
+def test_snapshots_are_json_and_refuse_another_task(toy_class: type[Any]) -> None:
+    env = toy_class()
+    env.reset(seed=3, options={"task": "corridor/5"})
+    env.step("go right")
+    state = json.loads(json.dumps(env.get_state()))
+    future = [env.step(action) for action in ("wave", "go right", "go left")] + [env.reset()]
+    fresh = toy_class()
+    fresh.set_state(state)
+    assert [fresh.step(action) for action in ("wave", "go right", "go left")] + [fresh.reset()] == future
+    assert fresh.np_random_seed == 3
+    with pytest.raises(TaskError, match="the snapshot was taken in task 'corridor/5' with sha256 00"):
+        fresh.set_state({**state, "sha256": "00"})
+    with pytest.raises(TaskError, match="unknown task 'gone'"):
+        fresh.set_state({**state, "task": "gone"})
+
+
+def test_a_restored_ended_episode_is_ended(toy_class: type[Any]) -> None:
+    env = toy_class()
+    env.reset(seed=0, options={"task": "corridor/3"})
+    for _ in range(3):
+        env.step("go right")
+    fresh = toy_class()
+    fresh.set_state(env.get_state())
+    assert fresh.success
+    with pytest.raises(ResetNeeded):
+        fresh.step("wave")
+
+
+def test_rendering(toy_class: type[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    env = toy_class(render_mode="ansi")
+    first, _ = env.reset(seed=0)
+    assert env.render() == first
+    env.step("wave")
+    assert env.render() == "> wave\nNobody waves back."
+    human = toy_class(render_mode="human")
+    human.reset(seed=0)
+    human.step("wave")
+    assert human.render() is None
+    assert capsys.readouterr().out == f"{first}\n> wave\nNobody waves back.\n"
+    with pytest.warns(UserWarning, match="needs render_mode"):
+        assert toy_class().render() is None
+
+
+def test_close_releases_once(toy_class: type[Any]) -> None:
+    released: list[int] = []
+    env = type("Held", (toy_class,), {"_close": lambda self: released.append(1)})()
+    env.close()
+    env.close()
+    assert released == [1]
+
+
+def test_half_written_environments_cannot_be_made(toy_class: type[Any]) -> None:
+    from turngym.envs.base import TextEnv
+
+    with pytest.raises(TypeError, match="abstract"):
+        type("Half", (TextEnv,), {"env_id": "x"})()
+
+
+def test_quotes_are_one_short_printable_line() -> None:
+    assert quote("go\n to  \ud800") == '"go to ?"'
+    assert quote("x" * 200, 5) == '"xxxxx..."'

@@ -1,0 +1,254 @@
+"""Traces: exact round trips, torn and damaged lines, nothing ever lost."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from turngym.envs.core import Task, Verdict
+from turngym.envs.episode import Episode, Status, TopK, Turn
+from turngym.envs.trace import (
+    SCHEMA,
+    TraceError,
+    TraceProblem,
+    TraceWriter,
+    episode_from_json,
+    episode_to_json,
+    iter_trace,
+    read_trace,
+)
+
+TASK = Task(env_id="toy", task_id="corridor/3", sha256="0" * 64, split="toy", category="corridor")
+
+
+def turn(index: int = 0, **kwargs: Any) -> Turn:
+    facts = {
+        "observation": "o",
+        "admissible": ("a",),
+        "response": "r",
+        "action": "a",
+        "verdict": Verdict.OK,
+        "reward": 0.0,
+    }
+    return Turn(index=index, **{**facts, **kwargs})
+
+
+def episode(*turns: Turn, **kwargs: Any) -> Episode:
+    facts: dict[str, Any] = {"seed": 1, "sample": 2, "group": 3, "segments": (), "status": Status.COMPLETED}
+    return Episode(task=TASK, turns=turns, **{**facts, "success": True, "ret": 1.0, **kwargs})
+
+
+FLOATS = st.floats(allow_nan=False)
+FLOAT32 = hnp.arrays(np.float32, st.integers(1, 6), elements=st.floats(width=32, allow_nan=False))
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Episode:
+    turns, ids, text = [], [], st.text(max_size=8)
+    for index in range(draw(st.integers(0, 3))):
+        logprobs = draw(FLOAT32)
+        start, size = len(ids) + draw(st.integers(0, 2)), len(logprobs)
+        k = draw(st.integers(1, 3))
+        logp = draw(hnp.arrays(np.float32, (size, k), elements=st.floats(width=32, allow_nan=False)))
+        teacher = TopK(ids=np.arange(size * k, dtype=np.int32).reshape(size, k), logp=logp)
+        span = (start, start + size)
+        prompt, ids = (len(ids), start), [*ids, *range(start + size - len(ids))]
+        turns.append(
+            Turn(
+                index=index,
+                observation=draw(text),
+                admissible=draw(st.none() | st.lists(text, max_size=3).map(tuple)),
+                response=draw(text),
+                action=draw(st.none() | text),
+                verdict=draw(st.sampled_from(list(Verdict))),
+                reward=draw(FLOATS),
+                prompt_span=prompt,
+                response_span=span,
+                logprobs=draw(st.sampled_from([None, logprobs])),
+                finish=draw(st.sampled_from(["stop", "length"])),
+                policy_version=draw(st.integers(0, 10**12)),
+                origin=draw(st.sampled_from(["policy", "demonstration", "noise"])),
+                judge_scores=draw(st.none() | st.lists(FLOATS, max_size=3).map(tuple)),
+                hint=draw(st.none() | text),
+                teacher=draw(st.sampled_from([None, teacher])),
+            )
+        )
+    return episode(
+        *turns,
+        segments=(np.array(ids, dtype=np.int32),),
+        status=draw(st.sampled_from(list(Status))),
+        success=draw(st.booleans()),
+        ret=draw(FLOATS),
+        score=draw(FLOATS),
+        system=draw(text),
+        final_observation=draw(text),
+        timings=draw(st.dictionaries(text, st.floats(0, 10), max_size=2)),
+        meta=draw(st.dictionaries(text, st.none() | text | st.integers() | st.lists(text, max_size=2), max_size=3)),
+    )
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Equal values and equal types, arrays included."""
+    if isinstance(left, np.ndarray):
+        assert (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
+    elif isinstance(left, (Episode, Turn, TopK)):
+        for name in type(left).__dataclass_fields__:
+            assert_same(getattr(left, name), getattr(right, name))
+    elif isinstance(left, tuple):
+        assert type(right) is tuple
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        assert type(left) is type(right)
+        assert left == right
+
+
+@settings(max_examples=60, deadline=None)
+@given(episodes())
+def test_round_trip_is_exact(original: Episode) -> None:
+    line = episode_to_json(original)
+    assert line.isascii()
+    assert "\n" not in line
+    assert_same(original, episode_from_json(line))
+    assert episode_to_json(episode_from_json(line)) == line
+
+
+def test_none_is_not_zero() -> None:
+    spans: dict[str, Any] = {"prompt_span": (0, 1), "response_span": (1, 2)}
+    ids = (np.array([5, 6], dtype=np.int32),)
+    for scores in (None, (0.0,), ()):
+        for logprobs in (None, np.zeros(1, dtype=np.float32)):
+            original = episode(turn(judge_scores=scores, logprobs=logprobs, **spans), segments=ids)
+            back = episode_from_json(episode_to_json(original)).turns[0]
+            assert back.judge_scores == scores
+            assert (back.logprobs is None) == (logprobs is None)
+    assert episode_from_json(episode_to_json(episode(turn(admissible=None)))).turns[0].admissible is None
+    assert episode_from_json(episode_to_json(episode(turn(admissible=())))).turns[0].admissible == ()
+
+
+def test_float32_is_short_and_exact_and_infinities_are_strict_json() -> None:
+    values = np.array([-0.1, -1e-8, -np.inf, np.nan, -0.0], dtype=np.float32)
+    original = episode(
+        turn(logprobs=values, response_span=(0, 5)), segments=(np.zeros(5, dtype=np.int32),), ret=math.inf
+    )
+    line = episode_to_json(original)
+    assert '"logprobs":[-0.1,-1e-08,"-inf","nan",-0.0]' in line
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
+    back = episode_from_json(line)
+    assert back.turns[0].logprobs.tobytes() == values.tobytes()
+    assert back.ret == math.inf
+
+
+def test_numpy_scalars_and_lone_surrogates_are_written() -> None:
+    original = episode(turn(response="\ud800"), seed=np.int64(4), success=np.bool_(True), ret=np.float32(0.5))
+    back = episode_from_json(episode_to_json(original))
+    assert (back.seed, back.success, back.ret, back.turns[0].response) == (4, True, 0.5, "\ud800")
+
+
+def test_writing_appends(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "trace.jsonl"
+    for sample in range(3):
+        with TraceWriter(path) as writer:
+            writer.write(episode(sample=sample))
+    read, problems = read_trace(path)
+    assert ([item.sample for item in read], problems) == ([0, 1, 2], [])
+
+
+def test_each_episode_is_on_disk_at_once(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "t.jsonl")
+    writer.write(episode(sample=7))
+    assert [item.sample for item in read_trace(tmp_path / "t.jsonl")[0]] == [7]
+    writer.close()
+
+
+def test_a_torn_line_is_reported_and_later_episodes_survive(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    lines = [episode_to_json(episode(sample=sample)) for sample in range(3)]
+    before = lines[0] + "\n" + lines[1][:-20]
+    path.write_text(before)
+    read, problems = read_trace(path)
+    assert [item.sample for item in read] == [0]
+    assert [problem.line for problem in problems] == [2]
+    assert str(problems[0]).startswith("line 2: torn: the file ends inside this line; not valid JSON")
+    with TraceWriter(path) as writer:
+        writer.write(episode(sample=2))
+        writer.write(episode(sample=3))
+    assert path.read_text().startswith(before + "\n"), "what was there must stay"
+    read, problems = read_trace(path)
+    assert [item.sample for item in read] == [0, 2, 3]
+    assert [problem.line for problem in problems] == [2]
+
+
+@settings(max_examples=30, deadline=None)
+@given(cut=st.integers(0, 2000))
+def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("cut") / "t.jsonl"
+    line = episode_to_json(episode(turn())).encode() + b"\n"
+    data = (line * 4)[: cut % (4 * len(line) + 1)]
+    path.write_bytes(data)
+    read, problems = read_trace(path)
+    whole, rest = divmod(len(data), len(line))
+    complete = rest == len(line) - 1  # only the newline is missing
+    assert len(read) == whole + complete
+    assert len(problems) == (1 if rest and not complete else 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda record: record.pop("turns"), "the field 'turns' is missing"),
+        (lambda record: record.pop("schema"), 'there is no "schema"'),
+        (lambda record: record.update(schema="x"), "schema version 'x' is not a number from 1 to 1"),
+        (lambda record: record.update(schema=0), "schema version 0"),
+        (lambda record: record.update(status="done"), "'done' is not a valid Status"),
+        (lambda record: record["task"].pop("split"), "split"),
+        (lambda record: record["turns"][0].update(index=4), "turns must count 0, 1, 2"),
+        (lambda record: record["turns"][0].update(verdict="fine"), "'fine' is not a valid Verdict"),
+        (lambda record: record["turns"][0].update(response_span=[0]), "not enough values"),
+        (lambda record: record["turns"][0].update(response_span=[0, 9], segment=3), "segment 3"),
+    ],
+)
+def test_damaged_lines_are_reported(change: Any, reason: str, tmp_path: Path) -> None:
+    record = json.loads(episode_to_json(episode(turn())))
+    change(record)
+    good = episode_to_json(episode())
+    (tmp_path / "t.jsonl").write_text(f"{good}\n{json.dumps(record)}\n\n{good}\n")
+    read, problems = read_trace(tmp_path / "t.jsonl")
+    assert len(read) == 2
+    assert [problem.line for problem in problems] == [2]
+    assert reason in problems[0].reason
+    assert "torn" not in problems[0].reason
+
+
+@pytest.mark.parametrize("junk", [b"\xff\xfe\n", b"[]\n", b"3\n", b"null\n", b"[" * 100_000 + b"\n", b"{}\n"])
+def test_junk_is_reported(junk: bytes, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_bytes(junk + episode_to_json(episode()).encode() + b"\n")
+    first, second = iter_trace(tmp_path / "t.jsonl")
+    assert isinstance(first, TraceProblem)
+    assert isinstance(second, Episode)
+
+
+def test_a_newer_schema_is_an_error_not_a_skip(tmp_path: Path) -> None:
+    record = json.loads(episode_to_json(episode())) | {"schema": SCHEMA + 1}
+    (tmp_path / "t.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 1: schema version 2.*upgrade turngym"):
+        read_trace(tmp_path / "t.jsonl")
+
+
+def test_missing_files_and_bad_meta_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="there is no trace file"):
+        read_trace(tmp_path / "none.jsonl")
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write(episode())
+        with pytest.raises(TraceError, match=r"task corridor/3, sample 2.*cannot be written"):
+            writer.write(episode(meta={"model": object()}))
+    assert len(read_trace(tmp_path / "t.jsonl")[0]) == 1

@@ -1,0 +1,176 @@
+"""`turngym trace`: selection, filter, Parquet, and a page that shows any text without running it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from turngym.envs.core import Task, TurngymError, Verdict
+from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.trace import TraceWriter
+from turngym.scripts import trace
+from turngym.scripts.trace_html import TEMPLATE, page
+from turngym.scripts.trace_select import Select
+
+EVIL = "</script><script>alert(1)</script><!-- <b> & \" ' \u2028 \ud800"
+
+
+def episode(
+    sample: int, *, won: bool, category: str = "heat", verdict: Verdict = Verdict.OK, text: str = "o"
+) -> Episode:
+    task = Task(env_id="toy", task_id=f"train/{category}/{sample}", sha256="0" * 64, split="train", category=category)
+    turns = [
+        Turn(
+            index=index,
+            observation=text,
+            admissible=(text,),
+            response=f"<think>{text}</think><action>go</action>",
+            action="go",
+            verdict=verdict,
+            reward=float(won),
+            prompt_span=(4 * index, 4 * index + 2),
+            response_span=(4 * index + 2, 4 * index + 4),
+            logprobs=np.array([-0.5, -np.inf], dtype=np.float32),
+        )
+        for index in range(2)
+    ]
+    return Episode(
+        task=task,
+        seed=0,
+        sample=sample,
+        group=0,
+        segments=(np.arange(8, dtype=np.int32),),
+        turns=tuple(turns),
+        status=Status.COMPLETED if won else Status.TRUNCATED_TURNS,
+        success=won,
+        ret=float(won),
+        system=text,
+        final_observation=text,
+        meta={"note": text},
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "t.jsonl"
+    with TraceWriter(path) as writer:
+        writer.write(episode(0, won=True))
+        writer.write(episode(1, won=False, category="cool"))
+        writer.write(episode(2, won=False, verdict=Verdict.MALFORMED))
+    with path.open("a") as out:
+        out.write('{"schema": 1, "tas')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("select", "samples"),
+    [
+        (Select(), [0, 1, 2]),
+        (Select(outcome="won"), [0]),
+        (Select(outcome="lost"), [1, 2]),
+        (Select(status=(Status.TRUNCATED_TURNS, Status.ERROR_ENV)), [1, 2]),
+        (Select(category=("cool",)), [1]),
+        (Select(task="heat/"), [0, 2]),
+        (Select(verdict=(Verdict.MALFORMED,)), [2]),
+        (Select(limit=2), [0, 1]),
+        (Select(limit=1, outcome="lost"), [1]),
+        (Select(limit=0), []),
+        (Select(outcome="won", category=("cool",)), []),
+    ],
+)
+def test_selection(select: Select, samples: list[int], file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [item.sample for item in trace.selected([file], select)] == samples
+
+
+def test_print(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trace.main(["print", "--status", "truncated_turns", "--category", "cool", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert "lost truncated_turns    2 turns  return +0.00  cool     train/cool/1 sample 1" in out
+    assert out.endswith("1 episodes, 0 won\n")
+    assert f"{file}: skipped line 4: torn" in err
+    assert trace.main(["print", str(file), "--turns", "--width", "5", "--limit", "1"]) == 0
+    assert "[1] policy (ok, reward 1, stop)\n    <thin... (35 characters)" in capsys.readouterr().out
+
+
+def test_any_text_can_be_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write(episode(0, won=True, text=EVIL, category=EVIL))
+    assert trace.main(["print", "--turns", str(tmp_path / "t.jsonl")]) == 0
+    assert "<b> & \" ' " in capfd.readouterr().out
+
+
+def test_filter_copies_exactly_and_never_overwrites(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lost.jsonl"
+    assert trace.main(["filter", str(file), "--out", str(out), "--outcome", "lost"]) == 0
+    assert out.read_text().splitlines() == file.read_text().splitlines()[1:3]
+    before = out.read_bytes()
+    for words in (["filter"], ["html"], ["parquet"]):
+        with pytest.raises(TurngymError, match="exists already"):
+            trace.main([*words, str(file), "--out", str(out)])
+    assert out.read_bytes() == before
+
+
+def test_no_files_is_an_error() -> None:
+    with pytest.raises(TurngymError, match="no trace file"):
+        trace.main(["print"])
+
+
+def test_parquet_has_one_row_per_turn(file: Path, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    assert trace.main(["parquet", str(file), "--out", str(tmp_path / "t.parquet")]) == 0
+    rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert [(row["sample"], row["turn"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert rows[1]["response_ids"] == [6, 7]
+    assert rows[1]["logprobs"] == [-0.5, float("-inf")]
+    assert (rows[5]["verdict"], rows[5]["return"], rows[0]["success"], rows[0]["hint"]) == (
+        "malformed",
+        0.0,
+        True,
+        None,
+    )
+
+
+def embedded(text: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    data: dict[str, object] = json.loads(found[1], parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    return data
+
+
+def test_the_page_escapes_everything() -> None:
+    text = page([episode(0, won=True, text=EVIL, category=EVIL)], title=EVIL)
+    assert text.count("<script") == TEMPLATE.read_text().count("<script")
+    assert text.count("<!--") == 0
+    assert "alert(1)</script>" not in text
+    text.encode("utf-8")
+    data = embedded(text)
+    first = data["episodes"][0]  # type: ignore[index]
+    assert first["turns"][0]["observation"] == EVIL
+    assert first["turns"][0]["thought"] is not None
+    assert first["turns"][1]["tokens"] == [[6, -0.5, None], [7, "-inf", None]]
+
+
+def test_the_page_is_self_contained() -> None:
+    text = TEMPLATE.read_text()
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
+    assert "innerHTML" not in text
+    assert "__DATA__" in text
+
+
+def test_token_texts_come_from_the_tokenizer() -> None:
+    data = embedded(page([episode(0, won=True)], title="x", decode=lambda token: f"<{token}>"))
+    assert data["episodes"][0]["turns"][0]["tokens"][0] == [2, -0.5, "<2>"]  # type: ignore[index]
+
+
+def test_html_verb(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    words = ["html", str(file), "--out", str(out), "--title", "Mine"]
+    assert trace.main(words) == 0
+    assert "3 episodes in" in capsys.readouterr().out
+    assert embedded(out.read_text())["title"] == "Mine"
+    assert trace.main([*words, "--overwrite", "--limit", "1"]) == 0
+    assert len(embedded(out.read_text())["episodes"]) == 1  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""TextVectorEnv: whole texts, per-environment seeds and tasks, the three autoreset modes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from turngym.envs.core import TurngymError
+from turngym.envs.vector import TextVectorEnv
+
+TOY = "turngym-test/Toy-v0"
+
+
+def make(num_envs: int = 2, mode: str = "NextStep", **kwargs: Any) -> TextVectorEnv:
+    envs = gym.make_vec(TOY, num_envs, autoreset_mode=mode, **kwargs)
+    assert isinstance(envs, TextVectorEnv)
+    return envs
+
+
+def test_each_environment_has_its_own_seed_or_task() -> None:
+    envs = make(3)
+    texts, infos = envs.reset(seed=10)
+    for number in range(3):
+        alone = gym.make(TOY)
+        assert (texts[number], infos["task_id"][number]) == (lambda r: (r[0], r[1]["task_id"]))(
+            alone.reset(seed=10 + number)
+        )
+    envs.reset(seed=[5, None, 5])
+    assert envs.np_random_seed[0] == envs.np_random_seed[2] == 5
+    _, infos = envs.reset(options={"task": ["corridor/5", "corridor/3", None]})
+    assert infos["task_id"][:2].tolist() == ["corridor/5", "corridor/3"]
+    assert envs.reset(options={"task": "corridor/4"})[1]["task_id"].tolist() == ["corridor/4"] * 3
+
+
+def test_shapes_and_types_of_a_step() -> None:
+    envs = make(2)
+    envs.reset(seed=0, options={"task": "corridor/3"})
+    texts, rewards, terminations, truncations, infos = envs.step(["fly", "go right"])
+    assert isinstance(texts, tuple)
+    assert texts in envs.observation_space
+    assert (rewards.dtype, terminations.dtype, truncations.dtype) == (np.float64, np.bool_, np.bool_)
+    assert infos["verdict"].dtype == object
+    assert infos["verdict"].tolist() == ["inadmissible", "ok"]
+    assert infos["admissible_actions"].tolist() == [["go right", "wave"], ["go left", "go right", "wave"]]
+    assert infos["success"].tolist() == [False, False]
+    assert infos["_verdict"].tolist() == [True, True]
+
+
+def test_long_texts_are_not_cut() -> None:
+    envs = make(2, max_turns=None)
+    envs.reset(seed=0)
+    action = "y" * 5000
+    infos = envs.step([action, "wave"])[4]
+    assert infos["action"].tolist() == [action, "wave"]
+
+
+def won(envs: TextVectorEnv) -> Any:
+    envs.reset(seed=0, options={"task": ["corridor/3", "corridor/5"]})
+    for _ in range(2):
+        envs.step(["go right", "go right"])
+    return envs.step(["go right", "go right"])
+
+
+def test_next_step_resets_with_the_action_after_the_end() -> None:
+    envs = make(mode="NextStep")
+    _, rewards, terminations, _, infos = won(envs)
+    assert (rewards.tolist(), terminations.tolist()) == ([1.0, 0.0], [True, False])
+    assert "final_obs" not in infos
+    texts, rewards, terminations, _, infos = envs.step(["ignored", "go left"])
+    assert texts[0].startswith("You are in a corridor")
+    assert (rewards[0], terminations[0], infos["turn"].tolist()) == (0.0, False, [0, 4])
+    assert envs.step(["wave", "wave"])[4]["turn"].tolist() == [1, 5]
+
+
+def test_same_step_keeps_the_last_observation() -> None:
+    envs = make(mode="SameStep")
+    texts, rewards, terminations, _, infos = won(envs)
+    assert texts[0].startswith("You are in a corridor")
+    assert infos["final_obs"][0].startswith("You are at step 3.")
+    assert infos["final_obs"][1] is None
+    assert (rewards[0], terminations[0], infos["final_info"]["success"].tolist()) == (1.0, True, [True, False])
+    assert infos["turn"].tolist() == [0, 3]
+    assert infos["_final_obs"].tolist() == [True, False]
+
+
+def test_disabled_waits_for_a_masked_reset() -> None:
+    envs = make(mode="Disabled")
+    won(envs)
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.step(["wave", "wave"])
+    texts, infos = envs.reset(options={"reset_mask": np.array([True, False]), "task": "corridor/4"})
+    assert texts[0].startswith("You are in a corridor of 4")
+    assert texts[1].startswith("You are at step 3.")
+    assert infos["_task_id"].tolist() == [True, False]
+    assert envs.step(["wave", "wave"])[4]["turn"].tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_equal_to_gymnasiums_own(mode: AutoresetMode) -> None:
+    if mode is AutoresetMode.DISABLED:
+        pytest.skip("needs resets by the caller; covered above")
+    kwargs: dict[str, Any] = {"max_turns": 6}
+    ours = make(3, mode.value, **kwargs)
+    theirs = gym.make_vec(TOY, 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}, **kwargs)
+    assert isinstance(theirs, SyncVectorEnv)
+    rng = np.random.default_rng(0)
+    pairs = [(ours.reset(seed=2), theirs.reset(seed=2))]
+    for _ in range(40):
+        actions = tuple(rng.choice(["go right", "go left", "wave", "fly", ""], size=3).tolist())
+        pairs.append((ours.step(actions), theirs.step(actions)))
+    for mine, other in pairs:
+        assert mine[0] == other[0]
+        for left, right in zip(mine[1:-1], other[1:-1], strict=True):
+            assert left.tolist() == right.tolist()
+        assert plain(mine[-1]) == plain(other[-1])
+
+
+def plain(infos: dict[str, Any]) -> dict[str, Any]:
+    return {key: plain(value) if isinstance(value, dict) else value.tolist() for key, value in infos.items()}
+
+
+def test_metadata_call_and_close() -> None:
+    envs = make(2)
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    envs.reset(seed=0)
+    assert envs.call("expert_action") == ("go right", "go right")
+    assert envs.get_attr("max_turns") == (50, 50)
+    envs.set_attr("max_turns", [3, 4])
+    assert envs.get_attr("max_turns") == (3, 4)
+    envs.close()
+    envs.close()
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.step(["wave", "wave"])
+
+
+def test_rendering_gives_a_frame_each() -> None:
+    envs = make(2, render_mode="ansi")
+    texts, _ = envs.reset(seed=0)
+    assert envs.render() == texts
+
+
+def test_wrong_numbers_are_errors() -> None:
+    envs = make(2)
+    envs.reset(seed=0)
+    with pytest.raises(TurngymError, match="1 actions for 2 environments"):
+        envs.step(["wave"])
+    with pytest.raises(TurngymError, match="got one string"):
+        envs.step("wa")
+    with pytest.raises(TurngymError, match="3 seeds for 2"):
+        envs.reset(seed=[1, 2, 3])
+    with pytest.raises(TurngymError, match="1 tasks for 2"):
+        envs.reset(options={"task": ["corridor/3"]})
+    with pytest.raises(TurngymError, match="reset_mask must be a bool array"):
+        envs.reset(options={"reset_mask": np.array([1, 0])})
+    with pytest.raises(TurngymError, match="3 values for 2"):
+        envs.set_attr("max_turns", [1, 2, 3])
+    with pytest.raises(TurngymError, match="at least one"):
+        TextVectorEnv([])
