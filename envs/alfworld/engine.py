@@ -6,6 +6,7 @@ possible, `examine <object>` needs it in hand, heat / cool / clean need no open 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 from turngym.envs.alfworld.game import Game
@@ -64,7 +65,9 @@ class NativeEngine:
     def admissible(self) -> tuple[str, ...]:
         """Every command that is possible now, sorted, each once."""
         if self._admissible is None:
-            self._admissible = tuple(sorted([*go_commands(self.game, self.state.location), *self._here()]))
+            here = sorted(self._here())
+            middle = bisect_left(here, "go to ")
+            self._admissible = (*here[:middle], *go_commands(self.game, self.state.location), *here[middle:])
         return self._admissible
 
     def find(self, command: str) -> Command | None:

@@ -54,6 +54,8 @@ class Game:
         self.object_index = {name: index for index, name in enumerate(self.object_names)}
         self.receptacle_index = {name: index for index, name in enumerate(self.receptacle_names)}
         self.go: dict[int, dict[str, tuple[str, int, int]]] = {}
+        places = enumerate(problem.receptacle_location)
+        self.ways = sorted((f"go to {self.receptacle_names[r]}", ("go", r, at)) for r, at in places if at >= 0)
 
     @property
     def task_text(self) -> str:

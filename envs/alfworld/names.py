@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 def entity_names(order: Sequence[str]) -> dict[str, str]:
@@ -40,6 +41,7 @@ def _kind(word: str) -> str | None:
     return _plain(head) + ("basin" if "basin" in word else "")
 
 
+@lru_cache(maxsize=1024)
 def _plain(text: str) -> str:
     for code, sign in (("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ",")):
         text = text.replace(code, sign)

@@ -74,9 +74,7 @@ def go_commands(game: Game, location: int) -> dict[str, Command]:
     """The `go to` commands that are possible from a location, sorted; made once per game and location."""
     found = game.go.get(location)
     if found is None:
-        places = game.problem.receptacle_location
-        placed = sorted((f"go to {name}", r) for r, name in enumerate(game.receptacle_names) if places[r] >= 0)
-        found = {command: ("go", r, places[r]) for command, r in placed if places[r] != location}
+        found = {command[0]: command[1] for command in game.ways if command[1][2] != location}
         game.go[location] = found
     return found
 
