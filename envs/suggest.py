@@ -8,7 +8,7 @@ from heapq import nlargest
 
 _GRAMS = 24
 _QUERY = 200
-_FINALISTS = 24
+_FINALISTS = 16
 
 
 def nearest(query: str, candidates: Iterable[str], n: int = 1, cutoff: float = 0.4) -> list[str]:
@@ -19,20 +19,17 @@ def nearest(query: str, candidates: Iterable[str], n: int = 1, cutoff: float = 0
     query = query[:_QUERY].casefold()
     pool = list(candidates)
     if len(pool) > _FINALISTS:
-        grams = _grams(query)
-        scored = ((sum(gram in text.casefold() for gram in grams), -index) for index, text in enumerate(pool))
-        best = nlargest(_FINALISTS, scored)
-        pool = [pool[-negative] for _, negative in sorted(best, key=lambda pair: -pair[1])]
+        pool = _finalists(query, pool)
     matcher = SequenceMatcher(autojunk=False)
     matcher.set_seq2(query)
-    ranked: list[tuple[float, int]] = []
+    best: list[tuple[float, int, str]] = []
     for index, text in enumerate(pool):
         matcher.set_seq1(text[:_QUERY].casefold())
-        if matcher.real_quick_ratio() >= cutoff and matcher.quick_ratio() >= cutoff:
-            ratio = matcher.ratio()
-            if ratio >= cutoff:
-                ranked.append((ratio, -index))
-    return [pool[-negative] for _, negative in nlargest(n, ranked)]
+        # the quick ratios are upper bounds: most candidates never need the slow one
+        floor = max(cutoff, best[-1][0]) if len(best) == n else cutoff
+        if matcher.real_quick_ratio() >= floor and matcher.quick_ratio() >= floor and matcher.ratio() >= floor:
+            best = nlargest(n, [*best, (matcher.ratio(), -index, text)])
+    return [text for _, _, text in best]
 
 
 def did_you_mean(query: str, candidates: Iterable[str], n: int = 3) -> str:
@@ -41,6 +38,16 @@ def did_you_mean(query: str, candidates: Iterable[str], n: int = 3) -> str:
     if not found:
         return ""
     return " Did you mean " + " or ".join(repr(text) for text in found) + "?"
+
+
+def _finalists(query: str, pool: list[str]) -> list[str]:
+    grams = _grams(query)
+    scored = ((_shared(grams, text.casefold()), -index) for index, text in enumerate(pool))
+    return [pool[-negative] for _, negative in nlargest(_FINALISTS, scored)]
+
+
+def _shared(grams: list[str], text: str) -> int:
+    return sum(gram in text for gram in grams)
 
 
 def _grams(query: str) -> list[str]:
