@@ -14,10 +14,7 @@ from turngym.envs.protocols import CollectRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetCollect:
-    """Implements `Collect` over a fixed list; step k always gets the same episodes, so no position needs saving.
-
-    Every epoch is a permutation of its own, fixed by (seed, epoch); a batch may reach into the next epoch.
-    """
+    """Implements `Collect` over a fixed list, in the order that `draw` gives."""
 
     episodes: Sequence[Episode]
     seed: int = 0
@@ -26,11 +23,19 @@ class DatasetCollect:
         """`request.episodes` episodes; depth cap and temperature do not apply to what was recorded."""
         if not self.episodes:
             raise TurngymError("the data set has no episodes; give a trace file with at least one")
-        first = (request.step - 1) * request.episodes
-        places = range(first, first + request.episodes)
-        epochs = {place // len(self.episodes) for place in places}
-        orders = {epoch: np.random.default_rng((self.seed, epoch)).permutation(len(self.episodes)) for epoch in epochs}
-        return [self.episodes[orders[p // len(self.episodes)][p % len(self.episodes)]] for p in places]
+        places = draw(len(self.episodes), seed=self.seed, step=request.step, batch=request.episodes)
+        return [self.episodes[place] for place in places]
+
+
+def draw(count: int, *, seed: int, step: int, batch: int) -> list[int]:
+    """Which of `count` items step `step` (1-based) takes: items (step - 1) * batch onwards of the epochs, in a row.
+
+    Every epoch is a permutation of its own, fixed by (seed, epoch), so a resumed run needs no saved position.
+    """
+    places = range((step - 1) * batch, step * batch)
+    epochs = {place // count for place in places}
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
+    return [int(orders[place // count][place % count]) for place in places]
 
 
 def steps_for(epochs: float, episodes: int, batch: int) -> int:

@@ -97,4 +97,5 @@ def _mean(values: NDArray[np.float32] | None) -> float | None:
 
 
 def _sums(values: NDArray[np.floating], batch: RolloutBatch) -> NDArray[np.float64]:
-    return np.bincount(batch.turn_N, weights=values, minlength=int(batch.depth_E.max()))
+    sums_T = np.bincount(batch.turn_N, weights=values, minlength=int(batch.depth_E.max()))
+    return sums_T.astype(np.float64)

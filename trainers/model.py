@@ -43,21 +43,22 @@ def tiny_qwen3(
     kv_heads = kv_heads or heads
     if width % heads or heads % kv_heads:
         raise ModelError(f"width {width} must be a multiple of heads {heads}, heads a multiple of kv_heads {kv_heads}")
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=width // heads,
-        intermediate_size=mlp or 2 * width,
-        max_position_embeddings=max_length,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=eos_id,
-        pad_token_id=pad_id,
-        attn_implementation="sdpa",
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": width // heads,
+        "intermediate_size": mlp or 2 * width,
+        "max_position_embeddings": max_length,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": eos_id,
+        "pad_token_id": pad_id,
+        "attn_implementation": "sdpa",
+    }
+    config = Qwen3Config(**sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
@@ -83,7 +84,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu",
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = str(error).strip().split("\n")[0]
         raise ModelError(f"cannot load a causal language model from {path}: {first}") from error
-    return model.to(device).eval()
+    return model.to(torch.device(device)).eval()
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:

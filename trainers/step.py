@@ -104,7 +104,8 @@ def accumulate(
     forward: Forward,
 ) -> tuple[float, dict[str, NDArray[np.float32]]]:
     """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N]."""
-    total, columns = 0.0, {}
+    total = 0.0
+    columns: dict[str, NDArray[np.float32]] = {}
     with _training(model, forward.gradient_checkpointing):
         for micro in split_rows(batch, forward.micro_tokens):
             losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)

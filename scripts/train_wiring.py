@@ -1,0 +1,191 @@
+"""What training needs from the other rooms: rollouts of the student, experts, recorded episodes, evaluations."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from turngym.agents.evaluate import evaluate
+from turngym.agents.local import LocalEngine
+from turngym.agents.model_agent import ModelAgent
+from turngym.agents.render import ChatRenderer
+from turngym.agents.rollout import Job, rollout
+from turngym.agents.scripted import ExpertAgent, PrivilegedExpert, SearchingPlayer
+from turngym.agents.settings import ChatSettings
+from turngym.envs.channels import make_channel
+from turngym.envs.core import Task, ToolSpec, TurngymError
+from turngym.envs.episode import Episode
+from turngym.envs.panels import Panel, assert_disjoint
+from turngym.envs.protocols import CollectRequest, Sampling
+from turngym.trainers.dataset import draw
+from turngym.trainers.loop import EvalPoint
+
+MakeEnv = Callable[[], Any]
+EXPERTS: dict[str, Any] = {"expert": PrivilegedExpert, "searching": SearchingPlayer}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """A model in this process as rollouts and evaluations see it. It shares its weights with the trainer."""
+
+    engine: LocalEngine
+    renderer: ChatRenderer
+    settings: ChatSettings
+    tool: ToolSpec
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec, *, batch: int = 64) -> Player:
+        """`settings` say how the model was trained to be spoken to; `batch` requests are generated at a time."""
+        engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=batch)
+        renderer = ChatRenderer(
+            tokenizer,
+            tool=tool if settings.channel == "tool" else None,
+            thinking=settings.thinking,
+            observation_role=settings.observation_role,
+            history=settings.history,
+        )
+        return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)
+
+    def agent(self, temperature: float, name: str = "student") -> ModelAgent:
+        return ModelAgent(
+            self.engine,
+            self.renderer,
+            make_channel(self.settings.channel, self.tool),
+            Sampling(temperature=temperature, max_new_tokens=self.settings.max_new_tokens),
+            max_context=self.engine.max_length,
+            name=name,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCollect:
+    """Implements `Collect`: the student plays tasks that (seed, step) fix. Evaluation tasks are refused."""
+
+    player: Player
+    make_env: MakeEnv
+    task_ids: Sequence[str]
+    seed: int = 0
+    slots: int = 64
+    held_out: Sequence[Task] = ()
+    """Tasks that must not be trained on."""
+    expert: Literal["expert", "searching"] = "expert"
+    """Who plays the first turns when a curriculum asks for demonstrations."""
+
+    def __call__(self, request: CollectRequest) -> list[Episode]:
+        jobs = step_jobs(self.task_ids, self.seed, request)
+        if request.demonstration_turns is not None:
+            jobs = self._demonstrated(jobs, request.demonstration_turns)
+        agent = self.player.agent(request.temperature)
+        episodes = rollout(
+            jobs,
+            self.make_env,
+            agent,
+            slots=self.slots,
+            max_turns=request.max_turns,
+            system=self.player.settings.system,
+            meta={"temperature": request.temperature, "step": request.step},
+        )
+        assert_disjoint([episode.task for episode in episodes], self.held_out)
+        return episodes
+
+    def _demonstrated(self, jobs: Sequence[Job], turns: int) -> list[Job]:
+        """The jobs with all but the expert's last `turns` actions played beforehand."""
+        shown = rollout(jobs, self.make_env, ExpertAgent(expert=EXPERTS[self.expert]), slots=self.slots)
+        plans = [[turn.action or "" for turn in episode.turns] for episode in shown]
+        return [
+            replace(job, demonstration=tuple(plan[: max(0, len(plan) - turns)]))
+            for job, plan in zip(jobs, plans, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertCollect:
+    """Implements `Collect`: an expert plays, with noise, and writes what it does as the student's tokens."""
+
+    renderer: ChatRenderer
+    settings: ChatSettings
+    make_env: MakeEnv
+    task_ids: Sequence[str]
+    seed: int = 0
+    slots: int = 64
+    held_out: Sequence[Task] = ()
+    expert: Literal["expert", "searching"] = "expert"
+    noise: tuple[float, float] = (0.0, 0.0)
+
+    def __call__(self, request: CollectRequest) -> list[Episode]:
+        agent = ExpertAgent(self.renderer, expert=EXPERTS[self.expert], noise=self.noise)
+        jobs = step_jobs(self.task_ids, self.seed, request)
+        episodes = rollout(
+            jobs,
+            self.make_env,
+            agent,
+            slots=self.slots,
+            max_turns=request.max_turns,
+            system=self.settings.system,
+        )
+        assert_disjoint([episode.task for episode in episodes], self.held_out)
+        return episodes
+
+
+def step_jobs(task_ids: Sequence[str], seed: int, request: CollectRequest) -> list[Job]:
+    """The jobs of a step: tasks go by in epochs, each a permutation, and every step has random streams of its own."""
+    if not len(task_ids):
+        raise TurngymError("the training split has no tasks")
+    places = draw(len(task_ids), seed=seed, step=request.step, batch=request.episodes)
+    return [
+        Job(task_id=task_ids[place], sample=number, group=number, seed=seed * 1_000_003 + request.step)
+        for number, place in enumerate(places)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelEvaluation:
+    """Avg@n on a panel, as the training loop asks for it; every episode is kept as a trace to read."""
+
+    panel: Panel
+    player: Player
+    make_env: MakeEnv
+    folder: Path
+    samples: int = 4
+    temperature: float = 0.85
+    seed: int = 0
+    slots: int = 64
+    limit: int | None = None
+    """Play only the first so many tasks."""
+
+    @property
+    def tasks(self) -> Panel | tuple[Task, ...]:
+        return self.panel if self.limit is None else self.panel.tasks[: self.limit]
+
+    def __call__(self, step: int) -> EvalPoint:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        result = evaluate(
+            self.tasks,
+            self.make_env,
+            self.player.agent(self.temperature),
+            samples=self.samples,
+            temperature=self.temperature,
+            seed=self.seed,
+            slots=self.slots,
+            trace=self.folder / f"step_{step:06d}.jsonl",
+            system=self.player.settings.system,
+        )
+        scores = result.scores
+        extra = {f"pass@{k}": value for k, value in scores.overall.pass_at.items()}
+        extra |= {"turns": scores.turns, "invalid_rate": scores.invalid_rate, "errors": float(scores.errors)}
+        extra |= {f"category/{row.name}": row.avg.mean for row in scores.categories}
+        average = scores.overall.avg
+        return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
+
+
+def weights_hash(folder: str | Path) -> str:
+    """16 hex digits over the configuration and weight files of a model folder."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(folder).glob("*")):
+        if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
