@@ -20,7 +20,16 @@ ObservationRole = Literal["user", "tool"]
 ANSWER = "turngymanswer"
 OBSERVATION = "turngymobservation"
 SYSTEM = "turngymsystem"
+USER = "turngymuser"
 CACHE = 1 << 16
+
+FIXED_DATE = {"date_string": "26 Jul 2024"}
+FIXED_CLOCK = (
+    "{%- macro strftime_now(form) -%}"
+    "{%- if '%Y-%m-%d' in form -%}2024-07-26{%- else -%}26 Jul 2024{%- endif -%}"
+    "{%- endmacro -%}"
+)
+"""Goes before templates that print today's date: they would give other tokens tomorrow."""
 
 
 class RenderError(TurngymError):
@@ -56,7 +65,7 @@ class ChatTemplate:
         self.name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self.role = observation_role
         self._tools: list[Any] | None = None if tool is None else [tool.schema()]
-        self._variables: dict[str, Any] = {"date_string": "26 Jul 2024", **(variables or {})}
+        self._variables: dict[str, Any] = {**FIXED_DATE, **(variables or {})}
         if thinking is not None:
             self._variables["enable_thinking"] = thinking
         if not getattr(tokenizer, "chat_template", None):
@@ -64,9 +73,18 @@ class ChatTemplate:
                 f"tokenizer {self.name!r} has no chat template: use that of an instruction-tuned model, or set "
                 "tokenizer.chat_template (ChatML is a safe choice for models that were never tuned to a format)"
             )
+        self._source = self._frozen_source()
         self.encode = lru_cache(CACHE)(self._encode)
         self._decode_cached = lru_cache(CACHE)(self._decode)
         self._probe(tool)
+
+    def _frozen_source(self) -> str | None:
+        """The template with a clock that stands still; None where it reads no clock."""
+        try:
+            source = str(self.tokenizer.get_chat_template(tools=self._tools))
+        except ValueError as error:  # several templates, none of them the default
+            raise RenderError(f"the chat template of {self.name!r} cannot be chosen: {error}") from error
+        return FIXED_CLOCK + source if "strftime_now" in source else None
 
     def _probe(self, tool: ToolSpec | None) -> None:
         self._fold_system = False
@@ -77,7 +95,7 @@ class ChatTemplate:
         self.describes_tool = tool is not None and tool.name in prompt
         self.prefill = self._probe_prefill(prompt)
         """Whether the text that the template puts into the assistant's mouth belongs to the message it keeps."""
-        delta = self.delta_text(OBSERVATION)
+        delta = self._probe_delta()
         end = self._encode(delta)[:1].tolist()
         eos = getattr(self.tokenizer, "eos_token_id", None)
         special = set(self.tokenizer.all_special_ids) | set(getattr(self.tokenizer, "added_tokens_decoder", ()))
@@ -102,6 +120,21 @@ class ChatTemplate:
         again = [*history, {"role": "assistant", "content": prefill + ANSWER}, self.observation(OBSERVATION)]
         return prefill if self.render(again).startswith(prompt + ANSWER) else ""
 
+    def _probe_delta(self) -> str:
+        problem = ""
+        try:
+            text = self.render([*self.opening(SYSTEM, USER), self.answer(ANSWER), self.observation(OBSERVATION)])
+        except RenderError as error:
+            text, problem = "", f": {error}"
+        start = text.find(ANSWER)
+        if start < 0 or OBSERVATION not in text[start:]:
+            other = "user" if self.role == "tool" else "tool"
+            raise RenderError(
+                f"the chat template of {self.name!r} does not show a message of role {self.role!r} after an answer; "
+                f"use observation_role={other!r}{problem}"
+            )
+        return text[start + len(ANSWER) :]
+
     def opening(self, system: str, observation: str) -> list[Message]:
         """The messages before the first response. A template without system messages gets both in the user message."""
         if not system:
@@ -120,7 +153,12 @@ class ChatTemplate:
         """The whole conversation as text; `generate` appends what asks the assistant to speak."""
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages), tools=self._tools, add_generation_prompt=generate, tokenize=False, **self._variables
+                list(messages),
+                tools=self._tools,
+                chat_template=self._source,
+                add_generation_prompt=generate,
+                tokenize=False,
+                **self._variables,
             )
         except ImportError as error:
             raise RenderError("chat templates need jinja2: pip install 'turngym[train]'") from error
@@ -131,17 +169,8 @@ class ChatTemplate:
 
     def delta_text(self, observation: str) -> str:
         """What the template writes after a response: its closing, the observation and the next generation prompt."""
-        messages = [*self.opening(SYSTEM, OBSERVATION), self.answer(ANSWER), self.observation(observation)]
-        text = self.render(messages)
-        start = text.rfind(ANSWER)
-        probe = text if observation == OBSERVATION else self.render([*messages[:-1], self.observation(OBSERVATION)])
-        if start < 0 or OBSERVATION not in probe[start:]:
-            other = "user" if self.role == "tool" else "tool"
-            raise RenderError(
-                f"the chat template of {self.name!r} does not show a message of role {self.role!r} after an answer; "
-                f"use observation_role={other!r}"
-            )
-        return text[start + len(ANSWER) :]
+        text = self.render([*self.opening(SYSTEM, USER), self.answer(ANSWER), self.observation(observation)])
+        return text[text.index(ANSWER) + len(ANSWER) :]
 
     def _encode(self, text: str) -> NDArray[np.int32]:
         """Ids of `text` as it stands, int32 [n]; no special tokens are added. Treat the array as read-only."""

@@ -187,6 +187,17 @@ def test_what_cannot_be_rendered_is_refused(make_tokenizer: Any) -> None:
         ChatRenderer(make_tokenizer("{{- raise_exception('never') -}}"))
 
 
+def test_a_clock_in_the_template_stands_still(make_tokenizer: Any) -> None:
+    dated = "{{- strftime_now('%d %b %Y') ~ strftime_now('%Y-%m-%d') -}}" + TRIMMING
+    _, rows = play(ChatRenderer(make_tokenizer(dated)), [("o1", "a1")])
+    assert rows == ["26 Jul 20242024-07-26<system/S>/<user/o1>/<assistant/[a1>]"]
+    stern = TRIMMING.replace(
+        "{{- '<|im", "{%- if m.role == 'tool' -%}{{- raise_exception('id') -}}{%- endif -%}{{- '<|im", 1
+    )
+    with pytest.raises(RenderError, match=r"use observation_role='user': the chat template .* refuses the roles"):
+        ChatRenderer(make_tokenizer(stern), observation_role="tool")
+
+
 def test_strict_finds_a_template_that_changes_its_mind_later(make_tokenizer: Any) -> None:
     steps = [(f"o{n}", f"a{n}") for n in range(15)]
     deceived = ChatRenderer(make_tokenizer(COUNTING))

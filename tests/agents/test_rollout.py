@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,37 @@ def test_demonstrations_come_first_and_are_marked(agent: Any, make_doors: Any) -
     assert episode.turns[1].response == "<action>open door 2</action>"
     assert episode.turns[0].logprobs is None
     assert episode.turns[2].observation == "door 2 is open"
+
+
+def test_a_rewritten_history_gives_several_segments(make_tokenizer: Any, make_policy: Any, make_doors: Any) -> None:
+    forgetful = (
+        "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' -}}"
+        "{{- m.content if m.role != 'assistant' else '...' -}}{{- '<|im_end|>\n' -}}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+    )
+    with pytest.raises(Exception, match="does not show a message"):
+        ChatRenderer(make_tokenizer(forgetful))
+    shortening = forgetful.replace("'...'", "m.content[-30:]")
+    tokenizer = make_tokenizer(shortening)
+    renderer = ChatRenderer(tokenizer)
+    agent = ModelAgent(make_policy(tokenizer, renderer.template.end_id), renderer, TextChannel(), max_context=4000)
+    policy = agent.policy
+    episode = rollout([Job(task_id="doors/30", seed=1)], make_doors(max_turns=4), agent)[0]
+    assert [turn.segment for turn in episode.turns] == [0, 0, 0, 0]
+    original = policy._one
+
+    def long(request: Any) -> Any:
+        given = original(request)
+        ids = np.concatenate([tokenizer("let me think it over. ")["input_ids"], given.ids]).astype(np.int32)
+        return replace(given, ids=ids, logprobs=np.zeros(len(ids), np.float32))
+
+    policy._one = long
+    episode = rollout([Job(task_id="doors/30", seed=1)], make_doors(max_turns=4), agent)[0]
+    assert [turn.segment for turn in episode.turns] == [0, 1, 2, 3]
+    assert policy.released[1:] == [f"0:doors/30:0/{n}" for n in range(4)]
+    for turn in episode.turns:
+        assert renderer.template.decode(episode.response_ids(turn).tolist()) == turn.response + "<|im_end|>"
+        assert episode.segments[turn.segment][: turn.response_span[1]].size == len(episode.segments[turn.segment])
 
 
 def test_sessions_are_released_and_finished_episodes_reported_early(agent: Any, make_doors: Any) -> None:
