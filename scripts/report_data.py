@@ -12,7 +12,8 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.trace import read_trace
 
-TRACES = ("trace.jsonl", "eval/trace.jsonl")
+TRACES = ("trace.jsonl", "eval/trace.jsonl", "eval/step_*.jsonl", "step_*.jsonl")
+"""Where a run's evaluation is looked for; of a training run's evaluations the last one counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,9 @@ def load_run(spec: str) -> Run:
     name = name or (path.parent.name if path.name in ("trace.jsonl", "eval") else path.stem) or str(path)
     if path.is_file():
         return Run(name=name, **_evaluation(path))
-    found = [path / trace for trace in TRACES if (path / trace).is_file()]
-    values: dict[str, Any] = _evaluation(found[0]) if found else {}
+    found = [sorted(path.glob(pattern))[-1:] for pattern in TRACES]
+    traces = [trace for hits in found for trace in hits]
+    values: dict[str, Any] = _evaluation(traces[0]) if traces else {}
     if (path / "metrics.jsonl").is_file():
         values |= _training(path)
     if not values:

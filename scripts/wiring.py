@@ -119,7 +119,7 @@ def _wire_model(folder: str, options: AgentOptions, tool_of: Callable[[], Any]) 
     from turngym.envs.channels import make_channel
     from turngym.envs.protocols import Sampling
 
-    tool = tool_of()
+    tool, path = tool_of(), Path(folder).resolve()
     engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=options.batch)
     generation = getattr(model, "generation_config", None)
     more = getattr(generation, "eos_token_id", None) or ()
@@ -137,7 +137,7 @@ def _wire_model(folder: str, options: AgentOptions, tool_of: Callable[[], Any]) 
         make_channel(settings.channel, tool),
         Sampling(temperature=options.temperature, max_new_tokens=settings.max_new_tokens),
         max_context=engine.max_length,
-        name=f"model {Path(folder).name}",
+        name=f"model {path.parent.name if path.name == 'model' else path.name}",
     )
     return Wired(
         agent=agent,

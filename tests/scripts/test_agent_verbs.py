@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,15 @@ def test_report_compares_runs_and_draws(tmp_path: Path, capsys: Any) -> None:
         rows.append({"step": step, "kind": "train", "time/train_s": 2.0 * step, "depth/cap": 9, "depth/hbar": 8.5})
         rows.append({"step": step, "kind": "eval", "eval/avg": 0.2 + step / 10, "eval/low": 0.1, "eval/high": 0.9})
     (metrics / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (metrics / "eval").mkdir()
+    for step in (4, 6):
+        source = tmp_path / ("random.jsonl" if step == 4 else "expert.jsonl")
+        shutil.copy(source, metrics / "eval" / f"step_{step:06d}.jsonl")
     capsys.readouterr()
     runs = [f"random={tmp_path / 'random.jsonl'}", str(tmp_path / "expert.jsonl"), str(metrics)]
     assert report.main([*runs, "--out", str(tmp_path / "rep")]) == 0
     text = (tmp_path / "rep" / "report.md").read_text()
-    assert "| expert | 100.0 [" in text
+    assert [line.split(" | ")[0] for line in text.split("\n") if "100.0 [54.1" in line] == ["| expert", "| training"]
     assert "| training | 6 | 12 | 20.0 | 80.0 | 65.0 ± 12.9 | 65.0 ± 12.9 | 8.5 |" in text
     assert (tmp_path / "rep" / "report.png").stat().st_size > 10_000
     assert main(["report", *runs, runs[0]]) == 2
