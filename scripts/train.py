@@ -89,14 +89,15 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym train` with `argv` (without the verb itself)."""
-    try:
-        options = tyro.cli(Options, args=list(argv), prog="turngym train", description=(__doc__ or "").split("\n")[0])
-        trainer = build_trainer(options)
-    except ValueError as error:  # settings that check themselves on construction
-        raise TurngymError(str(error)) from error
-    result = trainer.train(resume=options.resume)
+    options = parse(argv)
+    result = build_trainer(options).train(resume=options.resume)
     print(f"{result.step} steps in {result.train_seconds:.0f} s of training; model in {result.model}")
     return 0
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Options from the command line; a setting outside its range is explained, and the exit status is 2."""
+    return tyro.cli(Options, args=list(argv), prog="turngym train", description=(__doc__ or "").split("\n")[0])
 
 
 def build_algorithm(options: Options) -> Algorithm:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from turngym.envs.core import TurngymError
 
 
-class ConfigError(TurngymError):
-    """A setting outside its valid range."""
+class ConfigError(TurngymError, ValueError):
+    """A setting outside its valid range; a ValueError too, so that command lines can say which option it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,11 +80,11 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu",
     if looks_local and not (folder / "config.json").exists():
         raise ModelError(f"no model in {path}: a checkpoint folder holds config.json and model.safetensors")
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=attention)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=attention)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = str(error).strip().split("\n")[0]
         raise ModelError(f"cannot load a causal language model from {path}: {first}") from error
-    return model.to(torch.device(device)).eval()
+    return model.to(device).eval()
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:

@@ -1,0 +1,169 @@
+"""`turngym train` on generated games: every algorithm, resumption, evaluation, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.settings import ChatSettings
+from turngym.envs.alfworld.generate_config import SMALL
+from turngym.envs.alfworld.vocabulary import vocabulary
+from turngym.envs.core import TurngymError
+from turngym.envs.panels import PanelError, load_panel
+from turngym.envs.protocols import CollectRequest
+from turngym.envs.trace import TraceWriter, read_trace
+from turngym.scripts import train
+from turngym.scripts.train_wiring import LiveCollect, step_jobs
+from turngym.trainers.config import RunConfig
+from turngym.trainers.metrics import METRICS, read_metrics, table
+from turngym.trainers.model import load_model, save_model, tiny_qwen3
+
+torch.set_num_threads(1)
+PANEL = "alfworld-generated-eval"
+COMMON = ("--episodes", "4", "--max-turns", "3", "--make", '{"on_invalid": "noop"}', "--no-tensorboard")
+COMMON = (*COMMON, "--threads", "1", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`student` and `teacher`, untrained, and `other` with another vocabulary."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
+    chat = ChatSettings(system="Do the task.", max_new_tokens=3, max_context=512)
+    other = build_phrase_tokenizer(["go to shelf 1", "<action>"])
+    for seed, (name, words) in enumerate({"student": tokenizer, "teacher": tokenizer, "other": other}.items()):
+        model = tiny_qwen3(len(words), width=32, layers=1, heads=2, max_length=512, seed=seed)
+        save_model(model, folder / name)
+        words.save_pretrained(str(folder / name))
+        chat.save(folder / name)
+    return folder
+
+
+def command(models: Path, out: Path, algorithm: str, *more: str) -> list[str]:
+    teacher = () if algorithm == "sft" else ("--teacher", str(models / "teacher"))
+    return ["--algorithm", algorithm, "--student", str(models / "student"), *teacher, "--out", str(out), *COMMON, *more]
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    clock = ("time/", "tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("opd", ("--distill.form", "sampled")),
+        ("turnopd", ("--turnopd.weight", "turn", "--turnopd.depth.p", "0.6", "--distill.support", "student")),
+        ("tcod", ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1", "--expert", "searching")),
+        ("sft", ("--expert", "searching", "--noise", "0", "0.5", "--sft.weight", "turn_mean")),
+    ],
+)
+def test_every_algorithm_trains_and_leaves_a_model(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, more: tuple[str, ...]
+) -> None:
+    out = tmp_path / "run"
+    assert train.main(command(models, out, algorithm, "--steps", "2", "--eval-every", "0", *more)) == 0
+    assert "2 steps in" in capsys.readouterr().out
+    rows = [row for row in read_metrics(out) if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert {name for row in rows for name in row} <= set(METRICS)
+    if algorithm != "sft":
+        assert all(row["gap_max"] is None or row["gap_max"] < 1e-4 for row in rows)
+    model = out / "checkpoints" / "step_000002" / "model"
+    assert ChatSettings.load(model).system == "Do the task."
+    start, end = load_model(models / "student"), load_model(model)
+    assert any(not torch.equal(a, b) for a, b in zip(start.parameters(), end.parameters(), strict=True))
+
+
+def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models: Path, tmp_path: Path) -> None:
+    evaluated = ("--panel", PANEL, "--eval-limit", "2", "--eval-samples", "2", "--eval-every", "2", "--steps", "3")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train.main(command(models, whole, "turnopd", *evaluated, "--checkpoint-every", "1"))
+
+    options = command(models, stopped, "turnopd", *evaluated, "--checkpoint-every", "1")
+    parsed = train.parse(options)
+    made = train.build_trainer(parsed)
+    source = made.collect
+
+    def interrupted(request: CollectRequest) -> Any:
+        if request.step == 3:
+            raise KeyboardInterrupt
+        return source(request)
+
+    made.collect = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    with pytest.raises(TurngymError, match="already holds a run"):
+        train.main(options)
+    train.main([*options, "--resume"])
+    assert untimed(stopped) == untimed(whole)
+    assert [step for (step,) in table(whole, "eval", ("step",))] == [0, 2, 3]
+    episodes, problems = read_trace(whole / "eval" / "step_000003.jsonl")
+    assert len(episodes) == 4
+    assert not problems
+    assert {e.task.task_id for e in episodes} == set(load_panel(PANEL).task_ids[:2])
+    with pytest.raises(TurngymError, match=r"another configuration.*run\.episodes: checkpoint 4, now 5"):
+        train.main([*options, "--resume", "--episodes", "5"])
+
+
+def test_sft_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
+    made = train.build_trainer(train.parse(command(models, tmp_path / "x", "sft")))
+    episodes = made.collect(CollectRequest(step=1, episodes=4, max_turns=3))
+    with TraceWriter(tmp_path / "expert.jsonl") as writer:
+        for episode in episodes:
+            writer.write(episode)
+    more = ("--traces", str(tmp_path / "expert.jsonl"), "--steps", "1", "--eval-every", "0")
+    train.main(command(models, tmp_path / "run", "sft", *more))
+    assert table(tmp_path / "run", "train", ("episodes",)) == [(4,)]
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    base = command(models, out, "turnopd")
+    student = base.index("--student") + 1
+    teacher = base.index("--teacher") + 1
+    for change, text in (
+        ({teacher: str(models / "other")}, "different vocabularies"),
+        ({teacher: str(models / "none")}, "no model in"),
+        ({student: str(tmp_path)}, "no model in"),
+    ):
+        words = [change.get(place, word) for place, word in enumerate(base)]
+        with pytest.raises(TurngymError, match=text):
+            train.main(words)
+    with pytest.raises(TurngymError, match="name its folder with --teacher"):
+        train.main([word for place, word in enumerate(base) if place not in (teacher - 1, teacher)])
+    for words, text in (
+        (("--steps", "0"), "steps is 0; valid: at least 1"),
+        (("--turnopd.depth.h-min", "9", "--turnopd.depth.h-max", "5"), "depth range is 9..5"),
+    ):
+        with pytest.raises(SystemExit):
+            train.main([*base, *words])
+        assert text in capsys.readouterr().err
+    with pytest.raises(TurngymError, match="generatde"):
+        train.main([*base, "--split", "generatde"])
+    assert not out.exists()
+
+
+def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> None:
+    part = '{"on_invalid": "noop", "part": "eval"}'
+    words = command(models, tmp_path / "run", "opd", "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "1")
+    trainer = train.build_trainer(train.parse([*words, "--make", part, "--episodes", "64"]))
+    assert isinstance(trainer.collect, LiveCollect)
+    with pytest.raises(PanelError, match="evaluation tasks are also training tasks"):
+        trainer.collect(CollectRequest(step=1, episodes=64, max_turns=1))
+
+
+def test_jobs_follow_from_seed_and_step() -> None:
+    ids = [f"t{n}" for n in range(6)]
+    one = [step_jobs(ids, 3, CollectRequest(step=k, episodes=4, max_turns=1)) for k in (1, 2, 3)]
+    names = [job.task_id for jobs in one for job in jobs]
+    assert sorted(names[:6]) == sorted(names[6:]) == ids
+    assert len({job.seed for jobs in one for job in jobs}) == 3
+    assert one[1] == step_jobs(ids, 3, CollectRequest(step=2, episodes=4, max_turns=9))
+    assert RunConfig().seed == 0
