@@ -1,0 +1,318 @@
+"""The local engine against transformers itself: same greedy ids, same log-probabilities, whatever the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from turngym.agents.local import EngineError, LocalEngine  # noqa: E402
+from turngym.envs.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
+
+VOCAB = 61
+EOS = (3, 4, 5)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(kind: str, **changes: Any) -> Any:
+    """A random model of two layers; weights large enough that greedy choices are clear."""
+    torch.manual_seed(1)
+    common = dict(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.25,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    grouped = {"num_key_value_heads": 2, "head_dim": 8}
+    sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
+    made = {
+        "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common | grouped | changes)),
+        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**common | grouped | changes)),
+        "gpt2": lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.25
+            )
+        ),
+        "qwen3-mixed": lambda: transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(
+                **common | grouped | sliding | {"use_sliding_window": True, "max_window_layers": 1}
+            )
+        ),
+        "mistral": lambda: transformers.MistralForCausalLM(
+            transformers.MistralConfig(**common | grouped | {"sliding_window": 9})
+        ),
+        "gemma2": lambda: transformers.Gemma2ForCausalLM(
+            transformers.Gemma2Config(**common | grouped | sliding | {"attn_implementation": "eager"})
+        ),
+        "mixtral": lambda: transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**common | grouped | {"num_local_experts": 3, "num_experts_per_tok": 2})
+        ),
+    }
+    return made[kind]().eval()
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Any:
+    return build("qwen3")
+
+
+def request(session: str, prompt: Any, stream: tuple[int, ...] = (0,), **sampling: Any) -> GenerateRequest:
+    sampling = {"temperature": 0.0, "max_new_tokens": 8} | sampling
+    ids = np.array(prompt, np.int32)
+    return GenerateRequest(session=session, prompt_ids=ids, sampling=Sampling(**sampling), stream=stream)
+
+
+def reference_ids(model: Any, asked: GenerateRequest) -> list[int]:
+    """transformers' own greedy continuation of the whole history."""
+    ids = torch.tensor(asked.prompt_ids)[None].long()
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=asked.sampling.max_new_tokens,
+        eos_token_id=list(asked.sampling.stop_ids) or None,
+        pad_token_id=0,
+    )
+    return out[0, ids.shape[1] :].tolist()
+
+
+def reference_logprobs(model: Any, prompt: Any, ids: Any, temperature: float) -> np.ndarray:
+    """From one forward pass over prompt and response."""
+    full = torch.tensor(np.concatenate((prompt, ids))).long()
+    with torch.no_grad():
+        logp = (model(full[None]).logits[0].float() / (temperature or 1.0)).log_softmax(-1)
+    return logp[torch.arange(len(prompt) - 1, len(full) - 1), torch.tensor(ids).long()].numpy()
+
+
+def same(one: Sequence[Generation], other: Sequence[Generation]) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert a.ids.tolist() == b.ids.tolist()
+        assert a.finish == b.finish
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+def play(engine: LocalEngine, turns: int, sessions: int, temperature: float, seed: int = 0) -> list[Any]:
+    """Ragged multi-turn histories; every (request, generation) in order."""
+    rng = np.random.default_rng(seed)
+    history = {f"s{i}": rng.integers(0, VOCAB, rng.integers(1, 30)) for i in range(sessions)}
+    played = []
+    for turn in range(turns):
+        asked = [
+            request(
+                name,
+                prompt,
+                (7, i, turn),
+                temperature=temperature,
+                max_new_tokens=int(rng.integers(1, 9)),
+                stop_ids=EOS,
+            )
+            for i, (name, prompt) in enumerate(history.items())
+            if rng.random() < 0.8
+        ]
+        for one, generation in zip(asked, engine.generate(asked), strict=True):
+            played.append((one, generation))
+            observation = rng.integers(0, VOCAB, rng.integers(1, 12))
+            history[one.session] = np.concatenate((one.prompt_ids, generation.ids, observation))
+    return played
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "qwen3-mixed", "mistral", "gemma2", "mixtral"])
+def test_greedy_equals_generate_on_the_whole_history(kind: str) -> None:
+    model = build(kind)
+    played = play(LocalEngine(model, max_batch=4, cache="ragged"), turns=6, sessions=6, temperature=0.0)
+    assert len(played) > 15
+    for asked, generation in played:
+        assert generation.ids.tolist() == reference_ids(model, asked)
+        expected = reference_logprobs(model, asked.prompt_ids, generation.ids, 0.0)
+        np.testing.assert_allclose(generation.logprobs, expected, atol=1e-4)
+        ended = generation.ids[-1] in EOS
+        assert generation.finish == ("stop" if ended else "length")
+        assert ended or len(generation.ids) == asked.sampling.max_new_tokens
+
+
+def test_logprobs_are_those_of_the_sampled_ids_at_their_temperature(qwen3: Any) -> None:
+    for asked, generation in play(LocalEngine(qwen3, max_batch=4), turns=3, sessions=6, temperature=0.7):
+        expected = reference_logprobs(qwen3, asked.prompt_ids, generation.ids, 0.7)
+        np.testing.assert_allclose(generation.logprobs, expected, atol=1e-4)
+
+
+def test_results_depend_on_the_request_alone(qwen3: Any) -> None:
+    played = play(LocalEngine(qwen3, max_batch=16), turns=4, sessions=7, temperature=1.0)
+    asked, expected = [one for one, _ in played], [generation for _, generation in played]
+    alone = LocalEngine(qwen3, max_batch=1)
+    same([alone.generate([one])[0] for one in asked], expected)
+    fresh = LocalEngine(qwen3, max_batch=3, max_sessions=4)
+    order = np.random.default_rng(5).permutation(len(asked))
+    shuffled = fresh.generate([asked[i] for i in order])
+    same(shuffled, [expected[i] for i in order])
+
+
+def test_mixed_temperatures_in_one_batch(qwen3: Any) -> None:
+    asked = [request(f"s{i}", [1 + i, 2, 3], (i,), temperature=t) for i, t in enumerate((0.0, 1.0, 0.0, 0.3))]
+    same(LocalEngine(qwen3).generate(asked), [LocalEngine(qwen3).generate([one])[0] for one in asked])
+
+
+def test_a_turn_feeds_only_what_is_new(qwen3: Any) -> None:
+    engine = LocalEngine(qwen3)
+    first = engine.generate([request("a", range(20))])[0]
+    assert engine.fed_tokens == 20
+    history = [*range(20), *first.ids.tolist(), 1, 2, 3]
+    engine.generate([request("a", history)])
+    assert engine.fed_tokens == 20 + 4  # the last drawn id was never fed
+    engine.generate([request("a", history)])
+    assert engine.fed_tokens == 20 + 4 + 1  # the same prompt again: only its last id, for its logits
+    engine.generate([request("a", [*range(10), 7, 7])])
+    assert engine.fed_tokens == 20 + 4 + 1 + 2  # rewritten history: from where it differs
+
+
+def test_rewritten_history_is_right(qwen3: Any) -> None:
+    engine = LocalEngine(qwen3)
+    engine.generate([request("a", range(30)), request("b", range(5))])
+    for prompt in ([*range(12), 50, 51, *range(9)], [9], [*range(30)], [9, 9, 9, 9]):
+        asked = request("a", prompt)
+        assert engine.generate([asked])[0].ids.tolist() == reference_ids(qwen3, asked)
+
+
+def test_two_requests_of_one_session_in_a_batch(qwen3: Any) -> None:
+    asked = [request("a", [1, 2, 3]), request("a", [1, 2, 3, 4, 5]), request("a", [9]), request("b", [8, 8])]
+    for one, generation in zip(asked, LocalEngine(qwen3).generate(asked), strict=True):
+        assert generation.ids.tolist() == reference_ids(qwen3, one)
+
+
+def test_least_recently_used_session_is_evicted_and_recomputed(qwen3: Any) -> None:
+    engine = LocalEngine(qwen3, max_batch=2, max_sessions=3)
+    for name in ("a", "b", "c", "a", "d"):
+        engine.generate([request(name, [1, 2, 3])])
+    assert set(engine.sessions) == {"a", "c", "d"}
+    fed = engine.fed_tokens
+    asked = request("b", [1, 2, 3, 4, 5, 6])
+    assert engine.generate([asked])[0].ids.tolist() == reference_ids(qwen3, asked)
+    assert engine.fed_tokens == fed + 6
+    engine.release("b")
+    engine.release("never seen")
+    assert "b" not in engine.sessions
+
+
+def test_long_prompts_are_fed_in_pieces(qwen3: Any) -> None:
+    rng = np.random.default_rng(2)
+    asked = [request(f"s{i}", rng.integers(0, VOCAB, n)) for i, n in enumerate((90, 1, 40, 85, 3, 17))]
+    same(LocalEngine(qwen3, prefill_tokens=7).generate(asked), LocalEngine(qwen3).generate(asked))
+
+
+def test_changed_weights_drop_the_cache() -> None:
+    model = build("qwen3")
+    engine = LocalEngine(model, policy_version=4)
+    asked = request("a", range(20))
+    before = engine.generate([asked])[0]
+    assert before.policy_version == 4
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.mul_(-1.0)
+    engine.weights_changed(5)
+    assert engine.sessions == ()
+    after = engine.generate([asked])[0]
+    assert after.policy_version == 5
+    assert after.ids.tolist() == reference_ids(model, asked) != before.ids.tolist()
+
+
+def test_unannounced_changes_are_noticed() -> None:
+    model = build("qwen3")
+    engine = LocalEngine(model)
+    asked = request("a", range(20))
+    engine.generate([asked])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.arange(9)[None]).logits.square().mean().backward()
+    optimizer.step()
+    assert engine.generate([asked])[0].ids.tolist() == reference_ids(model, asked)
+    model.load_state_dict(build("qwen3").state_dict())
+    assert engine.generate([asked])[0].ids.tolist() == reference_ids(model, asked)
+
+
+def test_training_goes_on_around_generation() -> None:
+    model = build("llama", attention_dropout=0.5).train()
+    model.model.layers[1].eval()
+    engine = LocalEngine(model)
+    asked = request("a", range(20))
+    drawn = engine.generate([asked])[0]
+    assert model.training
+    assert not model.model.layers[1].training
+    model(torch.arange(9)[None]).logits.sum().backward()
+    assert drawn.ids.tolist() == reference_ids(model.eval(), asked)
+
+
+def test_context_limit(qwen3: Any) -> None:
+    engine = LocalEngine(qwen3, max_length=24)
+    full, over, nearly = engine.generate([request(n, range(k)) for n, k in (("a", 24), ("b", 30), ("c", 21))])
+    for generation in (full, over):
+        assert generation.ids.tolist() == []
+        assert generation.ids.dtype == np.int32
+        assert generation.finish == "length"
+    assert len(nearly.ids) == 3
+    assert nearly.finish == "length"
+    whole = LocalEngine(qwen3).generate([request("c", np.arange(250) % VOCAB)])[0]
+    assert len(whole.ids) == 6
+    assert whole.ids.tolist() == reference_ids(qwen3, request("c", np.arange(250) % VOCAB, max_new_tokens=6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"prompt": []}, "at least one id"),
+        ({"prompt": [1, 61]}, "knows ids 0..60"),
+        ({"prompt": [-1]}, "knows ids 0..60"),
+        ({"temperature": -1.0}, "temperature -1.0"),
+        ({"max_new_tokens": 0}, "max_new_tokens 0"),
+        ({"stop_text": ("</a>",)}, "tokenizer"),
+    ],
+)
+def test_bad_requests_are_named(qwen3: Any, changes: dict[str, Any], text: str) -> None:
+    engine = LocalEngine(qwen3)
+    good = request("good", [1, 2])
+    with pytest.raises(EngineError, match=r"request 1 \(session 'bad'\)") as error:
+        engine.generate([good, request("bad", **({"prompt": [1]} | changes))])
+    assert text in str(error.value)
+    assert engine.generate([]) == []
+
+
+def test_bad_settings_are_named(qwen3: Any) -> None:
+    for settings, text in [
+        ({"max_length": 300}, "1..256"),
+        ({"max_batch": 0}, "max_batch 0"),
+        ({"max_batch": 4, "max_sessions": 3}, "max_sessions 3"),
+        ({"cache": "paged"}, "'recompute'"),
+    ]:
+        with pytest.raises(EngineError, match=text):
+            LocalEngine(qwen3, **settings)
+
+
+def test_diverged_weights_are_an_error_and_leave_nothing_behind() -> None:
+    model = build("qwen3")
+    engine = LocalEngine(model)
+    asked = [request("a", range(9)), request("b", range(30))]
+    good = engine.generate(asked)
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    with pytest.raises(EngineError, match="not finite"):
+        engine.generate([request("a", range(60), temperature=1.0)])
+    with torch.no_grad():
+        weight.copy_(kept)
+    same(engine.generate(asked), good)
