@@ -138,13 +138,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
             train.main(words)
     with pytest.raises(TurngymError, match="name its folder with --teacher"):
         train.main([word for place, word in enumerate(base) if place not in (teacher - 1, teacher)])
-    for words, text in (
-        (("--steps", "0"), "steps is 0; valid: at least 1"),
-        (("--turnopd.depth.h-min", "9", "--turnopd.depth.h-max", "5"), "depth range is 9..5"),
-    ):
-        with pytest.raises(SystemExit):
-            train.main([*base, *words])
-        assert text in capsys.readouterr().err
+    with pytest.raises(TurngymError, match="steps is 0; valid: at least 1"):
+        train.main([*base, "--steps", "0"])
+    with pytest.raises(SystemExit):
+        train.main([*base, "--turnopd.depth.h-min", "9", "--turnopd.depth.h-max", "5"])
+    assert "depth range is 9..5" in capsys.readouterr().err
     with pytest.raises(TurngymError, match="generatde"):
         train.main([*base, "--split", "generatde"])
     assert not out.exists()
