@@ -67,8 +67,10 @@ class ExpertAgent:
     Args:
         renderer: given one, episodes carry token ids, ready for supervised training.
         expert: makes one expert per episode; by default the environment's privileged one.
-        noise: share of turns that play a random admissible action instead, marked `origin="noise"` and never trained
-            on; a pair (low, high) draws one share per episode. The expert goes on from wherever the noise leads.
+        noise: share of turns that play a random action instead, marked `origin="noise"` and never trained on; a pair
+            (low, high) draws one share per episode. The expert goes on from wherever the noise leads.
+        blunders: share of the noise that is the environment's own idea of a mistake (`TextEnv.blunder`), most of which
+            are impossible: without them a student never learns what to do after a refusal. The rest is admissible.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class ExpertAgent:
         *,
         expert: MakeExpert = PrivilegedExpert,
         noise: float | tuple[float, float] = 0.0,
+        blunders: float = 0.0,
         name: str = "expert",
     ) -> None:
+        self._blunders = blunders
         self._noise = (noise, noise) if isinstance(noise, (int, float)) else noise
         if not 0.0 <= self._noise[0] <= self._noise[1] <= 1.0:
             raise AgentError(f"noise is {noise}; it must be a share between 0 and 1, or an increasing pair of shares")
@@ -100,15 +104,25 @@ class ExpertAgent:
             memory["noise"] = low if low == high else conversation.rng(EXPERT_STREAM).uniform(low, high)
         elif conversation.played is not None:
             memory["expert"].observe(conversation.played)
-        if memory["noise"] and conversation.admissible:
-            rng = conversation.rng(NOISE_STREAM)
-            if rng.random() < memory["noise"]:
-                action = conversation.admissible[int(rng.integers(len(conversation.admissible)))]
-                return self.scribe.write(conversation, action, "noise")
+        noise = self._noisy(conversation) if memory["noise"] else None
+        if noise is not None:
+            return self.scribe.write(conversation, noise, "noise")
         action = memory["expert"].act()
         if action is None:
             return Reply(ends=Status.ERROR_ENGINE, error=f"the expert knows no action at turn {conversation.turn}")
         return self.scribe.write(conversation, action, "demonstration")
+
+    def _noisy(self, conversation: Conversation) -> str | None:
+        """A random action for this turn, or None where it is the expert's."""
+        rng = conversation.rng(NOISE_STREAM)
+        if rng.random() >= conversation.memory["noise"]:
+            return None
+        if self._blunders and rng.random() < self._blunders:
+            blunder = conversation.env.base.blunder(rng)
+            if blunder is not None:
+                return blunder
+        choices = conversation.admissible
+        return choices[int(rng.integers(len(choices)))] if choices else None
 
 
 class RandomAgent:

@@ -109,6 +109,10 @@ class TextEnv(gym.Env[str, str], ABC):
         """The next action of an expert from the present state; None where there is no expert or no way."""
         return None
 
+    def blunder(self, rng: np.random.Generator) -> str | None:
+        """A plausible mistake in the present state, possible or not: noise for demonstrations; None where unknown."""
+        return None
+
     @abstractmethod
     def _get_state(self) -> Any:
         """An exact, picklable copy of everything that playing has changed since `_begin`."""

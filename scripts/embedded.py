@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
 from turngym.agents.settings import ChatSettings
+from turngym.envs.core import TurngymError
 
 ENV_ID = "turngym/ALFWorld-v0"
 MAX_TURNS = 24
@@ -35,6 +37,8 @@ class TinyRecipe:
     """Expert episodes per update; none is shown twice."""
     noise: tuple[float, float] = (0.0, 0.5)
     """Share of random actions in an episode, drawn per episode; the expert labels every state that they lead to."""
+    blunders: float = 0.5
+    """Share of those that are plausible mistakes, most of them refused by the house."""
     lr: float = 3e-3
     seed: int = 0
 
@@ -45,17 +49,33 @@ RECIPES = {
 }
 
 
-def env_kwargs(part: str) -> dict[str, Any]:
-    """Arguments for `gym.make(ENV_ID, ...)`: games of `part`, `train` or `eval`."""
-    return {
-        "split": "generated",
-        "config": "small",
-        "part": part,
-        "max_turns": MAX_TURNS,
-        "on_invalid": "noop",
-        "channel": CHAT.channel,
-        "disable_env_checker": True,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistilRecipe:
+    """How the quickstart distils: the same for every method."""
+
+    steps: int = 100
+    episodes: int = 64
+    lr: float = 5e-4
+    warmup: int = 10
+
+
+DISTIL = DistilRecipe()
+PANEL = "alfworld-quickstart"
+
+
+def distil_words(split: str) -> list[str]:
+    """Options of `turngym train` for distillation with the tiny models."""
+    recipe = DISTIL
+    words = [*train_words(split), "--episodes", str(recipe.episodes), "--micro-tokens", "2048", "--threads", "1"]
+    words += ["--optimiser.lr", str(recipe.lr), "--optimiser.lr-warmup", str(recipe.warmup)]
+    words += ["--optimiser.weight-decay", "0", "--eval-every", "20", "--eval-samples", "2"]
+    return words
+
+
+def train_words(split: str = "generated") -> list[str]:
+    """Options of `turngym train` that put it into the embedded world."""
+    make = {"config": "small", "on_invalid": "noop"}
+    return ["--env", ENV_ID, "--split", split, "--make", json.dumps(make), "--max-turns", str(MAX_TURNS)]
 
 
 def make_tokenizer() -> Any:
@@ -70,3 +90,27 @@ def make_tokenizer() -> Any:
     return build_phrase_tokenizer(
         [*vocabulary(SMALL), engine.step("help")[0], CHAT.system or "", "<action>", "</action>"]
     )
+
+
+def write_untrained(recipe: TinyRecipe, folder: Path) -> Path:
+    """A model folder with random weights, the phrase tokenizer and the chat settings."""
+    try:
+        from turngym.trainers.model import save_model, tiny_qwen3
+    except ImportError as error:
+        raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
+    tokenizer = make_tokenizer()
+    model = tiny_qwen3(
+        len(tokenizer),
+        width=recipe.width,
+        layers=recipe.layers,
+        heads=recipe.heads,
+        max_length=CHAT.max_context or 1024,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        seed=recipe.seed,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(model, folder)
+    tokenizer.save_pretrained(str(folder))
+    CHAT.save(folder)
+    return folder

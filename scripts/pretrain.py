@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
@@ -15,16 +16,14 @@ from turngym.scripts import embedded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pretrain:
-    """Supervised fine-tuning of a tiny model on episodes of the searching expert, with noise."""
+    """Supervised fine-tuning of a tiny model on noisy episodes of the searching expert."""
 
     role: Literal["teacher", "student"] = "teacher"
     """Which of the two shipped models to make."""
     out: Path = Path("runs/pretrain")
-    """Folder of the run; the finished model is in its newest checkpoint and in `out/model`."""
+    """Folder of the run; the finished model is written to `model` inside it."""
     steps: int | None = None
     """Updates, if not the recipe's."""
-    lr: float | None = None
-    """Peak learning rate, if not the recipe's."""
     seed: int | None = None
     """Seed of weights and games, if not the recipe's."""
     resume: bool = False
@@ -32,85 +31,30 @@ class Pretrain:
 
 
 def main(argv: Sequence[str]) -> int:
-    options = tyro.cli(Pretrain, args=argv, prog="turngym pretrain", description=__doc__)
-    changes = {name: getattr(options, name) for name in ("steps", "lr", "seed") if getattr(options, name) is not None}
-    folder = pretrain(replace(embedded.RECIPES[options.role], **changes), options.out, resume=options.resume)
-    print(f"model written to {folder}")
+    """Run `turngym pretrain` with `argv` (without the verb itself)."""
+    options = tyro.cli(Pretrain, args=list(argv), prog="turngym pretrain", description=(__doc__ or "").split("\n")[0])
+    changes = {name: getattr(options, name) for name in ("steps", "seed") if getattr(options, name) is not None}
+    print(f"model in {pretrain(replace(embedded.RECIPES[options.role], **changes), options.out, options.resume)}")
     return 0
 
 
-def pretrain(recipe: embedded.TinyRecipe, out: Path, *, resume: bool = False) -> Path:
-    """Train a model by `recipe`; returns the folder with model, tokenizer and chat settings.
+def pretrain(recipe: embedded.TinyRecipe, out: Path, resume: bool = False) -> Path:
+    """Make a model by `recipe`; returns the folder that holds weights, tokenizer and chat settings.
 
     Raises TurngymError where `turngym[train]` is missing or `out` holds another run.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise TurngymError(f"training needs torch: pip install 'turngym[train]' ({error})") from error
-    from turngym.trainers.algorithms.sft import SftConfig, build
-    from turngym.trainers.config import OptimiserConfig, RunConfig
-    from turngym.trainers.loop import Trainer
-    from turngym.trainers.model import save_model, tiny_qwen3
-    from turngym.trainers.progress import LiveProgress
+    from turngym.scripts import train
 
-    torch.set_num_threads(1)  # more threads only wait for each other at this size
-    tokenizer = embedded.make_tokenizer()
-    model = tiny_qwen3(
-        len(tokenizer),
-        width=recipe.width,
-        layers=recipe.layers,
-        heads=recipe.heads,
-        max_length=embedded.CHAT.max_context or 1024,
-        eos_id=tokenizer.eos_token_id,
-        pad_id=tokenizer.pad_token_id,
-        seed=recipe.seed,
-    )
-    run = RunConfig(
-        steps=recipe.steps,
-        episodes=recipe.episodes,
-        max_turns=embedded.MAX_TURNS,
-        seed=recipe.seed,
-        eval_every=0,
-        micro_tokens=2048,
-    )
-    warmup = min(20, recipe.steps // 5)
-    trainer = Trainer(
-        model=model,
-        algorithm=build(SftConfig(), run),
-        collect=_demonstrations(tokenizer, recipe),
-        out=out,
-        run=run,
-        optimiser=OptimiserConfig(lr=recipe.lr, schedule="cosine", lr_warmup=warmup, betas=(0.9, 0.95)),
-        progress=LiveProgress("pretrain", run.steps),
-    )
-    trainer.train(resume=resume)
-    folder = out / "model"
-    save_model(model.bfloat16(), folder)
-    tokenizer.save_pretrained(str(folder))
-    embedded.CHAT.save(folder)
-    return folder
-
-
-def _demonstrations(tokenizer: Any, recipe: embedded.TinyRecipe) -> Any:
-    """A rollout source that plays the searching expert on train games, each step on new ones."""
-    import gymnasium as gym
-
-    from turngym.agents.render import ChatRenderer
-    from turngym.agents.rollout import Job, Rollout
-    from turngym.agents.scripted import ExpertAgent, SearchingPlayer
-    from turngym.envs.protocols import CollectRequest
-
-    agent = ExpertAgent(ChatRenderer(tokenizer), expert=SearchingPlayer, noise=recipe.noise)
-    driver = Rollout(
-        lambda: gym.make(embedded.ENV_ID, **embedded.env_kwargs("train")), agent, system=embedded.CHAT.system
-    )
-
-    def collect(request: CollectRequest) -> Any:
-        first = (request.step - 1) * request.episodes
-        jobs = [
-            Job(task_id=f"generated/small/train/{first + place}", seed=recipe.seed) for place in range(request.episodes)
-        ]
-        return driver.run(jobs)
-
-    return collect
+    start, run = embedded.write_untrained(recipe, out / "untrained"), out / "sft"
+    low, high = recipe.noise
+    words = ["--algorithm", "sft", "--student", str(start), "--out", str(run), "--expert", "searching"]
+    words += ["--noise", str(low), str(high), "--blunders", str(recipe.blunders)]
+    words += ["--steps", str(recipe.steps), "--episodes", str(recipe.episodes)]
+    words += ["--seed", str(recipe.seed), "--optimiser.lr", str(recipe.lr), "--optimiser.schedule", "cosine"]
+    words += ["--optimiser.lr-warmup", str(min(20, recipe.steps // 5)), "--optimiser.betas", "0.9", "0.95"]
+    words += [*embedded.train_words(), "--checkpoint-every", "50", "--micro-tokens", "2048"]
+    train.main([*words, *(["--resume"] if resume else [])])
+    newest = max(run.glob("checkpoints/step_*/model"), default=None)
+    if newest is None:
+        raise TurngymError(f"no checkpoint in {run}")
+    return Path(shutil.copytree(newest, out / "model", dirs_exist_ok=True))

@@ -69,6 +69,8 @@ class Options:
     """sft and tcod b2f: who demonstrates; `searching` knows only what it has seen."""
     noise: tuple[float, float] = (0.0, 0.0)
     """sft: share of random actions in an episode, drawn from this range; they are never imitated."""
+    blunders: float = 0.0
+    """sft: share of those random actions that are plausible mistakes, possible or not, instead of admissible ones."""
     slots: int = 64
     """Episodes played, and requests generated, at a time."""
     device: str = "auto"
@@ -249,5 +251,7 @@ def _collect(options: Options, player: Player, evaluation: PanelEvaluation | Non
         "expert": options.expert,
     }
     if options.algorithm == "sft":
-        return ExpertCollect(renderer=player.renderer, settings=player.settings, noise=options.noise, **shared)
+        return ExpertCollect(
+            renderer=player.renderer, settings=player.settings, noise=options.noise, blunders=options.blunders, **shared
+        )
     return LiveCollect(player=player, **shared)

@@ -114,9 +114,10 @@ class ExpertCollect:
     held_out: Sequence[Task] = ()
     expert: Literal["expert", "searching"] = "expert"
     noise: tuple[float, float] = (0.0, 0.0)
+    blunders: float = 0.0
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
-        agent = ExpertAgent(self.renderer, expert=EXPERTS[self.expert], noise=self.noise)
+        agent = ExpertAgent(self.renderer, expert=EXPERTS[self.expert], noise=self.noise, blunders=self.blunders)
         jobs = step_jobs(self.task_ids, self.seed, request)
         episodes = rollout(
             jobs,

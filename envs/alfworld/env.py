@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
+
 from turngym.envs.alfworld.data import SPLITS, find_root, game_folder, unknown_split
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.errors import GameUnsupported
@@ -132,6 +134,11 @@ class ALFWorldEnv(TextEnv):
         from turngym.envs.alfworld.expert import next_action
 
         return None if self._native is None else next_action(self._native)
+
+    def blunder(self, rng: np.random.Generator) -> str | None:
+        from turngym.envs.alfworld.blunders import blunder
+
+        return None if self._native is None else blunder(self._native, rng)
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
         info = super().describe(verdict, action)
