@@ -36,7 +36,7 @@ class TaskError(TurngymError):
 
 
 class EnvBackendError(TurngymError):
-    """The machinery behind an environment failed (a dead server, an exhausted disk): an episode status, not an action."""
+    """The machinery behind an environment failed (a dead server, a full disk): an episode status, not an action."""
 
 
 def content_hash(parts: Mapping[str, Any]) -> str:

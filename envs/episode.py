@@ -55,7 +55,8 @@ class Turn:
     """One observation, the agent's response to it, and what the environment made of it.
 
     Spans index the ids of segment `segment`: `prompt_span` covers the ids that this turn added before the response
-    (template, observation, generation prompt), `response_span` the R ids of the response. Text-only agents leave both empty.
+    (template, observation, generation prompt), `response_span` the R ids of the response. Text-only agents leave
+    both empty.
     """
 
     index: int
@@ -72,7 +73,7 @@ class Turn:
     prompt_span: Span = (0, 0)
     response_span: Span = (0, 0)
     logprobs: NDArray[np.float32] | None = None
-    """Behaviour log-probabilities of the sampled ids, as sampled (temperature included), float32 [R]; None if unknown."""
+    """Behaviour log-probabilities of the sampled ids, as sampled (temperature included), float32 [R]; or None."""
     finish: str = "stop"
     """Why generation ended: `stop`, `length`, `scripted`, `abort`."""
     policy_version: int = 0
@@ -89,7 +90,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One played task. Checked on construction: contiguous turns, ordered and disjoint spans, aligned log-probabilities."""
+    """One played task. Checked on construction: turns contiguous, spans ordered and disjoint, rows aligned."""
 
     task: Task
     seed: int

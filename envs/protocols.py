@@ -39,7 +39,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What was drawn: `ids` int32 [R]; `logprobs` float32 [R] of the sampled ids under softmax(logits / temperature)."""
+    """What was drawn: `ids` int32 [R]; `logprobs` float32 [R] of those ids under softmax(logits / temperature)."""
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
