@@ -27,6 +27,7 @@ class LocalEngine:
     A prompt that leaves no room in the context (`len(prompt_ids) >= max_length`) gives no ids and finish `length`.
     The model stays the caller's: after an update call `weights_changed(version)`. A change in place or by
     `load_state_dict` that nobody announced is noticed too (what was cached is dropped; `policy_version` stays).
+    One call at a time: the engine is not for several threads.
 
     Args:
         model: any causal transformers model; it runs on the device and in the precision it has.
@@ -96,7 +97,7 @@ class LocalEngine:
             self._table.clear()
             self._stamp = stamp
         try:
-            with self._model.evaluating():
+            with self._model.evaluating(inference=self.ragged):
                 self._run([row for row in rows if not row.finish])
         except BaseException:
             # Rows were on the move, and a NaN may lie in the cache: nothing held can be trusted.

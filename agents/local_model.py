@@ -73,13 +73,17 @@ class CausalModel:
         return hash(tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()))
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """No gradients and no dropout inside; the modules' own training flags come back afterwards."""
+    def evaluating(self, *, inference: bool = True) -> Iterator[None]:
+        """No gradients and no dropout inside; the modules' own training flags come back afterwards.
+
+        `inference=False` for models that change their own buffers in a pass (dynamic rope): buffers made in inference
+        mode could not be trained with.
+        """
         training = [module for module in self.model.modules() if module.training]
         if training:
             self.model.eval()
         try:
-            with torch.inference_mode():
+            with torch.inference_mode() if inference else torch.no_grad():
                 yield
         finally:
             for module in training:

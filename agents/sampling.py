@@ -64,7 +64,7 @@ class StopText:
     """Says whether a response just came to contain a stop text, decoding only when the newest id could end one.
 
     A stop text can only become complete with an id whose own text holds the stop text's last character (or part of a
-    character, shown as U+FFFD, or nothing at all: some tokenizers drop white space of a lone id).
+    character, shown as U+FFFD, or white space, which some tokenizers drop around a lone id).
     """
 
     def __init__(self, tokenizer: Decoder) -> None:
@@ -74,7 +74,8 @@ class StopText:
     def hit(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
         """Whether the decoded tail of the response `ids` contains one of `stops`; call it after every new id."""
         piece = self._piece(ids[-1])
-        live = [stop for stop in stops if not piece.strip() or stop[-1] in piece or "\ufffd" in piece]
+        unclear = not piece.strip() or "\ufffd" in piece
+        live = [stop for stop in stops if unclear or stop[-1] in piece or stop[-1].isspace()]
         if not live:
             return False
         # Every id adds at least one UTF-8 byte of text, except special ones; the margin is for those.

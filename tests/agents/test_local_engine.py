@@ -29,18 +29,18 @@ def _one_thread() -> Any:
 def build(kind: str, **changes: Any) -> Any:
     """A random model of two layers; weights large enough that greedy choices are clear."""
     torch.manual_seed(1)
-    common = dict(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        initializer_range=0.25,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
+    common = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.25,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
     grouped = {"num_key_value_heads": 2, "head_dim": 8}
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
     made = {

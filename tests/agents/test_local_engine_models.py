@@ -1,0 +1,128 @@
+"""Models that cannot keep a ragged cache: found out, named, and still right by recomputing; stop rules end to end."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from turngym.agents.local import EngineError, LocalEngine  # noqa: E402
+from turngym.envs.protocols import GenerateRequest, Sampling  # noqa: E402
+
+VOCAB = 40
+
+
+def request(prompt: Any, session: str = "a", **sampling: Any) -> GenerateRequest:
+    sampling = {"temperature": 0.0, "max_new_tokens": 6} | sampling
+    ids = np.array(prompt, np.int32)
+    return GenerateRequest(session=session, prompt_ids=ids, sampling=Sampling(**sampling), stream=(3, 1))
+
+
+def build(kind: str) -> Any:
+    torch.manual_seed(0)
+    common: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
+    attention = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+    }
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    made = {
+        "mamba": lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**common, state_size=4)),
+        "bloom": lambda: transformers.BloomForCausalLM(
+            transformers.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)
+        ),
+        "dynamic rope": lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**common, **attention, rope_parameters=rope)
+        ),
+        "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common, **attention, head_dim=8)),
+    }
+    return made[kind]().eval()
+
+
+@pytest.mark.parametrize("kind", ["mamba", "bloom", "dynamic rope"])
+def test_unsupported_models_are_recomputed(kind: str) -> None:
+    model = build(kind)
+    with pytest.raises(EngineError, match=r'model type .* Use cache="recompute"'):
+        LocalEngine(model, max_length=60, cache="ragged")
+    with pytest.warns(UserWarning, match="recompute"):
+        engine = LocalEngine(model, max_length=60)
+    assert not engine.ragged
+    prompt = list(range(5))
+    for _ in range(2):
+        asked = [request(prompt), request([7, 7, 7], "b")]
+        drawn = engine.generate(asked)
+        for one, generation in zip(asked, drawn, strict=True):
+            ids = one.prompt_ids.tolist()
+            for token, logprob in zip(generation.ids.tolist(), generation.logprobs, strict=True):
+                with torch.no_grad():
+                    logp = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+                assert token == int(logp.argmax())
+                assert abs(float(logp[token]) - logprob) < 1e-4
+                ids.append(token)
+        prompt += [*drawn[0].ids.tolist(), 1, 2]
+    assert engine.fed_tokens == 5 + 3 + 13 + 3
+    assert engine.sessions == ()
+    model(torch.arange(70 if kind == "dynamic rope" else 9)[None] % VOCAB).logits.sum().backward()
+
+
+def test_recompute_is_the_same_engine() -> None:
+    model = build("qwen3")
+    asked = [request(range(n), f"s{n}", temperature=0.9, stop_ids=(2, 3)) for n in (1, 9, 20)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        slow, fast = LocalEngine(model, cache="recompute"), LocalEngine(model)
+    assert fast.ragged
+    for one, other in zip(slow.generate(asked), fast.generate(asked), strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+        assert one.finish == other.finish
+
+
+def test_context_must_be_known() -> None:
+    model = build("mamba")
+    with pytest.raises(EngineError, match="pass max_length="):
+        LocalEngine(model)
+
+
+class Words:
+    """Decodes id n to `wordN `, and the last id to `</action>`."""
+
+    def decode(self, ids: Any, **kwargs: Any) -> str:
+        return "".join("</action>" if token == VOCAB - 1 else f"word{token} " for token in ids)
+
+
+def test_stop_rules_end_to_end() -> None:
+    model = build("qwen3")
+    engine = LocalEngine(model, tokenizer=Words())
+    free = engine.generate([request([1, 2], temperature=1.0, max_new_tokens=60)])[0]
+    assert (len(free.ids), free.finish) == (60, "length")
+    end = int(free.ids[7])
+    first = free.ids.tolist().index(end)
+    stopped = engine.generate([request([1, 2], temperature=1.0, max_new_tokens=60, stop_ids=(99, end))])[0]
+    assert stopped.ids.tolist() == free.ids[: first + 1].tolist()
+    assert stopped.finish == "stop"
+    word = f"word{end}"
+    by_text = engine.generate([request([1, 2], temperature=1.0, max_new_tokens=60, stop_text=("</x>", word))])[0]
+    texts = [word in Words().decode(free.ids[: n + 1]) for n in range(60)]
+    assert by_text.ids.tolist() == free.ids[: texts.index(True) + 1].tolist()
+    assert by_text.finish == "stop"
+    last = engine.generate([request([1, 2], temperature=1.0, max_new_tokens=first + 1, stop_ids=(end,))])[0]
+    assert last.finish == "stop"  # a stop id at the very limit is still a stop
+
+
+def test_bfloat16_and_tied_padding_of_the_vocabulary() -> None:
+    model = build("qwen3").to(torch.bfloat16)
+    generation = LocalEngine(model).generate([request(range(12), temperature=1.0)])[0]
+    assert generation.logprobs.dtype == np.float32
+    full = torch.tensor([[*range(12), *generation.ids.tolist()]])
+    with torch.no_grad():
+        logp = model(full).logits[0].float().log_softmax(-1)
+    expected = logp[torch.arange(11, 17), full[0, 12:]].numpy()
+    np.testing.assert_allclose(generation.logprobs, expected, atol=0.15)
