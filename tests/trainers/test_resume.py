@@ -33,7 +33,7 @@ def kill_after(run: Path, lines: int, *words: str) -> None:
     """Train in a process of its own and kill it once `metrics.jsonl` has that many lines."""
     command = [sys.executable, str(Path(toy.__file__)), str(run), str(STEPS), "slow", *words]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     path = run / "metrics.jsonl"
     while not path.exists() or path.read_text().count("\n") < lines:
         assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
