@@ -175,6 +175,12 @@ def test_text_actions_cannot_hold_their_tags_but_tool_calls_can_hold_any() -> No
     assert CALL.parse(CALL.format("say </action></tool_call>")).action == "say </action></tool_call>"
 
 
+def test_a_closing_tag_in_an_action_does_not_end_the_call() -> None:
+    response = CALL.format("say </tool_call> now")
+    assert response.count("</tool_call>") == 1
+    assert CALL.parse(response.partition("</tool_call>")[0]).action == "say </tool_call> now"
+
+
 def test_instructions_tell_the_form_and_an_example() -> None:
     assert "<action>look</action>" in TEXT.instructions(TOOL)
     assert TOOL.argument_description in TEXT.instructions(TOOL)

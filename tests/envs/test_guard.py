@@ -130,7 +130,7 @@ def test_snapshots_hold_the_turns_of_the_agent() -> None:
     guard.set_state(state)
     assert (guard.describe()["turn"], guard.describe()["env_steps"]) == (1, 0)
     assert [guard.step("wave")[3] for _ in range(2)] == [False, True]
-    fresh = guard_of(gym.make(TOY, max_turns=3))
+    fresh = toy(max_turns=3)
     fresh.set_state(guard.get_state())
     with pytest.raises(ResetNeeded):
         fresh.step("wave")

@@ -16,11 +16,11 @@ def test_finds_the_obvious() -> None:
 
 
 def test_orders_by_likeness_and_keeps_the_order_of_ties() -> None:
-    assert nearest("take mug 1", ["take mug 2", "take mug 3", "take mug 1"], 3) == [
-        "take mug 1",
-        "take mug 2",
-        "take mug 3",
-    ]
+    mugs = ["take mug 2", "take mug 3", "take mug 1"]
+    assert nearest("take mug 1", mugs, 3) == ["take mug 1", "take mug 2", "take mug 3"]
+    assert nearest("take mug 1", mugs, 2) == ["take mug 1", "take mug 2"]
+    assert nearest("take mug 1", ["take mug 1", "make a mug 3", "take mug 2"], 2) == ["take mug 1", "take mug 2"]
+    assert nearest("take mug 1", [*mugs[::-1], "take a mug"], 3) == ["take mug 1", "take mug 3", "take mug 2"]
 
 
 def test_far_things_are_not_suggested() -> None:

@@ -61,6 +61,8 @@ def test_info_in_full(toy_class: type[Any]) -> None:
     env.step("go right")
     _, reward, terminated, _, info = env.step("go right")
     assert (reward, terminated, info["success"], info["score"]) == (1.0, True, True, 1.0)
+    assert info["env_steps"] == 6
+    assert env.reset()[1]["env_steps"] == 0
 
 
 def test_errors_name_the_value_and_what_is_valid(toy_class: type[Any]) -> None:

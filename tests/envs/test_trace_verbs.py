@@ -30,7 +30,7 @@ def episode(
             admissible=(text,),
             response=f"<think>{text}</think><action>go</action>",
             action="go",
-            verdict=verdict,
+            verdict=verdict if index else Verdict.OK,
             reward=float(won),
             prompt_span=(4 * index, 4 * index + 2),
             response_span=(4 * index + 2, 4 * index + 4),
