@@ -42,7 +42,7 @@ class RolloutBench:
 
     tiny: Shape = Shape(layers=2, width=128, peer_turns=10)
     """The model of the embedded quickstart."""
-    larger: Shape = Shape(layers=8, width=512, peer_turns=3)
+    larger: Shape = Shape(layers=8, width=512, peer_turns=2)
     """One whose matrix products outweigh the overhead of each call."""
     turns: int = 30
     """Turns of every episode."""

@@ -1,4 +1,4 @@
-"""Models that cannot keep a ragged cache: found out, named, and still right by recomputing; stop rules end to end."""
+"""Models that cannot keep a ragged cache: found out, named, still right by recomputing; stop rules; bad input."""
 
 from __future__ import annotations
 
@@ -126,3 +126,50 @@ def test_bfloat16_and_tied_padding_of_the_vocabulary() -> None:
         logp = model(full).logits[0].float().log_softmax(-1)
     expected = logp[torch.arange(11, 17), full[0, 12:]].numpy()
     np.testing.assert_allclose(generation.logprobs, expected, atol=0.15)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"prompt": []}, "at least one id"),
+        ({"prompt": [1, 40]}, "knows ids 0..39"),
+        ({"prompt": [-1]}, "knows ids 0..39"),
+        ({"temperature": -1.0}, "temperature -1.0"),
+        ({"max_new_tokens": 0}, "max_new_tokens 0"),
+        ({"stop_text": ("</a>",)}, "tokenizer"),
+    ],
+)
+def test_bad_requests_are_named(changes: dict[str, Any], text: str) -> None:
+    engine = LocalEngine(build("qwen3"))
+    good = request([1, 2], "good")
+    with pytest.raises(EngineError, match=r"request 1 \(session 'bad'\)") as error:
+        engine.generate([good, request(session="bad", **({"prompt": [1]} | changes))])
+    assert text in str(error.value)
+    assert engine.generate([]) == []
+
+
+def test_bad_settings_are_named() -> None:
+    for settings, text in [
+        ({"max_length": 300}, "1..64"),
+        ({"max_batch": 0}, "max_batch 0"),
+        ({"max_batch": 4, "max_sessions": 3}, "max_sessions 3"),
+        ({"cache": "paged"}, "'recompute'"),
+    ]:
+        with pytest.raises(EngineError, match=text):
+            LocalEngine(build("qwen3"), **settings)
+
+
+def test_diverged_weights_are_an_error_and_leave_nothing_behind() -> None:
+    model = build("qwen3")
+    engine = LocalEngine(model)
+    asked = [request(range(9)), request(range(30), "b")]
+    good = engine.generate(asked)
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    with pytest.raises(EngineError, match="not finite"):
+        engine.generate([request([*range(40), 1, 2, 3], temperature=1.0)])
+    with torch.no_grad():
+        weight.copy_(kept)
+    assert [one.ids.tolist() for one in engine.generate(asked)] == [one.ids.tolist() for one in good]
