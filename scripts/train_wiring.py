@@ -20,6 +20,7 @@ from turngym.envs.core import Task, ToolSpec, TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.panels import Panel, assert_disjoint
 from turngym.envs.protocols import CollectRequest, Sampling
+from turngym.scripts.wiring import renderer_of
 from turngym.trainers.dataset import draw
 from turngym.trainers.loop import EvalPoint
 
@@ -40,13 +41,7 @@ class Player:
     def of(cls, model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec, *, batch: int = 64) -> Player:
         """`settings` say how the model was trained to be spoken to; `batch` requests are generated at a time."""
         engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=batch)
-        renderer = ChatRenderer(
-            tokenizer,
-            tool=tool if settings.channel == "tool" else None,
-            thinking=settings.thinking,
-            observation_role=settings.observation_role,
-            history=settings.history,
-        )
+        renderer = renderer_of(model, tokenizer, settings, tool)
         return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)
 
     def agent(self, temperature: float, name: str = "student") -> ModelAgent:

@@ -115,22 +115,12 @@ def _wire_model(folder: str, options: AgentOptions, tool_of: Callable[[], Any]) 
     model, tokenizer = load_policy(folder, options.device, options.dtype)
     from turngym.agents.local import LocalEngine
     from turngym.agents.model_agent import ModelAgent
-    from turngym.agents.render import ChatRenderer
     from turngym.envs.channels import make_channel
     from turngym.envs.protocols import Sampling
 
     tool, path = tool_of(), Path(folder).resolve()
     engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=options.batch)
-    generation = getattr(model, "generation_config", None)
-    more = getattr(generation, "eos_token_id", None) or ()
-    renderer = ChatRenderer(
-        tokenizer,
-        tool=tool if settings.channel == "tool" else None,
-        thinking=settings.thinking,
-        observation_role=settings.observation_role,
-        history=settings.history,
-        stop_ids=(more,) if isinstance(more, int) else tuple(more),
-    )
+    renderer = renderer_of(model, tokenizer, settings, tool)
     agent = ModelAgent(
         engine,
         renderer,
@@ -145,6 +135,21 @@ def _wire_model(folder: str, options: AgentOptions, tool_of: Callable[[], Any]) 
         system=settings.system,
         temperature=options.temperature,
         fingerprint=content_hash({"files": _file_hashes(folder), "settings": asdict(settings)})[:16],
+    )
+
+
+def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: Any) -> Any:
+    """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
+    from turngym.agents.render import ChatRenderer
+
+    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
+    return ChatRenderer(
+        tokenizer,
+        tool=tool if settings.channel == "tool" else None,
+        thinking=settings.thinking,
+        observation_role=settings.observation_role,
+        history=settings.history,
+        stop_ids=(more,) if isinstance(more, int) else tuple(more),
     )
 
 
