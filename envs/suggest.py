@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from heapq import nlargest
 
-_GRAMS = 24
+_GRAMS = 100
 _QUERY = 200
 _FINALISTS = 16
 
@@ -53,5 +53,5 @@ def _shared(grams: list[str], text: str) -> int:
 def _grams(query: str) -> list[str]:
     size = min(3, max(1, len(query)))
     grams = sorted({query[start : start + size] for start in range(max(1, len(query) - size + 1))})
-    step = max(1, len(grams) // _GRAMS)
-    return grams[::step][:_GRAMS]
+    step = -(-len(grams) // _GRAMS)
+    return grams[::step]

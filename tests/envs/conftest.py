@@ -7,11 +7,16 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from hypothesis import settings
 
 from turngym.envs.base import Outcome, TextEnv
 from turngym.envs.core import Task, ToolSpec, Verdict, content_hash
 from turngym.envs.guard import ActionGuard
 from turngym.envs.vector import TextVectorEnv, vector_of
+
+# a busy machine is no failure: examples have no time limit
+settings.register_profile("turngym", deadline=None)
+settings.load_profile("turngym")
 
 TOY_ID = "turngym-test/Toy-v0"
 OPEN_ID = "turngym-test/Open-v0"

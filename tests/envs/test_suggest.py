@@ -40,7 +40,7 @@ def test_ids_in_long_lists_are_found_quickly() -> None:
         for number in range(1000)
     ]
     start = time.process_time()
-    assert nearest(ids[54_321].replace("Desk", "Dsek"), ids) == [ids[54_321]]
+    assert nearest(ids[14_321].replace("Desk", "Dsek"), ids) == [ids[14_321]]
     assert time.process_time() - start < 5.0
 
 
