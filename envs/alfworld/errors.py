@@ -14,3 +14,7 @@ class GameUnsupported(GameError):
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f'{where}: the native engine cannot play this game: {what}; try engine="textworld"')
+
+
+class UnsupportedFacts(ValueError):
+    """Rules or facts that are sound PDDL but that the native engine does not model."""

@@ -8,11 +8,11 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.alfworld.errors import GameError, GameUnsupported
+from turngym.envs.alfworld.errors import GameError, GameUnsupported, UnsupportedFacts
 from turngym.envs.alfworld.goal import category
 from turngym.envs.alfworld.grammar import split_task
 from turngym.envs.alfworld.names import entity_names, listing, shuffled
-from turngym.envs.alfworld.problem import Problem, UnsupportedFacts, parse_problem
+from turngym.envs.alfworld.problem import Problem, parse_problem
 from turngym.envs.alfworld.rules import Wording, canonical_rules, read_wording
 from turngym.envs.core import content_hash
 from turngym.envs.suggest import did_you_mean

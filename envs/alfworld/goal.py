@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from turngym.envs.alfworld.errors import UnsupportedFacts
+
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _STATE_FLAGS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced"}
 _ABILITIES = {"cleanable", "heatable", "coolable", "sliceable", "pickupable"}
@@ -48,11 +50,11 @@ def category(goal: Goal) -> str:
 
 
 def parse_goal(text: str) -> Goal:
-    """Read `(:goal ...)` (lower case). Raises ValueError, saying what, for a goal that is none of the six kinds."""
+    """Read `(:goal ...)` (lower case). Raises UnsupportedFacts for one that is none of the six kinds."""
     atoms = [_rename(*_flatten(part)) for part in _conjuncts(_nested(text)[1])]
     goal = _place(atoms[0]) if len(atoms) == 1 else _look(atoms) if len(atoms) == 2 else None
     if goal is None:
-        raise ValueError(f"its goal is none of the known kinds: {' '.join(text.split())}")
+        raise UnsupportedFacts(f"its goal is none of the known kinds: {' '.join(text.split())}")
     return goal
 
 

@@ -7,9 +7,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
+from turngym.envs.alfworld.errors import UnsupportedFacts
 from turngym.envs.alfworld.goal import Goal, PlaceGoal, parse_goal
 
 _FACT = re.compile(r"\(([^()]*)\)")
+_PLAIN = re.compile(r"(?:\s*\([^()]*\))*\s*\)\s*")
+_TYPED = re.compile(r"(\S+)\s+-\s+(\S+)")
 _ARITY = {
     "atlocation": 2,
     "receptacleatlocation": 2,
@@ -112,10 +115,6 @@ class Problem:
         return [index for index, other in enumerate(self.receptacle_types) if other == kind]
 
 
-class UnsupportedFacts(ValueError):
-    """Facts that are sound PDDL but that the native engine does not model."""
-
-
 def parse_problem(text: str) -> Problem:
     """Read the PDDL text. Raises ValueError (damaged) or UnsupportedFacts (not modelled)."""
     text = _without_comments(text).lower()
@@ -148,9 +147,13 @@ def _balanced(text: str, start: int) -> str:
 
 
 def _typed_list(text: str) -> dict[str, str]:
+    text = text.rstrip().removesuffix(")")
+    pairs = _TYPED.findall(text)
+    if len(text.split()) == 3 * len(pairs):
+        return dict(pairs)
     kinds: dict[str, str] = {}
     names: list[str] = []
-    tokens = iter(text.rstrip().removesuffix(")").split())
+    tokens = iter(text.split())
     for token in tokens:
         if token == "-":
             kinds.update(dict.fromkeys(names, next(tokens, "")))
@@ -163,19 +166,18 @@ def _typed_list(text: str) -> dict[str, str]:
 
 
 def _facts(text: str) -> dict[str, list[tuple[str, ...]]]:
-    found = _FACT.findall(text)
-    rest = _FACT.sub("", text).split()
-    if rest != [")"]:
-        raise UnsupportedFacts(f"its (:init ...) section is not a plain list of facts, near {' '.join(rest)[:80]!r}")
+    if _PLAIN.fullmatch(text) is None:
+        rest = " ".join(_FACT.sub("", text).split())
+        raise UnsupportedFacts(f"its (:init ...) section is not a plain list of facts, near {rest[:80]!r}")
     facts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
-    for fact in found:
+    for fact in _FACT.findall(text):
         name, *arguments = fact.split() or [""]
         facts[name].append(tuple(arguments))
     for name, rows in facts.items():
         if name not in _ARITY:
             raise UnsupportedFacts(f"(:init ...) has the unknown predicate ({name} ...)")
-        wrong = next((row for row in rows if len(row) != _ARITY[name]), None)
-        if wrong is not None:
+        if set(map(len, rows)) != {_ARITY[name]}:
+            wrong = next(row for row in rows if len(row) != _ARITY[name])
             raise ValueError(f"fact ({name} {' '.join(wrong)}) needs {_ARITY[name]} arguments")
     return facts
 

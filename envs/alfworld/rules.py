@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from turngym.envs.alfworld.errors import UnsupportedFacts
 from turngym.envs.alfworld.grammar import (
     digest,
     domain_digests,
@@ -17,7 +18,6 @@ from turngym.envs.alfworld.grammar import (
     rule_digest,
     split_task,
 )
-from turngym.envs.alfworld.problem import UnsupportedFacts
 
 _TEXTWORLD_SIGNS = re.compile(r'[;|<>\[\]#{}"\t\n\\]|//')
 _ARRIVE = re.compile(r"(?P<say>[^#\[\]{}|<>;\"]*\{(?:r|lend)\.name\}[^#\[\]{}|<>;\"]*)#examineReceptacle\.feedback#")

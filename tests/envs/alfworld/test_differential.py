@@ -1,0 +1,111 @@
+"""The native engine against TextWorld, byte for byte, on a small sample; `turngym bench alfworld --differential 324`
+plays the full one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.envs.alfworld import differential
+from turngym.envs.alfworld.data import GameFolder
+from turngym.envs.alfworld.differential import Play, compare, plan, run, summary
+from turngym.envs.alfworld.env import ALFWorldEnv
+from turngym.envs.alfworld.probes import SCRIPTS
+from turngym.envs.alfworld.reference import Reference, acquire, release
+from turngym.envs.alfworld.source import RealGames
+from turngym.envs.core import TurngymError
+from turngym.envs.guard import ActionGuard
+
+sys.path.append(str(Path(__file__).parent))
+house = importlib.import_module("alfworld_house").house
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    try:
+        engine = acquire()
+    except TurngymError as error:
+        if os.environ.get("TURNGYM_REQUIRE_REFERENCE"):
+            raise
+        pytest.skip(str(error))
+    yield engine
+    release(engine)
+
+
+@pytest.mark.parametrize(("number", "script"), enumerate(SCRIPTS))
+def test_a_house_with_every_rule_in_it(reference: Reference, number: int, script: str) -> None:
+    play = Play(task_id="house", script=script, seed=number, shuffle=7 if number % 2 else None, steps=12)
+    found = compare(reference, house("look" if script == "lamps" else "place"), play)
+    assert found.mismatches == ()
+    assert found.won or found.steps == (0 if script == "walkthrough" else 12)
+
+
+def test_a_start_at_a_receptacle(reference: Reference) -> None:
+    data = house(extra="(isCool Apple_bar_1) (isSliced Mug_bar_1) (isClean Mug_bar_1)")
+    data["pddl_problem"] = data["pddl_problem"].replace("(atLocation agent1 l0)", "(atLocation agent1 l1)")
+    play = Play(task_id="house", script="wander", seed=3, shuffle=None, steps=15)
+    assert compare(reference, data, play).mismatches == ()
+
+
+def test_six_real_games(reference: Reference, alfworld_data: Path) -> None:
+    source = RealGames(GameFolder(alfworld_data, "valid_unseen"))
+    ids: dict[str, list[str]] = {}
+    for task_id in source.task_ids:
+        ids.setdefault(source.category(task_id) or "?", []).append(task_id)
+    plays = plan(ids, games=6, steps=9, load=source.data, seed=5)
+    rows = [compare(reference, source.data(play.task_id), play) for play in plays]
+    assert [row.mismatches for row in rows] == [()] * 6
+    assert sorted(row.category for row in rows) == ["clean", "cool", "heat", "look", "place", "two"]
+    assert len({row.play.script for row in rows}) == 6
+    assert [row.play.shuffle for row in rows] == [None, None, 2, None, None, 5]
+
+
+def test_the_environment_is_the_same_with_both_engines(reference: Reference) -> None:
+    native, textworld = (
+        ActionGuard(ALFWorldEnv(engine=name, domain_randomization=True)) for name in ("native", "textworld")
+    )
+    task = "generated/small/eval/3"
+    assert native.reset(seed=4, options={"task": task}) == textworld.reset(seed=4, options={"task": task})
+    assert native.expert_action() is not None
+    snapshot = textworld.get_state()
+    over = False
+    while not over:
+        action = native.expert_action()
+        assert action == textworld.expert_action()
+        for line in ("dance", str(action)):
+            step = native.step(line)
+            assert step == textworld.step(line)
+        over = step[2] or step[3]
+    assert native.success
+    textworld.set_state(snapshot)
+    assert textworld.describe() == native.reset(seed=4, options={"task": task})[1]
+    for env in (native, textworld):
+        env.close()
+
+
+def test_a_difference_is_found_and_a_finished_game_is_not_played_again(
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turngym.envs.alfworld.engine.NativeEngine._open", lambda self, r, _: "Sesame.")
+    monkeypatch.setattr(differential, "Reference", lambda: reference)
+    log = tmp_path / "log.jsonl"
+    data = house() | {"walkthrough": ["go to fridge 1", "open fridge 1", "look"]}
+    play = Play(task_id="house", script="walkthrough", seed=0, shuffle=None, steps=3)
+    rows = run([play], lambda _: data, log)
+    assert [line.split(":")[0] for line in rows[0]["mismatches"]] == [
+        "step 1 'open fridge 1'",
+        "step 1 'open fridge 1'",
+        "step 2 'look'",
+    ]
+    with log.open("a") as file:
+        file.write('{"key": "torn')
+    again = run([play], lambda _: pytest.fail("played again"), log)
+    assert again == json.loads(json.dumps(rows))
+    assert Counter(summary(again))["mismatches"] == 3

@@ -1,0 +1,157 @@
+"""ALFWorld as a Gymnasium environment: the contract, splits, options, errors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import gymnasium as gym
+import pytest
+
+from turngym.envs.alfworld.data import find_root
+from turngym.envs.alfworld.env import ALFWorldEnv
+from turngym.envs.core import TaskError
+from turngym.envs.guard import ActionGuard, guard_of
+from turngym.envs.testing import EnvContract
+
+sys.path.append(str(Path(__file__).parent))
+house = importlib.import_module("alfworld_house").house
+
+
+class TestGenerated(EnvContract):
+    env_id = "turngym/ALFWorld-v0"
+
+
+class TestShuffledNumbers(EnvContract):
+    env_id = "turngym/ALFWorld-v0"
+    make_kwargs: ClassVar = {"domain_randomization": True, "config": "full"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two games of one split, laid out as alfworld-download does, and a folder that is none."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    root = tmp_path / "json_2.1.1"
+    for name, goal in (("pick_and_place_simple-Mug-None-Fridge-9", "place"), ("odd-name", "heat")):
+        trial = root / "valid_seen" / name / "trial_T1"
+        trial.mkdir(parents=True)
+        (trial / "game.tw-pddl").write_text(json.dumps(house(goal)), encoding="utf-8")
+    (root / "valid_seen" / "no-game" / "trial_T1").mkdir(parents=True)
+    return tmp_path
+
+
+def made(**options: object) -> ActionGuard:
+    return guard_of(gym.make("turngym/ALFWorld-v0", **options))
+
+
+def test_real_games_are_found_with_and_without_the_inner_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for data in (folder, folder / "json_2.1.1", str(folder)):
+        env = made(split="valid_seen", data=data)
+        assert list(env.task_ids()) == [
+            "valid_seen/odd-name/trial_T1",
+            "valid_seen/pick_and_place_simple-Mug-None-Fridge-9/trial_T1",
+        ]
+    monkeypatch.setenv("ALFWORLD_DATA", str(folder))
+    env = made(split="valid_seen")
+    for task_id, row in zip(env.task_ids(), ("heat", "place"), strict=True):
+        env.reset(options={"task": task_id})
+        assert (env.task.category, env.task.split) == (row, "valid_seen")
+
+
+def test_an_episode(folder: Path) -> None:
+    env = made(split="valid_seen", data=folder)
+    text, info = env.reset(seed=1, options={"task": env.task_ids()[1]})
+    assert text.endswith("Your task is to: put some mug on fridge.")
+    assert (info["success"], info["score"], info["goal_rate"], info["category"]) == (False, 0.0, 0.0, "place")
+    text, reward, terminated, _, info = env.step("go to the moon")
+    assert (reward, terminated, info["verdict"], info["env_steps"]) == (0.0, False, "inadmissible", 0)
+    assert "Possible actions: go to cabinet 1, " in text
+    steps = []
+    while not terminated:
+        steps.append(env.expert_action())
+        _, reward, terminated, truncated, info = env.step(steps[-1])
+    assert steps[-1] in ("move mug 1 to fridge 1", "move mug 2 to fridge 1")
+    assert (reward, truncated, info["success"], info["score"], info["goal_rate"]) == (1.0, False, True, 1.0, 1.0)
+
+
+def test_the_old_put_is_an_alias_only_when_asked_for(folder: Path) -> None:
+    verdicts = []
+    for alias in (False, True):
+        env = made(split="valid_seen", data=folder, put_alias=alias)
+        env.reset(options={"task": env.task_ids()[1]})
+        for action in ("go to countertop 1", "take mug 1 from countertop 1"):
+            env.step(action)
+        text, _, _, _, info = env.step("put mug 1 in/on cabinet 1")
+        verdicts.append((info["verdict"], text == "You move the mug 1 to the cabinet 1.", info["action"]))
+    assert verdicts == [
+        ("inadmissible", False, "put mug 1 in/on cabinet 1"),
+        ("ok", True, "move mug 1 to cabinet 1"),
+    ]
+
+
+def test_numbers_are_shuffled_anew_at_every_reset_and_snapshots_keep_them() -> None:
+    env = ALFWorldEnv(domain_randomization=True, config="full")
+    task = env.task_ids()[0]
+    texts = {env.reset(seed=seed, options={"task": task})[0] for seed in range(6)}
+    assert len(texts) > 1
+    env.reset(seed=1, options={"task": task})
+    state, actions = env.get_state(), env.admissible()
+    env.reset(seed=2, options={"task": task})
+    env.set_state(state)
+    assert env.admissible() == actions
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"split": "valid_unsee"}, "unknown split 'valid_unsee'; splits are train, .* Did you mean 'valid_unseen'"),
+        ({"split": "valid_unseen"}, "set ALFWORLD_DATA, or pass data=; .*alfworld-download"),
+        ({"split": "train", "data": "/nowhere"}, "data= is '/nowhere', which has no ALFWorld games"),
+        ({"engine": "texworld"}, "engines are native and textworld. Did you mean 'textworld'"),
+        ({"part": "test"}, "generated games have the parts train and eval"),
+        ({"config": "smal"}, "no generator preset 'smal'; did you mean 'small'"),
+    ],
+)
+def test_wrong_options(options: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(TaskError, match=said):
+        made(**options)
+
+
+def test_wrong_data(folder: Path) -> None:
+    with pytest.raises(TaskError, match="has no folder 'train'"):
+        made(split="train", data=folder)
+    with pytest.raises(TaskError, match="shuffles numbers in training"):
+        made(split="valid_seen", data=folder, domain_randomization=True)
+    env = made(split="valid_seen", data=folder)
+    with pytest.raises(
+        TaskError, match="unknown task 'valid_seen/odd-nam/trial_T1'.*Did you mean 'valid_seen/odd-name"
+    ):
+        env.reset(options={"task": "valid_seen/odd-nam/trial_T1"})
+    (folder / "json_2.1.1/valid_seen/odd-name/trial_T1/game.tw-pddl").write_text('{"grammar"', encoding="utf-8")
+    with pytest.raises(TaskError, match=r"odd-name/trial_T1/game\.tw-pddl: damaged game file, not JSON"):
+        env.reset(options={"task": "valid_seen/odd-name/trial_T1"})
+
+
+def test_listing_reads_no_game(folder: Path) -> None:
+    (folder / "json_2.1.1/valid_seen/odd-name/trial_T1/game.tw-pddl").write_bytes(b"")
+    assert len(made(split="valid_seen", data=folder).task_ids()) == 2
+    assert find_root(folder) == folder / "json_2.1.1"
+
+
+def test_generated_ids() -> None:
+    env = made()
+    ids = env.task_ids()
+    assert (len(ids), ids[0], ids[-1]) == (5000, "generated/small/train/0", "generated/small/train/4999")
+    assert ids[1:3] == ["generated/small/train/1", "generated/small/train/2"]
+    for task in ("generated/small/eval/7", "generated/small/train/123456"):
+        env.reset(options={"task": task})
+        assert env.task.task_id == task
+    for wrong in ("generated/full/train/0", "generated/small/train/01", "generated/small/test/0"):
+        with pytest.raises(TaskError, match="unknown task"):
+            env.reset(options={"task": wrong})
+    assert made(part="eval").task_ids()[0] == "generated/small/eval/0"
+    assert len(made(part="eval").task_ids()) == 300
