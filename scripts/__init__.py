@@ -1,1 +1,1 @@
-
+"""The verbs of the `turngym` command: wiring only."""

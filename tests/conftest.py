@@ -20,7 +20,7 @@ def shared_data() -> Path | None:
 
 
 def unpack_alfworld() -> Path | None:
-    """`$ALFWORLD_DATA` layout of the 4,027 real games, unpacked once into the temporary folder; None without the data."""
+    """The 4,027 real games in `$ALFWORLD_DATA` layout, unpacked once into the temporary folder; None without them."""
     data = shared_data()
     if data is None or not (data / "alfworld" / "unpack.py").exists():
         return None

@@ -1,1 +1,1 @@
-
+"""ALFWorld: household tasks in text, native engine, reference engine, generator and experts."""

@@ -1,0 +1,51 @@
+"""The main job, end to end, with very few steps and tasks; and the recipes of the shipped models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs turngym[train]")
+
+from turngym.agents.settings import ChatSettings
+from turngym.envs.panels import load_panel
+from turngym.envs.trace import read_trace
+from turngym.scripts import embedded, main
+from turngym.trainers.metrics import read_metrics
+
+
+def test_quickstart_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    words = ["quickstart", "--out", str(tmp_path), "--steps", "2", "--limit", "4", "--samples", "1"]
+    assert main.main(words) == 0
+    report = (tmp_path / "report.md").read_text()
+    for name in ("student", "teacher", "opd", "turnopd"):
+        assert f"| {name} |" in report
+    for method in ("opd", "turnopd"):
+        steps = [row["step"] for row in read_metrics(tmp_path / method) if row["kind"] == "train"]
+        assert steps == [1, 2]
+        assert len(read_trace(tmp_path / method / "eval" / "trace.jsonl")[0]) == 4
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "<html" in (tmp_path / "episodes.html").read_text()[:200]
+
+    before = (tmp_path / "opd" / "metrics.jsonl").read_bytes()
+    assert main.main(words) == 0
+    assert (tmp_path / "opd" / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("role", sorted(embedded.RECIPES))
+def test_shipped_models_speak_the_embedded_world(role: str) -> None:
+    folder = embedded.CHECKPOINTS / role
+    assert ChatSettings.load(folder) == embedded.CHAT
+    shipped = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    made = json.loads(embedded.make_tokenizer().backend_tokenizer.to_str())["model"]["vocab"]
+    assert shipped == made
+    assert (folder / "model.safetensors").stat().st_size < 3_000_000
+
+
+def test_the_panel_is_played_as_the_student_trains() -> None:
+    kwargs = load_panel(embedded.PANEL).make_kwargs
+    assert kwargs["max_turns"] == embedded.MAX_TURNS
+    assert kwargs["on_invalid"] == "noop"
+    assert kwargs["part"] == "eval"
