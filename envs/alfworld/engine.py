@@ -21,6 +21,10 @@ _PASSIVE = frozenset({"look", "inventory", "help", "examine receptacle", "examin
 class NativeEngine:
     """One play of a game. Any text is a legal command; one that is not possible answers `Nothing happens.`"""
 
+    _local: dict[str, Command] | None
+    _admissible: tuple[str, ...] | None
+    _won: bool | None
+
     def __init__(self, game: Game) -> None:
         self.game = game
         self.problem = game.problem
@@ -59,7 +63,7 @@ class NativeEngine:
         verb, first, second = found
         observation = self._acts[verb](first, second)
         if verb not in _PASSIVE:
-            self._local = self._admissible = self._won = None
+            self._forget()
         return observation, self.won
 
     def admissible(self) -> tuple[str, ...]:
@@ -94,9 +98,10 @@ class NativeEngine:
     def set_state(self, state: tuple[Any, ...]) -> None:
         """Return to a snapshot of the same game."""
         self.state = State.thaw(state)
-        self._local: dict[str, Command] | None = None
-        self._admissible: tuple[str, ...] | None = None
-        self._won: bool | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._local = self._admissible = self._won = None
 
     def _here(self) -> dict[str, Command]:
         if self._local is None:

@@ -39,7 +39,7 @@ def reference() -> Any:
     release(engine)
 
 
-@pytest.mark.parametrize(("number", "script"), enumerate(SCRIPTS))
+@pytest.mark.parametrize(("number", "script"), list(enumerate(SCRIPTS)))
 def test_a_house_with_every_rule_in_it(reference: Reference, number: int, script: str) -> None:
     play = Play(task_id="house", script=script, seed=number, shuffle=7 if number % 2 else None, steps=12)
     found = compare(reference, house("look" if script == "lamps" else "place"), play)
