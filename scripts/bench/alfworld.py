@@ -61,6 +61,8 @@ class AlfworldBench:
     """Games of the differential test (the full check is 300 or more; about 5 CPU seconds a game)."""
     log: Path | None = None
     """JSON lines of the differential test; games that are there already are not played again."""
+    part: tuple[int, int] = (0, 1)
+    """Play only every N-th game of the differential test, from the K-th: `--part K N`, for N processes with one log."""
     seed: int = 0
 
 
@@ -249,7 +251,8 @@ def resident_mb() -> float:
 def differential(config: AlfworldBench, sources: dict[str, GameSource]) -> bool:
     """Play games in both engines and compare every byte."""
     load = loader(sources)
-    plays = plan(by_category(sources, 600), config.differential, 14, load, config.seed)
+    first, every = config.part
+    plays = plan(by_category(sources, 600), config.differential, 14, load, config.seed)[first::every]
     rows = run(plays, load, config.log, lambda _, n: print(f"  differential: {n + 1} of {len(plays)}", end="\r"))
     found = summary(rows)
     print(f"differential test: {json.dumps(found, indent=1)}")

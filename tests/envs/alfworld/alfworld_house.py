@@ -75,3 +75,14 @@ def house(goal: str = "place", task: str = "put some mug on fridge.", extra: str
         "solvable": True,
         "walkthrough": [],
     }
+
+
+def before_release_04(data: dict[str, Any]) -> dict[str, Any]:
+    """The same game with the words that alfworld used before 0.4."""
+    grammar = data["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")
+    grammar = grammar.replace("You move the {o.name} to the {r.name}.", "You put the {o.name} in/on the {r.name}.")
+    grammar = grammar.replace("You arrive at {r.name}. ", "You arrive at {lend.name}. ")
+    domain = data["pddl_domain"]
+    start = domain.index("(:action help")
+    end = domain.index("(:action examineReceptacle")
+    return data | {"grammar": grammar, "pddl_domain": domain[:start] + domain[end:]}

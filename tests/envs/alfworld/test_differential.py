@@ -24,7 +24,8 @@ from turngym.envs.core import TurngymError
 from turngym.envs.guard import ActionGuard
 
 sys.path.append(str(Path(__file__).parent))
-house = importlib.import_module("alfworld_house").house
+houses = importlib.import_module("alfworld_house")
+house = houses.house
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,15 @@ def test_a_start_at_a_receptacle(reference: Reference) -> None:
     data["pddl_problem"] = data["pddl_problem"].replace("(atLocation agent1 l0)", "(atLocation agent1 l1)")
     play = Play(task_id="house", script="wander", seed=3, shuffle=None, steps=15)
     assert compare(reference, data, play).mismatches == ()
+
+
+def test_words_before_release_04_and_names_without_numbers(reference: Reference) -> None:
+    data = houses.before_release_04(house())
+    data["pddl_problem"] = data["pddl_problem"].replace("Desk_bar_1", "Desk")
+    play = Play(task_id="house", script="neighbours", seed=1, shuffle=3, steps=20)
+    found = compare(reference, data, play)
+    assert found.mismatches == ()
+    assert found.verbs["put"] > 0
 
 
 def test_six_real_games(reference: Reference, alfworld_data: Path) -> None:

@@ -15,7 +15,8 @@ from turngym.envs.alfworld.errors import GameError, GameUnsupported
 from turngym.envs.alfworld.game import load_game
 
 sys.path.append(str(Path(__file__).parent))
-house = importlib.import_module("alfworld_house").house
+houses = importlib.import_module("alfworld_house")
+house = houses.house
 
 
 def changed(key: str, old: str, new: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -40,19 +41,8 @@ def test_the_hash_covers_the_game_and_nothing_else() -> None:
     assert len({plain, *(load_game(other).sha256 for other in others)}) == 5
 
 
-def before_release_04(data: dict[str, Any]) -> dict[str, Any]:
-    """The same game with the words that alfworld used before 0.4."""
-    grammar = data["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")
-    grammar = grammar.replace("You move the {o.name} to the {r.name}.", "You put the {o.name} in/on the {r.name}.")
-    grammar = grammar.replace("You arrive at {r.name}. ", "You arrive at {lend.name}. ")
-    domain = data["pddl_domain"]
-    start = domain.index("(:action help")
-    end = domain.index("(:action examineReceptacle")
-    return data | {"grammar": grammar, "pddl_domain": domain[:start] + domain[end:]}
-
-
 def test_words_come_from_the_games_own_grammar() -> None:
-    engine = NativeEngine(load_game(before_release_04(house())))
+    engine = NativeEngine(load_game(houses.before_release_04(house())))
     engine.reset()
     assert "help" not in engine.admissible()
     assert engine.step("help")[0] == NOTHING
