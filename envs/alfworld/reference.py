@@ -24,7 +24,7 @@ class Reference:
     """
 
     def __init__(self) -> None:
-        self._environment = _make()
+        self._environment, self._demangler = _make()
         self._state: Any = None
         self._history: list[str] = []
 
@@ -33,7 +33,7 @@ class Reference:
         name = "game" if isinstance(source, Mapping) else str(source)
         data = source if isinstance(source, Mapping) else read_game_file(source)
         check_keys(data, name)
-        self._environment.unwrapped_demangler.shuffle = shuffle is not None
+        self._demangler.shuffle = shuffle is not None
         kept = random.getstate()
         try:
             # alfworld shuffles with Python's global generator; it is put back as it was.
@@ -107,7 +107,8 @@ def release(reference: Reference) -> None:
 _FREE: list[Reference] = []
 
 
-def _make() -> Any:
+def _make() -> tuple[Any, Any]:
+    """TextWorld with alfworld's wrappers, and the wrapper that hands out the numbers."""
     try:
         import textworld
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
@@ -118,6 +119,4 @@ def _make() -> Any:
         ) from error
     infos = textworld.EnvInfos(won=True, admissible_commands=True, extras=["gamefile"])
     demangler = AlfredDemangler(PddlEnv(infos))
-    environment = AlfredInfos(demangler)
-    environment.unwrapped_demangler = demangler
-    return environment
+    return AlfredInfos(demangler), demangler
