@@ -163,8 +163,11 @@ def build_trainer(options: Options) -> Trainer:
 def _load(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
     from turngym.trainers.model import load_model
+
+    logging.disable_progress_bar()
 
     target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     model = load_model(folder, dtype=dtype, device=target)

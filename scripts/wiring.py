@@ -161,9 +161,11 @@ def load_policy(folder: str, device: str, dtype: str) -> tuple[Any, Any]:
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
     except ImportError as error:
         raise AgentError(f"models need torch and transformers: pip install 'turngym[train]' ({error})") from error
     target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
