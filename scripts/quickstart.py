@@ -141,7 +141,7 @@ def _newest(folder: Path) -> Path:
 
 
 def _report(options: Quickstart) -> None:
-    """The table, the figure, and a page on which every episode of the last method can be read."""
+    """The table, the figure, a page on which every episode of the last method can be read, and a closing sentence."""
     from turngym.scripts import report, trace
 
     runs = [f"{name}={options.out / 'eval' / name}" for name in ("student", "teacher")]
@@ -149,3 +149,22 @@ def _report(options: Quickstart) -> None:
     page, last = options.out / "episodes.html", options.methods[-1]
     words = ["html", str(options.out / last / "eval" / "trace.jsonl"), "--out", str(page), "--overwrite"]
     trace.main([*words, "--title", f"{last} after {options.steps} steps", "--tokenizer", str(options.student)])
+    print(f"\n{_verdict(options)}")
+
+
+def _verdict(options: Quickstart) -> str:
+    """What each method made of the student, in words."""
+    from turngym.agents.scores import score
+    from turngym.scripts.report_data import load_run
+
+    def result(path: Path) -> tuple[float, float]:
+        run = load_run(str(path))
+        return 100 * score(run.episodes).overall.avg.mean, max((point.seconds for point in run.points), default=0.0)
+
+    start, teacher = (result(options.out / "eval" / name)[0] for name in ("student", "teacher"))
+    lines = [f"Avg@{options.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]
+    for method in options.methods:
+        end, seconds = result(options.out / method)
+        share = 100 * end / teacher if teacher else float("nan")
+        lines.append(f"{method}: {end:.1f} % ({share:.0f} % of the teacher) in {seconds:.0f} s of training.")
+    return "\n".join(lines)
