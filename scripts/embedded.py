@@ -31,11 +31,11 @@ class TinyRecipe:
     width: int = 128
     layers: int = 2
     heads: int = 4
-    steps: int = 300
+    steps: int
     """Updates of supervised fine-tuning."""
     episodes: int = 64
     """Expert episodes per update. A game may come again, but with other noise."""
-    noise: tuple[float, float] = (0.0, 0.4)
+    noise: tuple[float, float] = (0.0, 0.5)
     """Share of random actions in an episode, drawn per episode; the expert labels every state that they lead to."""
     blunders: float = 0.5
     """Share of those that are plausible mistakes, most of them refused by the house."""
@@ -44,17 +44,21 @@ class TinyRecipe:
 
 
 RECIPES = {
-    "teacher": TinyRecipe(steps=1000),
-    "student": TinyRecipe(steps=320, blunders=0.0, seed=1),
+    "teacher": TinyRecipe(steps=500),
+    "student": TinyRecipe(steps=400, blunders=0.0, seed=1),
 }
-"""The student is trained for a third of the time, and has never seen what the house says to a mistake."""
+"""The student has never seen what the house says to a mistake: that is the skill it lacks.
+
+The teacher is not the best that can be made: 1,000 steps with noise up to 0.4 give 96 %, but so sharp a distribution
+teaches this student more slowly (the README has the figures).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistilRecipe:
     """How the quickstart distils: the same for every method."""
 
-    steps: int = 80
+    steps: int = 100
     episodes: int = 64
     lr: float = 1e-3
     warmup: int = 10
@@ -69,7 +73,16 @@ def distil_words(split: str) -> list[str]:
     recipe = DISTIL
     words = [*train_words(split), "--episodes", str(recipe.episodes), "--micro-tokens", "2048", "--threads", "1"]
     words += ["--optimiser.lr", str(recipe.lr), "--optimiser.lr-warmup", str(recipe.warmup)]
-    words += ["--optimiser.weight-decay", "0", "--eval-every", "10", "--eval-samples", "1"]
+    words += [
+        "--optimiser.schedule",
+        "cosine",
+        "--optimiser.weight-decay",
+        "0",
+        "--eval-every",
+        "10",
+        "--eval-samples",
+        "1",
+    ]
     return words
 
 
