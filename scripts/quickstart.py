@@ -165,6 +165,6 @@ def _verdict(options: Quickstart) -> str:
     lines = [f"Avg@{options.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]
     for method in options.methods:
         end, seconds = result(options.out / method)
-        share = 100 * end / teacher if teacher else float("nan")
-        lines.append(f"{method}: {end:.1f} % ({share:.0f} % of the teacher) in {seconds:.0f} s of training.")
+        share = f" ({100 * end / teacher:.0f} % of the teacher)" if teacher else ""
+        lines.append(f"{method}: {end:.1f} %{share} in {seconds:.0f} s of training.")
     return "\n".join(lines)
