@@ -45,7 +45,7 @@ class TinyRecipe:
 
 RECIPES = {
     "teacher": TinyRecipe(steps=500),
-    "student": TinyRecipe(steps=400, blunders=0.0),
+    "student": TinyRecipe(steps=300, blunders=0.0),
 }
 """Both grow from the same random weights, but the student has never seen what the house says to a mistake.
 
