@@ -22,7 +22,8 @@ class Interrupts:
         # Python delivers signals to the main thread only; elsewhere the owner of the thread decides
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._handle)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background keeps ignoring it
+                    self._former[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,15 @@ def test_failed_episodes_are_counted_and_all_failed_is_an_error(tmp_path: Path) 
         replace(made, teacher=None, out=tmp_path / "third").train()
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """SIGINT as on a terminal: a test run in the background inherits that it is ignored."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("when", ["collect", "update", "evaluate"])
 def test_ctrl_c_saves_and_the_rest_gives_the_same_numbers(tmp_path: Path, finished: Path, when: str) -> None:
     made = toy.trainer(tmp_path / "run", steps=8)
