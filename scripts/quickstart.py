@@ -1,4 +1,4 @@
-"""Distil a tiny student in a generated household, with vanilla OPD and TurnOPD side by side: about eight minutes.
+"""Distil a tiny student in a generated household, with vanilla OPD and TurnOPD side by side, in under ten minutes.
 
 Both start from the same weak student and learn from the same teacher (two checkpoints that come with turngym) for the
 same number of steps, each in a process of its own. Ends with a table, a figure and traces to read. Stopping it loses
