@@ -188,6 +188,7 @@ def untimed(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
 
 
+@pytest.mark.usefixtures("heeded")
 def test_interrupts_wait_for_the_end_of_a_protected_block() -> None:
     reached = []
 
@@ -202,6 +203,14 @@ def test_interrupts_wait_for_the_end_of_a_protected_block() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert reached == ["inner end"]
+
+
+@pytest.mark.usefixtures("heeded")
+def test_a_job_in_the_background_keeps_ignoring_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Interrupts() as interrupts, interrupts.protected():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_progress_is_plain_lines_away_from_a_terminal() -> None:
