@@ -79,8 +79,8 @@ def _train(options: Quickstart) -> None:
     try:
         _watch(options, running)
     except KeyboardInterrupt:
-        for process in running.values():  # each has the signal too, and saves before it ends
-            process.wait()
+        for process in running.values():
+            _stop(process)
         raise
     failed = [method for method, process in running.items() if process.returncode]
     if failed:
@@ -99,6 +99,15 @@ def _start(options: Quickstart, method: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (options.out / f"{method}.log").open("ab") as log:
         return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Let a run save and end. On a terminal it was interrupted as well; elsewhere it must be told."""
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
 
 
 def _watch(options: Quickstart, running: dict[str, subprocess.Popen[bytes]]) -> None:

@@ -233,7 +233,7 @@ def memory(config: AlfworldBench, split: str | None) -> bool:
         if episode in marks:
             seen[marks[episode]] = resident_mb()
     line = ", ".join(f"{name} {value:.1f}" for name, value in seen.items())
-    # Up to the middle the allocator still settles, the more so after TextWorld; a leak shows in the second half as well.
+    # Up to the middle the allocator still settles, the more so after TextWorld; a leak shows afterwards, too.
     growth = seen["end"] - seen["middle"]
     flat = growth <= GROWTH_TARGET
     print(f"memory over {config.episodes:,} episodes, {count:,} games, start after {warm:,}: MB resident {line}")
