@@ -21,6 +21,7 @@ import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import Panel, collect_tasks, list_panels, load_panel, make_panel, verify_panel, write_panel
 from turngym.envs.suggest import did_you_mean
+from turngym.scripts.wiring import json_object
 
 _SHOWN = 20
 
@@ -123,7 +124,7 @@ def _verify(command: Verify) -> int:
 
 
 def _write(command: Write) -> int:
-    kwargs = _json_object(command.make)
+    kwargs = json_object("--make", command.make)
     if command.env not in gym.registry:
         raise TurngymError(f"unknown environment {command.env!r}.{did_you_mean(command.env, gym.registry)}")
     ids = None if command.ids is None else command.ids.read_text(encoding="utf-8").split("\n")
@@ -139,13 +140,3 @@ def _write(command: Write) -> int:
 
 def _data(data: str | None) -> dict[str, Any]:
     return {} if data is None else {"data": data}
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise TurngymError(f"--make {text!r} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TurngymError(f'--make {text!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
-    return value
