@@ -117,6 +117,7 @@ def _segments(play: Play) -> tuple[NDArray[np.int32], ...]:
 
 def _turn(talk: Conversation, reply: Reply, info: Mapping[str, Any], reward: float) -> Turn:
     thread = talk.thread
+    goals = info.get("goal_rate")
     return Turn(
         index=talk.turn,
         observation=talk.observation,
@@ -125,6 +126,7 @@ def _turn(talk: Conversation, reply: Reply, info: Mapping[str, Any], reward: flo
         action=info["action"],
         verdict=Verdict(info["verdict"]),
         reward=reward,
+        progress=float(info["score"] if goals is None else goals),
         segment=0 if thread is None else thread.segment,
         prompt_span=(0, 0) if thread is None else thread.prompt_span,
         response_span=(0, 0) if thread is None else thread.response_span,

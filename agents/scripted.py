@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from turngym.agents.agent import AgentError, Conversation, Reply, Scribe, reset_seed
 from turngym.agents.render import ChatRenderer
 from turngym.agents.rollout import Job, MakeEnv
+from turngym.envs.base import Player
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.guard import ActionGuard, guard_of
 
@@ -16,17 +16,7 @@ EXPERT_STREAM = 1
 NOISE_STREAM = 2
 
 
-class Expert(Protocol):
-    """Knows what to do next in the environment it was made for."""
-
-    def observe(self, action: str) -> None:
-        """Called after `action` was played, whoever chose it."""
-
-    def act(self) -> str | None:
-        """The next action from the present state; None where it knows none."""
-
-
-MakeExpert = Callable[[ActionGuard], Expert]
+MakeExpert = Callable[[ActionGuard], Player]
 
 
 class PrivilegedExpert:
@@ -42,23 +32,9 @@ class PrivilegedExpert:
         return self._env.expert_action()
 
 
-class SearchingPlayer:
-    """ALFWorld's searching expert, which only knows what the agent has seen."""
-
-    def __init__(self, env: ActionGuard) -> None:
-        native = getattr(env.base, "native", None)
-        if native is None:
-            raise AgentError(f"{env.env_id} has no searching expert (it needs ALFWorld on a game of the native engine)")
-        from turngym.envs.alfworld.expert import SearchingExpert
-
-        self._engine = native
-        self._expert = SearchingExpert(native)
-
-    def observe(self, action: str) -> None:
-        self._expert.observe(action, self._engine)
-
-    def act(self) -> str | None:
-        return self._expert.next_action(self._engine)
+def named_player(name: str) -> MakeExpert:
+    """`expert`: the environment's privileged expert; any other name: the environment's scripted player of that name."""
+    return PrivilegedExpert if name == "expert" else lambda env: env.base.make_player(name)
 
 
 class ExpertAgent:
@@ -121,12 +97,11 @@ class ExpertAgent:
             blunder = conversation.env.base.blunder(rng)
             if blunder is not None:
                 return blunder
-        choices = conversation.admissible
-        return choices[int(rng.integers(len(choices)))] if choices else None
+        return conversation.env.base.sample_action(rng)
 
 
 class RandomAgent:
-    """Draws uniformly from the admissible actions."""
+    """Draws from what may be done now (`TextEnv.sample_action`)."""
 
     def __init__(self, renderer: ChatRenderer | None = None, *, name: str = "random") -> None:
         self.name = name
@@ -139,12 +114,10 @@ class RandomAgent:
         pass
 
     def _one(self, conversation: Conversation) -> Reply:
-        choices = conversation.admissible
-        if not choices:
-            raise AgentError(
-                f"{conversation.task.env_id} does not list its admissible actions, so there is nothing to draw from"
-            )
-        return self.scribe.write(conversation, choices[int(conversation.rng().integers(len(choices)))])
+        action = conversation.env.base.sample_action(conversation.rng())
+        if action is None:
+            raise AgentError(f"{conversation.task.env_id} has no admissible actions to draw from")
+        return self.scribe.write(conversation, action)
 
 
 class ReplayAgent:

@@ -149,12 +149,15 @@ class ChatTemplate:
     def answer(self, text: str) -> Message:
         return {"role": "assistant", "content": self.prefill + text}
 
-    def render(self, messages: Sequence[Message], *, generate: bool = True) -> str:
-        """The whole conversation as text; `generate` appends what asks the assistant to speak."""
+    def render(self, messages: Sequence[Message], *, generate: bool = True, tools: Sequence[Any] | None = None) -> str:
+        """The whole conversation as text; `generate` appends what asks the assistant to speak.
+
+        `tools` (OpenAI function schemas) stand in for the tool of this template.
+        """
         try:
             text = self.tokenizer.apply_chat_template(
                 list(messages),
-                tools=self._tools,
+                tools=self._tools if tools is None else list(tools),
                 chat_template=self._source,
                 add_generation_prompt=generate,
                 tokenize=False,

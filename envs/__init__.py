@@ -8,6 +8,8 @@ import gymnasium as _gymnasium
 
 _ENTRY_POINTS = {
     "turngym/ALFWorld-v0": "turngym.envs.alfworld.make",
+    "turngym/WebShop-v0": "turngym.envs.webshop.make",
+    "turngym/Search-v0": "turngym.envs.search.make",
 }
 """Gymnasium id -> module with `make(**kwargs)` and `make_vec(num_envs, **kwargs)`; strings, so nothing is imported."""
 

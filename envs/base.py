@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -30,6 +30,16 @@ class Outcome:
     verdict: Verdict = Verdict.OK
 
 
+class Player(Protocol):
+    """Chooses actions in the environment that it was made for."""
+
+    def observe(self, action: str) -> None:
+        """Called after `action` was played, whoever chose it."""
+
+    def act(self) -> str | None:
+        """The next action from the present state; None where it knows none."""
+
+
 class TextEnv(gym.Env[str, str], ABC):
     """A text environment: subclasses give tasks and rules, this class gives the Gymnasium interface.
 
@@ -48,6 +58,8 @@ class TextEnv(gym.Env[str, str], ABC):
     """What the environment is and how to act in it; goes into the system message."""
     invalid_observation: ClassVar[str] = "Nothing happens."
     """The environment's own answer to an action it does not know."""
+    players: ClassVar[tuple[str, ...]] = ()
+    """Names of the scripted players that `make_player` knows, baselines and further experts."""
 
     def __init__(self, *, render_mode: str | None = None) -> None:
         modes = self.metadata["render_modes"]
@@ -105,9 +117,23 @@ class TextEnv(gym.Env[str, str], ABC):
         """The form in which actions are judged and played: stripped; subclasses may add aliases."""
         return action.strip()
 
+    def heard(self, response: str) -> None:
+        """The agent's whole response, before it is judged: for rewards that read more than the action."""
+
     def expert_action(self) -> str | None:
         """The next action of an expert from the present state; None where there is no expert or no way."""
         return None
+
+    def sample_action(self, rng: np.random.Generator) -> str | None:
+        """A random action that may be played now; by default uniform over `admissible`, None where that is open."""
+        choices = self.admissible()
+        return choices[int(rng.integers(len(choices)))] if choices else None
+
+    def make_player(self, name: str) -> Player:
+        """The scripted player called `name` for the episode that has just begun. Raises TurngymError if unknown."""
+        known = ", ".join(self.players) or "none"
+        hint = did_you_mean(name, self.players)
+        raise TurngymError(f"{self.env_id} has no player {name!r} now; its players are: {known}.{hint}")
 
     def blunder(self, rng: np.random.Generator) -> str | None:
         """A plausible mistake in the present state, possible or not: noise for demonstrations; None where unknown."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turngym.envs.core import ToolSpec, TurngymError
 from turngym.envs.spaces import printable
 from turngym.envs.suggest import did_you_mean
+from turngym.envs.tags import first_action, tagged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +51,23 @@ class TextChannel:
     engines with and without stop strings read the same action. An action still open at the end of the response is
     accepted, because some engines cut the stop string off. A `</think>` without its opening tag closes a thought that
     the chat template opened.
+
+    Given several `tags`, the tag is the verb and stays with the action: `<search>query</search>`. Which one counts is
+    Search-R1's rule (`tags.first_action`), outside closed thoughts; what stands between the tags may be empty. In a
+    thought that is not closed an action counts too: generation stops there, so the thought cannot be closed any more.
     """
 
+    tags: tuple[str, ...] = ("action",)
     name: str = "text"
-    stop_text: tuple[str, ...] = ("</action>",)
+
+    @property
+    def stop_text(self) -> tuple[str, ...]:
+        return tuple(f"</{tag}>" for tag in self.tags)
 
     def parse(self, response: str) -> Parsed:
-        thought, body, reason = split_thought(printable(response))
+        if len(self.tags) > 1:
+            return self._parse_verb(printable(response))
+        thought, body, reason = split_thought(printable(response), self.tags)
         if reason is not None:
             return Parsed(thought=thought, reason=reason)
         _, opened, rest = body.partition("<action>")
@@ -68,11 +80,26 @@ class TextChannel:
             return Parsed(thought=thought, reason="the action is empty")
         return Parsed(action=action, thought=thought)
 
+    def _parse_verb(self, response: str) -> Parsed:
+        thought, body, reason = split_thought(response, self.tags)
+        if reason is None:
+            action = verb_action(body, self.tags)
+            wanted = " or ".join(f"<{tag}>...</{tag}>" for tag in self.tags)
+            return Parsed(action=action, thought=thought, reason=None if action else f"the response has no {wanted}")
+        unclosed = response.rpartition("<think>")[2]
+        action = verb_action(unclosed, self.tags, cut_off=False)
+        if action is None:
+            return Parsed(thought=thought, reason=reason)
+        return Parsed(action=action, thought=unclosed.partition(action.partition(">")[0] + ">")[0].strip())
+
     def format(self, action: str, thought: str | None = None) -> str:
-        response = f"{format_thought(thought)}<action>{action.strip()}</action>"
-        return _checked(self, response, action, thought)
+        body = action.strip() if len(self.tags) > 1 else tagged("action", action)
+        return _checked(self, f"{format_thought(thought)}{body}", action, thought)
 
     def instructions(self, tool: ToolSpec) -> str:
+        if len(self.tags) > 1:
+            forms = "\nor\n".join(f"<think>your thoughts</think>\n{template}" for template in tool.templates)
+            return f"Answer each turn with one action between tags; think first:\n{forms}"
         example = tool.examples[0] if tool.examples else "..."
         return (
             "Answer each turn with one action between tags; you may think first:\n"
@@ -87,35 +114,61 @@ class ToolChannel:
 
     The first call outside the thought counts, well-formed or not (see TextChannel for why). Arguments may also be a
     string that holds JSON; other arguments beside the action are ignored.
+
+    Where the tool has several tags, a call means the first of them and the others are written as text: a search is a
+    call, `<answer>...</answer>` is not. What comes first counts.
     """
 
     tool: ToolSpec
     name: str = "tool"
-    stop_text: tuple[str, ...] = ("</tool_call>",)
+
+    @property
+    def stop_text(self) -> tuple[str, ...]:
+        return ("</tool_call>", *(f"</{tag}>" for tag in self.tool.tags[1:]))
 
     def parse(self, response: str) -> Parsed:
-        thought, body, reason = split_thought(printable(response))
+        spoken = self.tool.tags[1:]
+        thought, body, reason = split_thought(printable(response), self.tool.tags)
         if reason is not None:
             return Parsed(thought=thought, reason=reason)
-        _, opened, rest = body.partition("<tool_call>")
+        before, opened, rest = body.partition("<tool_call>")
+        said = verb_action(before, self.tool.tags, cut_off=not opened) if spoken else None
+        if said is not None and said.startswith(tuple(f"<{tag}>" for tag in spoken)):
+            return Parsed(action=said, thought=thought)
         if not opened:
-            return Parsed(thought=thought, reason=f"the response has no call of the tool {self.tool.name}")
-        action, reason = self._read_call(rest.lstrip())
+            spoken_too = "".join(f" and no <{tag}>...</{tag}>" for tag in spoken)
+            return Parsed(thought=thought, reason=f"the response has no call of the tool {self.tool.name}{spoken_too}")
+        action, reason = self._read_call(rest.lstrip(), may_be_empty=bool(spoken))
+        if action is not None and spoken:
+            return self._with_verb(action, thought)
         return Parsed(action=action, thought=thought, reason=reason)
 
     def format(self, action: str, thought: str | None = None) -> str:
-        call = json.dumps(
-            {"name": self.tool.name, "arguments": {self.tool.argument: action.strip()}}, ensure_ascii=False
-        )
+        argument = action.strip()
+        if len(self.tool.tags) > 1:
+            verb = first_action(argument, self.tool.tags)
+            if verb is None or verb[0] != self.tool.tags[0]:
+                return _checked(self, f"{format_thought(thought)}{argument}", action, thought)
+            argument = verb[1]
+        call = json.dumps({"name": self.tool.name, "arguments": {self.tool.argument: argument}}, ensure_ascii=False)
         # "<\/" is "</" in JSON: a closing tag inside the action must not end the call or the generation
         call = call.replace("</", "<\\/")
         response = f"{format_thought(thought)}<tool_call>\n{call}\n</tool_call>"
         return _checked(self, response, action, thought)
 
     def instructions(self, tool: ToolSpec) -> str:
-        return f"Act by calling the tool {tool.name} exactly once each turn; you may think before the call."
+        call = f"Act by calling the tool {tool.name} exactly once each turn; you may think before the call."
+        spoken = " or ".join(tool.templates[1:])
+        return f"{call} Instead of a call, the last turn is text: {spoken}" if spoken else call
 
-    def _read_call(self, text: str) -> tuple[str | None, str | None]:
+    def _with_verb(self, argument: str, thought: str | None) -> Parsed:
+        tag = self.tool.tags[0]
+        action = tagged(tag, argument)
+        if first_action(action, self.tool.tags) != (tag, argument):
+            return Parsed(thought=thought, reason=f'the argument "{self.tool.argument}" must not contain </{tag}>')
+        return Parsed(action=action, thought=thought)
+
+    def _read_call(self, text: str, *, may_be_empty: bool) -> tuple[str | None, str | None]:
         try:
             call, end = json.JSONDecoder().raw_decode(text)
         except (ValueError, RecursionError):
@@ -131,9 +184,9 @@ class ToolChannel:
                 None,
                 f"there is no tool {json.dumps(call['name'][:80])}; the tool is {self.tool.name}.{hint}".rstrip("."),
             )
-        return self._read_arguments(call.get("arguments"))
+        return self._read_arguments(call.get("arguments"), may_be_empty)
 
-    def _read_arguments(self, arguments: Any) -> tuple[str | None, str | None]:
+    def _read_arguments(self, arguments: Any, may_be_empty: bool) -> tuple[str | None, str | None]:
         wanted = f'"{self.tool.argument}"'
         if isinstance(arguments, str):
             try:
@@ -146,19 +199,31 @@ class ToolChannel:
         if not isinstance(action, str):
             return None, f"the argument {wanted} must be a string"
         action = printable(action).strip()
-        return (action, None) if action else (None, f"the argument {wanted} is empty")
+        return (action, None) if action or may_be_empty else (None, f"the argument {wanted} is empty")
 
 
 def make_channel(name: str, tool: ToolSpec) -> Channel:
     """The channel called `name`: `text` or `tool`."""
     if name == "text":
-        return TextChannel()
+        return TextChannel(tags=tool.tags)
     if name == "tool":
         return ToolChannel(tool=tool)
     raise TurngymError(f"unknown channel {name!r}; channels are: text, tool.{did_you_mean(name, ['text', 'tool'])}")
 
 
-def split_thought(response: str) -> tuple[str | None, str, str | None]:
+def verb_action(text: str, tags: Sequence[str], *, cut_off: bool = True) -> str | None:
+    """The action in `text` where the tag is the verb, in canonical form; None if there is none.
+
+    With `cut_off`, a last action that was never closed counts if no other does: engines may drop the stop string.
+    """
+    found = first_action(text, tags)
+    if found is None and cut_off:
+        closed = (first_action(f"{text}</{tag}>", tags) for tag in tags)
+        found = next((action for action in closed if action is not None and action[1]), None)
+    return None if found is None else tagged(*found)
+
+
+def split_thought(response: str, tags: Sequence[str] = ("action",)) -> tuple[str | None, str, str | None]:
     """(thought, the rest, why the rest cannot be read); several thoughts are joined by a newline."""
     if "<think>" not in response and "</think>" not in response:
         return None, response, None
@@ -175,7 +240,7 @@ def split_thought(response: str) -> tuple[str | None, str, str | None]:
         thought, closed, response = rest.partition("</think>")
         thoughts.append(thought.strip())
         if not closed:
-            if any(_has_call(part) for part in body):  # an action came first; what follows it does not matter
+            if any(_has_call(part, tags) for part in body):  # an action came first; what follows it does not matter
                 return "\n".join(thoughts), "".join(body), None
             return "\n".join(thoughts), "".join(body), "the thought is not closed with </think>"
 
@@ -185,8 +250,8 @@ def format_thought(thought: str | None) -> str:
     return "" if thought is None else f"<think>\n{thought.strip()}\n</think>\n\n"
 
 
-def _has_call(text: str) -> bool:
-    return "<action>" in text or "<tool_call>" in text
+def _has_call(text: str, tags: Sequence[str]) -> bool:
+    return "<tool_call>" in text or any(f"<{tag}>" in text for tag in tags)
 
 
 def _checked(channel: Channel, response: str, action: str, thought: str | None) -> str:

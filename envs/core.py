@@ -74,6 +74,16 @@ class ToolSpec:
     """Name of the single string argument that carries the action."""
     argument_description: str
     examples: tuple[str, ...] = field(default=())
+    """Actions in canonical form."""
+    tags: tuple[str, ...] = ("action",)
+    """Tags in which the text channel carries an action. One: the action is what stands between them. Several: the tag
+    is the verb and belongs to the action, as in `<search>query</search>`; a call of the tool is the first of them."""
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """What actions look like where the tag is the verb: `<search>query</search>`, `<answer>answer</answer>`."""
+        first, *others = self.tags
+        return (f"<{first}>{self.argument}</{first}>", *(f"<{tag}>{tag}</{tag}>" for tag in others))
 
     def schema(self) -> dict[str, Any]:
         """The OpenAI function-calling form: `{"type": "function", "function": {...}}`."""

@@ -78,9 +78,18 @@ class Turn:
     """Why generation ended: `stop`, `length`, `scripted`, `abort`."""
     policy_version: int = 0
     origin: Origin = "policy"
+    progress: float | None = None
+    """The environment's own measure after the turn, in [0, 1]: share of goals met, else its score; None if unknown."""
+    judge_votes: tuple[str | None, ...] | None = None
+    """What a judge wrote about the turn, vote by vote; None stands for a vote that failed."""
     judge_scores: tuple[float, ...] | None = None
-    """None means never scored; a score of 0.0 was scored."""
+    """The votes that could be read. None means never scored; a score of 0.0 was scored."""
     hint: str | None = None
+    """What a judge would have told the policy, knowing what came next."""
+    hint_prompt_ids: NDArray[np.int32] | None = None
+    """int32 [P]: the turn's prompt with `hint` in it, for a teacher; its length is independent of `prompt_span`."""
+    excluded: str | None = None
+    """Why the turn is not trained on although the policy chose it; None where it may be. Its ids stay inputs."""
     teacher: TopK | None = None
 
     @property

@@ -82,6 +82,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
             raise ResetNeeded(f"{self.base.env_id}: step() was called outside an episode; call reset() first")
         if not isinstance(action, str):
             raise TurngymError(f"{self.base.env_id}: step() takes a str, not {type(action).__name__} {action!r}")
+        self.base.heard(action)
         parsed = self.read(action)
         if parsed.action is None:
             return self._answer(Verdict.MALFORMED, None, f"No action could be read: {parsed.reason}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,9 +81,47 @@ class CollectRequest:
     temperature: float = 1.0
     demonstration_turns: int | None = None
     """TCOD B2F: how many turns the student plays at the end; the expert plays the rest. None: the student plays all."""
+    group: int = 1
+    """Episodes per task: `episodes` / `group` tasks, each played by consecutive samples of one group."""
+    prefix_ratios: tuple[tuple[float, ...], ...] = ()
+    """LUFFY, one row per group: its first episodes begin with these shares of an expert's turns (1.0: all of them)."""
 
 
 class Collect(Protocol):
     """A rollout source: live environments or trace files look the same to a trainer."""
 
     def __call__(self, request: CollectRequest) -> list[Episode]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeRequest:
+    """One response and what came next, to be judged with hindsight."""
+
+    name: str
+    """Unique and stable, for example "shop/3 seed 0 sample 1, turn 2": names the random streams and errors."""
+    kind: Literal["score", "hint"]
+    """`score`: was it good (1), bad (-1) or neither (0)? `hint`: what should the policy have been told beforehand?"""
+    response: str
+    next_state: str
+    next_role: str = "user"
+    """Who speaks next: `user`, or `tool` for the result of an action."""
+    before: str = ""
+    """What the response answered."""
+    episode: Episode | None = None
+    """Where the request comes from an environment: what rules and experts may look at, at `turn`."""
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Votes as they were written, unread; None for a vote that failed, and `error` says why the first did."""
+
+    votes: tuple[str | None, ...]
+    error: str = ""
+
+
+class Judge(Protocol):
+    """Writes votes. A vote depends on its request alone; one that fails is None, never an exception or a score."""
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
+        """One judgement per request, in order, all with the same number of votes."""

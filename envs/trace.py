@@ -182,11 +182,25 @@ def _turn_to_record(turn: Turn) -> dict[str, Any]:
         "teacher": None
         if teacher is None
         else {"k": teacher.ids.shape[1], "ids": teacher.ids.ravel().tolist(), "logp": _floats(teacher.logp.ravel())},
+        **_later_fields(turn),
     }
+
+
+def _later_fields(turn: Turn) -> dict[str, Any]:
+    """Fields that schema 1 got later: written only where they are known, so that older lines stay as they were."""
+    ids, votes = turn.hint_prompt_ids, turn.judge_votes
+    values = {
+        "progress": None if turn.progress is None else _number(turn.progress),
+        "judge_votes": None if votes is None else list(votes),
+        "hint_prompt_ids": None if ids is None else ids.tolist(),
+        "excluded": turn.excluded,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _turn_from_record(record: Mapping[str, Any]) -> Turn:
     admissible, scores, logprobs = record["admissible"], record["judge_scores"], record["logprobs"]
+    progress, votes, hint_ids = (record.get(name) for name in ("progress", "judge_votes", "hint_prompt_ids"))
     return Turn(
         index=record["index"],
         observation=record["observation"],
@@ -203,7 +217,11 @@ def _turn_from_record(record: Mapping[str, Any]) -> Turn:
         policy_version=record["policy_version"],
         origin=record["origin"],
         judge_scores=None if scores is None else tuple(float(score) for score in scores),
+        progress=None if progress is None else float(progress),
+        judge_votes=None if votes is None else tuple(votes),
         hint=record["hint"],
+        hint_prompt_ids=None if hint_ids is None else np.array(hint_ids, dtype=np.int32),
+        excluded=record.get("excluded"),
         teacher=_teacher(record["teacher"]),
     )
 

@@ -46,3 +46,22 @@ def alfworld_data() -> Path:
     if path is None:
         pytest.skip("real ALFWorld games not found: put them under ../shared/data or set TURNGYM_TEST_DATA")
     return path
+
+
+def _shared(name: str, marker: str) -> Path:
+    data = shared_data()
+    if data is None or not (data / name / marker).exists():
+        pytest.skip(f"real {name} data not found: put it under ../shared/data or set TURNGYM_TEST_DATA")
+    return data / name
+
+
+@pytest.fixture(scope="session")
+def webshop_data() -> Path:
+    """Folder with items_shuffle_1000.json, items_ins_v2_1000.json, items_human_ins.json, transcripts.jsonl.xz."""
+    return _shared("webshop", "items_shuffle_1000.json")
+
+
+@pytest.fixture(scope="session")
+def search_data() -> Path:
+    """Folder with {hotpotqa,2wiki}_{corpus,questions}.jsonl, nq_open_dev.jsonl, popqa_1000.jsonl."""
+    return _shared("search", "2wiki_corpus.jsonl")

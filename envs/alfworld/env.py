@@ -12,13 +12,14 @@ import numpy as np
 from turngym.envs.alfworld.data import SPLITS, find_root, game_folder, unknown_split
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.errors import GameUnsupported
+from turngym.envs.alfworld.expert import SearchingPlayer
 from turngym.envs.alfworld.game import Game, game_hash
 from turngym.envs.alfworld.generate import GeneratorConfig, Part, preset
 from turngym.envs.alfworld.goal import category
 from turngym.envs.alfworld.problem import parse_problem
 from turngym.envs.alfworld.reference import Reference, acquire, release
 from turngym.envs.alfworld.source import GameSource, GeneratedGames, RealGames
-from turngym.envs.base import Outcome, TextEnv
+from turngym.envs.base import Outcome, Player, TextEnv
 from turngym.envs.core import Task, TaskError, ToolSpec, Verdict
 from turngym.envs.suggest import did_you_mean
 
@@ -64,6 +65,7 @@ class ALFWorldEnv(TextEnv):
         examples=("go to cabinet 1", "take mug 2 from cabinet 1", "move mug 2 to shelf 1"),
     )
     instructions: ClassVar[str] = INSTRUCTIONS
+    players: ClassVar[tuple[str, ...]] = ("searching",)
 
     def __init__(
         self,
@@ -134,6 +136,12 @@ class ALFWorldEnv(TextEnv):
         from turngym.envs.alfworld.expert import next_action
 
         return None if self._native is None else next_action(self._native)
+
+    def make_player(self, name: str) -> Player:
+        """`searching`: the expert that only knows what the agent has seen; it needs a game of the native engine."""
+        if name == "searching" and self._native is not None:
+            return SearchingPlayer(self._native)
+        return super().make_player(name)
 
     def blunder(self, rng: np.random.Generator) -> str | None:
         from turngym.envs.alfworld.blunders import blunder

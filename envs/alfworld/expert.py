@@ -44,6 +44,20 @@ class SearchingExpert:
         return Planner(engine, self.memory.known, next_unseen).next_action()
 
 
+class SearchingPlayer:
+    """The searching expert as a player of one episode: it follows the engine it was made for."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine = engine
+        self._expert = SearchingExpert(engine)
+
+    def observe(self, action: str) -> None:
+        self._expert.observe(action, self._engine)
+
+    def act(self) -> str | None:
+        return self._expert.next_action(self._engine)
+
+
 def next_unseen(engine: NativeEngine, known: Knowledge, kind: str) -> int | None:
     """The next receptacle to look into for an object of `kind` (`mugtype`)."""
     problem = engine.problem

@@ -11,7 +11,7 @@ import turngym.envs
 from turngym.agents.human import HumanAgent
 from turngym.agents.render import ChatRenderer
 from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, SearchingPlayer
+from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.envs.episode import Status
 
 assert turngym.envs
@@ -31,7 +31,7 @@ def jobs() -> list[Job]:
 
 def test_experts_win_every_game_and_random_players_hardly_any(jobs: list[Job]) -> None:
     assert all(e.success for e in rollout(jobs, make(), ExpertAgent()))
-    searching = rollout(jobs, make(), ExpertAgent(expert=SearchingPlayer, noise=0.2))
+    searching = rollout(jobs, make(), ExpertAgent(expert=named_player("searching"), noise=0.2))
     assert all(e.success and e.meta["goal_rate"] == 1.0 for e in searching)
     lost = rollout(jobs, make(max_turns=20), RandomAgent())
     assert sum(e.success for e in lost) <= 1
