@@ -1,0 +1,272 @@
+"""The WebShop environment: find and buy what an instruction asks for, in a shop that all environments share."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+
+from turngym.envs.base import Outcome, Player, TextEnv, quote
+from turngym.envs.core import Task, TaskError, ToolSpec, TurngymError, Verdict
+from turngym.envs.suggest import did_you_mean
+from turngym.envs.webshop.actions import CLICK, SEARCH, SEARCH_TEMPLATE, canonical, parse_action
+from turngym.envs.webshop.compat import History, quirks_of
+from turngym.envs.webshop.goals import Goal
+from turngym.envs.webshop.players import (
+    FirstHitPlayer,
+    OraclePlayer,
+    OracleQuery,
+    Scene,
+    blunder,
+    oracle_action,
+    random_action,
+)
+from turngym.envs.webshop.session import State, play
+from turngym.envs.webshop.shop import Shop, goal_task, open_shop
+from turngym.envs.webshop.tasks import GoalIds, listed_goals
+from turngym.envs.webshop.views import View, checked_mode, views_of
+
+INSTRUCTIONS = """You shop in a web store: an instruction says what to buy, with which features and options and at \
+what price.
+Actions:
+- search[keywords]: search the store; only on the page with the search bar
+- click[label]: click what is on the page: a product's code such as click[b08xyz1234], an option such as click[blue], \
+click[description], click[features], click[reviews], click[< prev], click[next >], click[back to search], \
+click[buy now]
+A search finds up to 50 products, ten to a page. Choose the options that are asked for before you buy. The purchase \
+ends the episode; the score from 0 to 1 says how well it fits: kind of product, features, options, price."""
+_FINAL = re.compile(r"\[WEBSHOP_FINAL_SCORE=([0-9]+\.[0-9]{6})\]\s*\Z")
+
+
+class WebShopEnv(TextEnv):
+    """One shopper: reward is the score of the purchase, which ends the episode; all other actions bring 0.0.
+
+    Args:
+        profile: `embedded` (generated, needs no data), `1k-synthetic`, `1k-human`, `full-synthetic`, `full-human`.
+        split: which goals are listed, `train` or `eval`; None is `train`, or `eval` in a shop too small for training
+            goals (`1k-human`). Goals of other splits can be chosen by id.
+        splits: `turnopd` or, for human goals, `papers` (with `test` and `dev`); None: `turnopd` for real shops.
+        compat: `webshop` keeps the original's faults, `repaired` does not (see `session.Quirks`).
+        price_seed: draws prices and price caps as the original does after `random.seed(price_seed)`.
+        data: folder of the original's files; None takes `$WEBSHOP_DATA`.
+        shop: a shop that is open already, instead of `profile`, `price_seed`, `data` and `tagger`; its owner closes it.
+        observation_mode: `text`, `text_rich`, `html` or `url`.
+        strict_admissible: refuse what the page does not offer. Without it search works on every page, as in the
+            original, and what the shop does not understand shows the same page again.
+        backdoors: the queries `<r>`, `<c> category`, `<q> query` of the original.
+        tagger: what finds nouns in titles for the reward; None takes the built-in one.
+        num_prev_obs, num_prev_actions: how many earlier observations and actions stand in front of each observation.
+        show_attributes: products have the page Attributes.
+        oracle_query: whether `expert_action` searches for the product's title or for what the instruction says.
+    """
+
+    env_id: ClassVar[str] = "turngym/WebShop-v0"
+    tool: ClassVar[ToolSpec] = ToolSpec(
+        name="webshop_step",
+        description="Do one action in the web store and read the page that it leads to.",
+        argument="action",
+        argument_description="search[keywords] or click[label], for example: click[buy now]",
+        examples=("search[red running shoes]", "click[b08xyz1234]", "click[buy now]"),
+    )
+    instructions: ClassVar[str] = INSTRUCTIONS
+    players: ClassVar[tuple[str, ...]] = ("first-hit", "oracle-title", "oracle-instruction")
+
+    def __init__(
+        self,
+        *,
+        profile: str = "embedded",
+        split: str | None = None,
+        splits: str | None = None,
+        compat: str = "webshop",
+        price_seed: int | None = None,
+        data: str | os.PathLike[str] | None = None,
+        shop: Shop | None = None,
+        observation_mode: str = "text",
+        strict_admissible: bool = True,
+        backdoors: bool = False,
+        tagger: str | None = None,
+        num_prev_obs: int = 0,
+        num_prev_actions: int = 0,
+        show_attributes: bool = False,
+        oracle_query: OracleQuery = "title",
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode)
+        self.mode = checked_mode(observation_mode)
+        self.quirks = replace(quirks_of(compat), backdoors=backdoors)
+        self.strict_admissible = strict_admissible
+        if oracle_query not in get_args(OracleQuery):
+            hint = did_you_mean(str(oracle_query), get_args(OracleQuery))
+            raise TurngymError(f"oracle_query is {oracle_query!r}; valid: {', '.join(get_args(OracleQuery))}.{hint}")
+        self.oracle_query: OracleQuery = oracle_query
+        self._history = History(num_prev_obs, num_prev_actions)
+        self._own_shop = shop is None
+        self.shop = _open(profile, data, price_seed, tagger) if shop is None else shop
+        self._splits = self.shop.splits(splits)
+        listed = listed_goals(self._splits, split)
+        self._listed = GoalIds(self.shop.profile.name, listed, len(self.shop.goals))
+        self._views = views_of(self.shop, show_attributes=show_attributes, endless_pages=self.quirks.endless_pages)
+        self._task: Task | None = None
+        self._goal: Goal | None = None
+        self._state = State()
+        self._view = View("", {}, ())
+        self._attainable = 0.0
+
+    def task_ids(self) -> Sequence[str]:
+        return self._listed
+
+    @property
+    def task(self) -> Task:
+        if self._task is None:
+            raise TaskError(f"{self.env_id}: there is no task before reset()")
+        return self._task
+
+    @property
+    def goal(self) -> Goal:
+        """What is to be bought; agents read only its text."""
+        if self._goal is None:
+            raise TaskError(f"{self.env_id}: there is no goal before reset()")
+        return self._goal
+
+    @property
+    def scene(self) -> Scene:
+        """What scripted players act on."""
+        return Scene(self.shop, self.goal, self._state, self._view.clickables)
+
+    @property
+    def success(self) -> bool:
+        return self.score == 1.0
+
+    @property
+    def score(self) -> float:
+        """Of the purchase, 0.0 before it."""
+        reward = self._state.reward
+        return float(reward.total) if reward is not None and self._state.kind == "done" else 0.0
+
+    @property
+    def invalid_observation(self) -> str:  # type: ignore[override]
+        """The shop answers what it does not understand with the page that is open."""
+        return self._view.observation
+
+    def admissible(self) -> tuple[str, ...]:
+        """Every click that the page offers, and the template of searches where there is a search bar."""
+        return (SEARCH_TEMPLATE,) if self._state.has_search_bar else self._view.admissible
+
+    def canonical(self, action: str) -> str:
+        return canonical(action.strip())
+
+    def check(self, action: str) -> str | None:
+        return self._refusal(action) if self.strict_admissible else None
+
+    def expert_action(self) -> str | None:
+        return oracle_action(self.scene, self.oracle_query)
+
+    def sample_action(self, rng: np.random.Generator) -> str | None:
+        """Searches for some words of the instruction where there is a search bar, else clicks anything."""
+        return random_action(self.scene, self._view.admissible, rng)
+
+    def blunder(self, rng: np.random.Generator) -> str | None:
+        return blunder(self.scene, rng)
+
+    def make_player(self, name: str) -> Player:
+        """`first-hit` buys the first product that the instruction finds; `oracle-...` is the expert with that query."""
+        if name == "first-hit":
+            return FirstHitPlayer(self)
+        if name == "oracle-title":
+            return OraclePlayer(self, "title")
+        return OraclePlayer(self, "instruction") if name == "oracle-instruction" else super().make_player(name)
+
+    def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
+        info = super().describe(verdict, action)
+        reward = self._state.reward if self._state.kind == "done" else None
+        return info | {
+            "admissible_templates": [SEARCH_TEMPLATE] if self._state.has_search_bar else [],
+            "r_type": None if reward is None else float(reward.r_type),
+            "r_att": None if reward is None else float(reward.r_att),
+            "r_option": None if reward is None or reward.r_option is None else float(reward.r_option),
+            "r_price": None if reward is None else float(reward.r_price),
+            "attainable_max": self._attainable,
+            "tagger": self.shop.tagger.name,
+            "profile": self.shop.profile.name,
+        }
+
+    def _begin(self, task_id: str) -> str:
+        goal = self.shop.goals[self._listed.goal_of(task_id)]
+        if goal is not self._goal:
+            self._task = goal_task(self.shop, goal, self._splits.name_of(goal.index))
+            self._attainable = float(self.shop.attainable(goal)[0])
+        self._goal = goal
+        self._show(State())
+        self._history.begin(self._view.observation)
+        return self._view.observation
+
+    def _show(self, state: State) -> None:
+        self._state = state
+        self._view = self._views.view(self.shop, self.goal, state, self._session, self.mode)
+
+    @property
+    def _session(self) -> str:
+        return str(self.goal.index)
+
+    def _apply(self, action: str) -> Outcome:
+        refused = self._refusal(action) is not None
+        if refused and self.strict_admissible:
+            return Outcome(observation=self._view.observation, verdict=Verdict.INADMISSIBLE)
+        before = self._state
+        after = play(
+            self.shop, self.goal, self.quirks, before, parse_action(action), self._view.clickables, self._session
+        )
+        if after is not None and after != before:
+            self._show(after)
+        observation = self._history.step(action, self._view.observation)
+        if after is None:
+            return Outcome(observation=observation, verdict=Verdict.INADMISSIBLE)
+        if after.kind == "done":
+            marked = f"{observation}\n{final_score(self.score)}"
+            return Outcome(observation=marked, reward=self.score, terminated=True)
+        return Outcome(observation=observation, verdict=Verdict.NO_EFFECT if after == before else Verdict.OK)
+
+    def _refusal(self, action: str) -> str | None:
+        """Why the page does not offer a canonical action."""
+        parsed = parse_action(action)
+        if parsed is None or parsed[0] not in (SEARCH, CLICK):
+            return f"{quote(action)} is neither search[keywords] nor click[label]"
+        name, argument = parsed
+        if name == SEARCH:
+            return None if self._state.has_search_bar else "there is no search bar on this page"
+        if argument in self._view.clickables and argument != SEARCH:
+            return None
+        if self._state.has_search_bar:
+            return f"there is nothing to click on this page but the search bar; {quote(action)} is not possible now"
+        return f"{quote(action)} is not possible now: nothing on this page is called {quote(argument)}"
+
+    def _get_state(self) -> Any:
+        return self._state, self._history.get_state()
+
+    def _set_state(self, state: Any) -> None:
+        self._show(state[0])
+        self._history.set_state(state[1])
+
+    def _close(self) -> None:
+        if self._own_shop:
+            self.shop.close()
+
+
+def _open(profile: str, data: str | os.PathLike[str] | None, price_seed: int | None, tagger: str | None) -> Shop:
+    chosen: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger}
+    return open_shop(profile, data, **{name: value for name, value in chosen.items() if value is not None})
+
+
+def final_score(score: float) -> str:
+    """The line that ends an episode's last observation."""
+    return f"[WEBSHOP_FINAL_SCORE={score:.6f}]"
+
+
+def parse_final_score(text: str) -> float | None:
+    """The score in the last line of `text` to six digits; None where the episode has not ended."""
+    found = _FINAL.search(text)
+    return None if found is None else float(found[1])

@@ -1,0 +1,178 @@
+"""Who shops without a model: the oracle, the buyer of the first hit, random actions, plausible mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from turngym.envs.webshop.actions import (
+    BACK_TO_SEARCH,
+    BUY_NOW,
+    NEXT_PAGE,
+    PREV_PAGE,
+    SEARCH_BUTTON,
+    SUB_PAGES,
+    click,
+    parse_action,
+    search,
+)
+from turngym.envs.webshop.session import PER_PAGE, State, Target
+
+if TYPE_CHECKING:
+    from turngym.envs.webshop.catalog import Product
+    from turngym.envs.webshop.env import WebShopEnv
+    from turngym.envs.webshop.goals import Goal
+    from turngym.envs.webshop.shop import Shop
+
+OracleQuery = Literal["title", "instruction"]
+_TITLE_WORDS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a player acts on: the hidden goal and shop, and the page."""
+
+    shop: Shop
+    goal: Goal
+    state: State
+    clickables: Mapping[str, Target]
+
+
+def oracle_action(scene: Scene, query: OracleQuery) -> str | None:
+    """The next action towards the best purchase that the goal allows, from any page; None after the purchase.
+
+    `query`: search for the product's title (`title`) or for what the instruction asks for (`instruction`).
+    """
+    goal, state = scene.goal, scene.state
+    if state.kind == "done":
+        return None
+    if state.kind == "search":
+        return _search(scene, query)
+    if state.asin == goal.asin:
+        return click(PREV_PAGE) if state.kind == "sub" else _choose_or_buy(scene)
+    if goal.asin not in state.found:
+        return click(BACK_TO_SEARCH)
+    if state.kind != "results":
+        return click(PREV_PAGE)
+    wanted = state.found.index(goal.asin) // PER_PAGE + 1
+    if wanted == state.page:
+        return click(goal.asin)
+    return click(NEXT_PAGE if wanted > state.page else PREV_PAGE)
+
+
+def _choose_or_buy(scene: Scene) -> str:
+    chosen = dict(scene.state.options)
+    for name, value in scene.shop.attainable(scene.goal)[1].items():
+        action = click(value)
+        reachable = scene.clickables.get(value) == ("option", name) and parse_action(action) == ("click", value)
+        if reachable and chosen.get(name) != value and value not in _NAVIGATION:
+            return action
+    return click(BUY_NOW)
+
+
+_NAVIGATION = frozenset(
+    label.lower() for label in (BACK_TO_SEARCH, NEXT_PAGE, PREV_PAGE, BUY_NOW, SEARCH_BUTTON, *SUB_PAGES)
+)
+"""Values that would act as a button instead."""
+
+
+def _search(scene: Scene, query: OracleQuery) -> str | None:
+    """The first query that finds the product; each costs the shop a search."""
+    texts = _queries(scene.goal)
+    if query == "title":
+        texts = _title_queries(scene.goal)
+    for text in texts:
+        action = search(text)
+        parsed = parse_action(action)
+        if parsed is not None and scene.goal.asin in scene.shop.search(parsed[1]):
+            return action
+    return None
+
+
+def _title_queries(goal: Goal) -> Iterator[str]:
+    yield goal.title
+    yield " ".join(goal.title.split()[:_TITLE_WORDS])
+    yield from _queries(goal, leak=False)
+    yield goal.asin
+
+
+def _queries(goal: Goal, leak: bool = True) -> Iterator[str]:
+    """What a shopper who has only the instruction might type, fewest words first; then, with `leak`, the title."""
+    wishes = [option if isinstance(option, str) else option[1] for option in goal.goal_options]
+    yield " ".join([goal.query, *goal.attributes])
+    yield " ".join([goal.query, *goal.attributes, *wishes])
+    yield " ".join([*goal.attributes, *wishes])
+    yield goal.query
+    yield goal.request
+    if leak:
+        yield goal.title
+
+
+class OraclePlayer:
+    """The oracle as a player of one episode, with a query of its own choice."""
+
+    def __init__(self, env: WebShopEnv, query: OracleQuery) -> None:
+        self._env = env
+        self._query: OracleQuery = query
+
+    def observe(self, action: str) -> None:
+        """It sees the state anyway."""
+
+    def act(self) -> str | None:
+        return oracle_action(self._env.scene, self._query)
+
+
+class FirstHitPlayer:
+    """Searches for the instruction, opens the first product, buys it without a look at its options."""
+
+    def __init__(self, env: WebShopEnv) -> None:
+        self._env = env
+
+    def observe(self, action: str) -> None:
+        """The page says everything."""
+
+    def act(self) -> str | None:
+        state, goal = self._env.scene.state, self._env.scene.goal
+        if state.kind == "search":
+            return search(goal.instruction_text)
+        if state.kind == "results":
+            return click(state.on_page[0]) if state.on_page else click(BACK_TO_SEARCH)
+        if state.kind == "item":
+            return click(BUY_NOW)
+        return click(PREV_PAGE) if state.kind == "sub" else None
+
+
+def random_action(scene: Scene, admissible: Sequence[str], rng: np.random.Generator) -> str | None:
+    """A search for one to six words of the instruction where there is a search bar, else any click."""
+    if scene.state.has_search_bar:
+        return search(_some_words(scene.goal.instruction_text, rng))
+    return admissible[int(rng.integers(len(admissible)))] if admissible else None
+
+
+def _some_words(text: str, rng: np.random.Generator) -> str:
+    words = text.split() or ["shop"]
+    count = int(rng.integers(1, 7))
+    return " ".join(words[int(place)] for place in rng.integers(len(words), size=count))
+
+
+def blunder(scene: Scene, rng: np.random.Generator) -> str:
+    """A plausible mistake: a product or option that is not here, a search without a bar, a misspelt label."""
+    kind = int(rng.integers(4))
+    if kind == 0:
+        return click(_product(scene.shop, rng).asin)
+    if kind == 1 and not scene.state.has_search_bar:
+        return search(_some_words(scene.goal.instruction_text, rng))
+    if kind == 2:
+        values = [value for values in _product(scene.shop, rng).options.values() for value in values]
+        return click(values[int(rng.integers(len(values)))]) if values else click(BUY_NOW)
+    labels = [label for label in scene.clickables if len(label) > 1] or [BUY_NOW.lower()]
+    label = labels[int(rng.integers(len(labels)))]
+    place = int(rng.integers(len(label)))
+    return click(label[:place] + label[place + 1 :])
+
+
+def _product(shop: Shop, rng: np.random.Generator) -> Product:
+    return shop.products[int(rng.integers(len(shop.products)))]

@@ -1,0 +1,1 @@
+"""The shop as web pages for people, over the same environment that agents play."""

@@ -1,0 +1,259 @@
+"""Records of the original's files become products, and damaged ones an error that names them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turngym.envs.webshop import json_stream
+from turngym.envs.webshop.catalog import Instruction, Product, decode_product, encode_product
+from turngym.envs.webshop.errors import ShopDataError
+from turngym.envs.webshop.json_stream import read_array, read_object
+from turngym.envs.webshop.load import LoadReport, read_pairs, read_products
+from turngym.envs.webshop.prices import parse_pricing, price_text
+
+
+def item(asin: str = "B000000001", **changes: Any) -> dict[str, Any]:
+    return {
+        "asin": asin,
+        "name": "Oak Side Table with Drawer",
+        "full_description": "A small table.",
+        "small_description": ["Solid oak ", "Easy to clean "],
+        "pricing": "$34.00",
+        "images": ["https://example.org/a.jpg"],
+        "category": "garden",
+        "query": " Side Tables ",
+        "product_category": "Home & Kitchen › Furniture › Tables",
+        "customization_options": {
+            "Color": [{"value": " Dark/Brown "}, {"value": "White"}],
+            "Style": None,
+            "Size": [],
+        },
+        **changes,
+    }
+
+
+INS: dict[str, Any] = {
+    "B000000001": {
+        "attributes": ["solid oak"],
+        "instruction": "Find me a side table",
+        "instruction_attributes": ["easy clean"],
+    },
+    "B000000002": {"attributes": []},
+}
+
+
+def load(items: list[Any], ins: Any = INS, human: Any = None, **kwargs: Any) -> tuple[list[Product], LoadReport]:
+    report = LoadReport()
+    return list(read_products(items, ins, human, report=report, **kwargs)), report
+
+
+def test_a_record_becomes_a_product() -> None:
+    (product,), report = load([item()])
+    assert product.query == "side tables"
+    assert product.options == {"color": ("dark | brown", "white"), "size": ()}
+    assert product.combinations == 0
+    assert (product.price_text, product.prices) == ("$34.0", (34.0,))
+    assert product.main_image == "https://example.org/a.jpg"
+    assert product.instructions == (Instruction(text="Find me a side table", attributes=("easy clean",)),)
+    assert (report.read, report.kept, report.unpriced, report.examples) == (1, 1, 0, {})
+
+
+def test_pairs_are_read_as_two_files_are() -> None:
+    other = item("B000000002")
+    pairs = [(item(), INS["B000000001"]), (other, INS["B000000002"])]
+    assert list(read_pairs(pairs, report=LoadReport())) == load([item(), other])[0]
+
+
+def test_a_single_text_is_one_bullet_and_names_that_fall_together_keep_the_last() -> None:
+    options = {"Color": [{"value": "Red"}], "COLOR": [{"value": "Blue"}]}
+    (product,), _ = load([item(small_description="Just one", customization_options=options)])
+    assert product.bullets == ("Just one",)
+    assert product.options == {"color": ("blue",)}
+
+
+def test_what_the_original_skips_is_counted() -> None:
+    items = [item(), item("nan"), item("B0000000011"), item(name="another"), item("B000000002", pricing="")]
+    products, report = load(items)
+    assert [product.asin for product in products] == ["B000000001", "B000000002"]
+    assert products[0].title == "Oak Side Table with Drawer"
+    assert (report.read, report.kept, report.nan, report.long_asin, report.duplicate, report.unpriced) == (
+        5,
+        2,
+        1,
+        1,
+        1,
+        1,
+    )
+    assert report.examples["duplicate"] == "B000000001"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (item("nan"), "asin is 'nan'"),
+        (item("B0000000011"), "more than 10 characters"),
+        (item(), "came before"),
+        (item("B000000002", pricing=None), "no price"),
+    ],
+)
+def test_strict_names_what_would_be_skipped(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ShopDataError, match=words) as error:
+        load([item(), wrong], check="strict")
+    assert "record 1" in str(error.value)
+
+
+def without(key: str) -> dict[str, Any]:
+    record = item()
+    del record[key]
+    return record
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("a text", "JSON str"),
+        (without("name"), "'B000000001' has no 'name'"),
+        (without("query"), "has no 'query'"),
+        (without("customization_options"), "has no 'customization_options'"),
+        (item(full_description=None), "'full_description' is None"),
+        (item(small_description=["a", 3]), "not a list of texts"),
+        (item(customization_options=["red"]), "customization_options is"),
+        (item(customization_options={"Color": [{"price": 3}]}), "option 'Color'"),
+        (item(customization_options={"Color": ["red"]}), "option 'Color'"),
+        (item(pricing="from 3 to 4"), "pricing is 'from 3 to 4'"),
+        (item(pricing="$"), "pricing is"),
+        (item(pricing="$1.2.3"), "pricing is"),
+        (item(pricing=12.5), "pricing is 12.5"),
+        (item(asin=None), "'asin' is None"),
+        (item("B000000009"), "'B000000009' is not in the attributes file"),
+    ],
+)
+def test_a_damaged_record_is_named(wrong: Any, words: str) -> None:
+    with pytest.raises(ShopDataError, match=words) as error:
+        load([wrong])
+    assert "record" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ([], "is \\[\\], not an object"),
+        ({"attributes": "a"}, "'attributes' is 'a'"),
+        ({"attributes": [], "instruction": "x"}, "no 'instruction_attributes'"),
+        ({"attributes": [], "instruction": "x", "instruction_attributes": []}, "instruction_attributes is empty"),
+    ],
+)
+def test_a_damaged_attributes_entry_is_named(entry: Any, words: str) -> None:
+    with pytest.raises(ShopDataError, match=words) as error:
+        load([item()], {"B000000001": entry})
+    assert "B000000001" in str(error.value)
+
+
+def test_human_instructions_without_attributes_are_left_out() -> None:
+    one = {"instruction": "a table.", "instruction_attributes": ["solid oak"], "instruction_options": ["white"]}
+    two = {"instruction": "any table", "instruction_attributes": []}
+    (product, other), _ = load([item(), item("B000000003")], {}, {"B000000001": [two, one]})
+    assert product.instructions == (Instruction(text="a table.", attributes=("solid oak",), options=("white",)),)
+    assert product.attributes == ("DUMMY_ATTR",)
+    assert other.instructions == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "prices", "shown"),
+    [
+        (None, (100.0,), "$100.0"),
+        ("", (100.0,), "$100.0"),
+        ("$877.80", (877.8,), "$877.8"),
+        ("$1,847.00", (1847.0,), "$1847.0"),
+        ("$19.99 - $27.99", (19.99, 27.99), "$19.99 to $27.99"),
+        ("$8.50 - $9.99 - $12", (8.5, 9.99), "$8.5 to $9.99"),
+    ],
+)
+def test_prices(text: str | None, prices: tuple[float, ...], shown: str) -> None:
+    assert parse_pricing(text, "here") == prices
+    assert price_text(prices) == shown
+
+
+TEXTS = st.text(max_size=12)
+MANY = st.lists(TEXTS, max_size=3).map(tuple)
+
+
+@given(
+    st.builds(
+        Product,
+        **dict.fromkeys(["asin", "title", "description", "category", "query"], TEXTS),
+        **dict.fromkeys(["product_category", "main_image", "price_text"], TEXTS),
+        bullets=MANY,
+        attributes=MANY,
+        options=st.dictionaries(TEXTS, MANY, max_size=3),
+        prices=st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)),
+        instructions=st.lists(
+            st.builds(Instruction, text=TEXTS, attributes=MANY, options=st.none() | MANY), max_size=2
+        ).map(tuple),
+    )
+)
+def test_a_product_survives_its_record(product: Product) -> None:
+    assert decode_product(encode_product(product)) == product
+    assert list(decode_product(encode_product(product)).options) == list(product.options)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    value=st.lists(JSON, max_size=5) | st.dictionaries(st.text(), JSON, max_size=5),
+    chunk=st.integers(1, 30),
+    ascii_only=st.booleans(),
+    indent=st.none() | st.just(2),
+)
+def test_streamed_json_is_what_json_loads(
+    tmp_path_factory: pytest.TempPathFactory, value: Any, chunk: int, ascii_only: bool, indent: int | None
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "stream.json"
+    path.write_text(json.dumps(value, ensure_ascii=ascii_only, indent=indent), "utf-8", errors="surrogatepass")
+    before = json_stream.CHUNK
+    json_stream.CHUNK = chunk
+    try:
+        assert (list(read_array(path)) if isinstance(value, list) else dict(read_object(path))) == value
+    finally:
+        json_stream.CHUNK = before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "begins with ''"),
+        ("<html>", "begins with '<'"),
+        ('{"a": 1}', "begins with '{'; valid: a list of products"),
+        ("[1, 2", "damaged after element 1"),
+        ("[1 2]", "'2' where ',' is needed"),
+        ("[1,]", "damaged after element 1, character 3"),
+        ("[1] x", "'x' after the end"),
+        ('[{"a": tru}]', "damaged after element 0"),
+        ("[" * 100_000, "too deep"),
+        ('["\udc80"]', "not UTF-8"),
+    ],
+)
+def test_damaged_json_says_where(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "items.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ShopDataError, match=words) as error:
+        list(read_array(path))
+    assert "items.json" in str(error.value)
+
+
+def test_an_object_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "ins.json"
+    path.write_text("[]", "utf-8")
+    with pytest.raises(ShopDataError, match="one entry per product"):
+        list(read_object(path))

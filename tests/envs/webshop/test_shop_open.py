@@ -1,0 +1,254 @@
+"""Opening shops: profiles, files, one copy per process, mapped files, and the tasks that goals become."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.envs.core import TaskError
+from turngym.envs.webshop import shop as shop_module
+from turngym.envs.webshop.errors import ShopDataError
+from turngym.envs.webshop.profiles import PROFILES, find_profile
+from turngym.envs.webshop.shop import Shop, goal_task, open_shop
+
+
+def record(number: int) -> dict[str, Any]:
+    colors = ["red", "blue", "lime green"][: 1 + number % 3]
+    return {
+        "asin": f"B{number:09d}",
+        "name": f"Table number {number}",
+        "full_description": "wood" * (number % 2),
+        "small_description": [f"bullet {number}"],
+        "pricing": ["$10.00 - $90.00", "", "$25.00"][number % 3],
+        "images": [],
+        "category": ["garden", "beauty"][number % 2],
+        "query": "tables",
+        "product_category": "Home › Tables",
+        "customization_options": {"Color": [{"value": color} for color in colors]},
+    }
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder of 30 products in the original's files, as the 1k and as the full shop."""
+    items = [record(number) for number in range(30)]
+    wish = {"instruction": "Find me a table", "instruction_attributes": ["oak"]}
+    ins = {item["asin"]: {"attributes": ["oak", f"n{place}"], **wish} for place, item in enumerate(items)}
+    one = {"instruction": "a table.", "instruction_attributes": ["oak"], "instruction_options": ["red"]}
+    for suffix in ("", "_1000"):
+        (tmp_path / f"items_shuffle{suffix}.json").write_text(json.dumps(items), "utf-8")
+        (tmp_path / f"items_ins_v2{suffix}.json").write_text(json.dumps(ins), "utf-8")
+    (tmp_path / "items_human_ins.json").write_text(json.dumps({"B000000004": [one | {"worker_id": "W"}]}), "utf-8")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_open() -> Iterator[None]:
+    yield
+    for shop in list(shop_module._open.values()):
+        while shop.users:
+            shop.close()
+
+
+def test_profiles() -> None:
+    assert list(PROFILES) == [
+        "embedded",
+        "embedded-small",
+        "1k-synthetic",
+        "1k-human",
+        "full-synthetic",
+        "full-human",
+    ]
+    with pytest.raises(ShopDataError, match="Did you mean '1k-human'"):
+        find_profile("1k_human")
+
+
+def test_data_comes_from_the_argument_or_the_environment(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WEBSHOP_DATA", raising=False)
+    with pytest.raises(ShopDataError, match=r"items_ins_v2_1000.json: .*WEBSHOP_DATA.*setup.sh"):
+        open_shop("1k-synthetic")
+    monkeypatch.setenv("WEBSHOP_DATA", str(data))
+    assert len(open_shop("1k-synthetic").products) == 30
+    (data / "items_human_ins.json").unlink()
+    with pytest.raises(ShopDataError, match=r"items_human_ins\.json not found"):
+        open_shop("full-human", data)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"storage": "disk"}, "storage is 'disk'"),
+        ({"check": "lax"}, "check is 'lax'"),
+        ({"num_products": 0}, "valid: at"),
+    ],
+)
+def test_wrong_arguments(data: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ShopDataError, match=words):
+        open_shop("1k-synthetic", data, **change)
+
+
+def test_one_shop_per_process_until_the_last_user_leaves(data: Path) -> None:
+    first = open_shop("1k-synthetic", data)
+    assert open_shop("1k-synthetic", str(data)) is first
+    assert open_shop("1k-synthetic", data, price_seed=9) is not first
+    first.close()
+    assert first.search("table number")
+    first.close()
+    assert open_shop("1k-synthetic", data) is not first
+    with pytest.raises(ShopDataError, match="closed"):
+        first.search("something not asked before")
+    first.close()
+
+
+def test_a_mapped_shop_is_the_same_shop(data: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for profile in ("1k-synthetic", "1k-human"):
+        plain = open_shop(profile, data)
+        mapped = open_shop(profile, data, storage="mapped", cache=cache)
+        assert mapped.fingerprint == plain.fingerprint
+        assert list(mapped.products) == list(plain.products)
+        assert mapped.products[2:4] == plain.products[2:4]
+        assert list(mapped.goals) == list(plain.goals)
+        assert mapped.goals.weights.tolist() == plain.goals.weights.tolist()
+        assert mapped.search("table bullet 7") == plain.search("table bullet 7")
+        assert mapped.search("table bullet 7")[0] == "B000000007"
+        for asin in ("B000000000", "B000000029"):
+            assert mapped.product(asin) == plain.product(asin)
+            assert mapped.price(asin) == plain.price(asin)
+        assert mapped.product("B00000003") is mapped.product("") is mapped.product("Z") is None
+        assert mapped.skipped == plain.skipped
+        assert goal_task(mapped, mapped.goals[0]) == goal_task(plain, plain.goals[0])
+    assert len(list((cache / "webshop").iterdir())) == 2
+
+
+def test_a_mapped_shop_is_built_once_and_follows_its_files(data: Path, tmp_path: Path) -> None:
+    built: list[int] = []
+    arguments: dict[str, Any] = {
+        "storage": "mapped",
+        "cache": tmp_path,
+        "progress": lambda what, done: built.append(done),
+    }
+    first = open_shop("full-synthetic", data, **arguments)
+    before = first.products.sha256
+    first.close()
+    folder = next((tmp_path / "webshop").iterdir())
+    stamp = (folder / "manifest.json").stat().st_mtime_ns
+    open_shop("full-synthetic", data, **arguments).close()
+    assert (folder / "manifest.json").stat().st_mtime_ns == stamp
+    with pytest.raises(ShopDataError, match="'B000000001': it has no price"):
+        open_shop("full-synthetic", data, check="strict", **arguments)
+    (data / "items_shuffle.json").write_text(json.dumps([record(number) for number in range(20)]), "utf-8")
+    second = open_shop("full-synthetic", data, **arguments)
+    assert len(second.products) == 20
+    assert second.products.sha256 != before
+
+
+def test_num_products_is_a_prefix_before_the_skips(data: Path, tmp_path: Path) -> None:
+    items = [record(0), record(0), record(1), record(2)]
+    (data / "items_shuffle.json").write_text(json.dumps(items), "utf-8")
+    for storage in ("memory", "mapped"):
+        made = open_shop("full-synthetic", data, num_products=3, storage=storage, cache=tmp_path)  # type: ignore[arg-type]
+        assert [product.asin for product in made.products] == ["B000000000", "B000000001"]
+        assert made.skipped.duplicate == 1
+
+
+def mapped_folder(data: Path, cache: Path, profile: str) -> Path:
+    before = set(cache.glob("webshop/*"))
+    open_shop(profile, data, storage="mapped", cache=cache).close()
+    return (set(cache.glob("webshop/*")) - before).pop()
+
+
+def test_an_index_of_other_products_is_refused(data: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    one = mapped_folder(data, cache, "1k-synthetic")
+    (data / "items_shuffle.json").write_text(json.dumps([record(number) for number in range(29)]), "utf-8")
+    other = mapped_folder(data, cache, "full-synthetic")
+    shutil.rmtree(one / "search")
+    shutil.copytree(other / "search", one / "search")
+    made = open_shop("1k-synthetic", data, storage="mapped", cache=cache)
+    with pytest.raises(ShopDataError, match="built from other products; delete that folder"):
+        made.search("table")
+
+
+@pytest.mark.parametrize("name", ["products.bin", "asins.npy", "goal_order.npy", "pricing.npy"])
+def test_a_damaged_folder_is_refused(data: Path, tmp_path: Path, name: str) -> None:
+    folder = mapped_folder(data, tmp_path / "cache", "1k-synthetic")
+    (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    with pytest.raises(ShopDataError, match=r"cannot be used.*delete that folder"):
+        open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")
+
+
+def test_a_failed_build_leaves_nothing(data: Path, tmp_path: Path) -> None:
+    (data / "items_shuffle.json").write_text(json.dumps([record(0), {"asin": "B000000099"}]), "utf-8")
+    with pytest.raises(ShopDataError, match=r"items_shuffle\.json, record 1, product 'B000000099'"):
+        open_shop("full-synthetic", data, storage="mapped", cache=tmp_path / "cache")
+    assert list((tmp_path / "cache" / "webshop").iterdir()) == []
+
+
+def test_foreign_files_are_named(data: Path) -> None:
+    shutil.copy(data / "items_ins_v2.json", data / "items_shuffle.json")
+    with pytest.raises(ShopDataError, match=r"items_shuffle\.json begins with '{'; valid: a list of products"):
+        open_shop("full-synthetic", data)
+
+
+def test_tasks(data: Path) -> None:
+    made = open_shop("1k-synthetic", data)
+    goal = made.goals[3]
+    task = goal_task(made, goal)
+    assert (task.env_id, task.task_id, task.split) == ("turngym/WebShop-v0", "1k-synthetic/3", "eval")
+    assert task.category == goal.category
+    assert goal_task(made, goal, "mine").split == "mine"
+    assert goal_task(made, goal) == task
+    others = {goal_task(made, other).sha256 for other in made.goals}
+    assert len(others) == len(made.goals)
+    changed = open_shop("1k-synthetic", data, price_seed=1)
+    assert goal_task(changed, changed.goals[3]).sha256 != task.sha256
+    with pytest.raises(TaskError, match="goal 60 does not exist: profile '1k-synthetic' has goals 0 to 59"):
+        made.goal(60)
+    assert made.goal(59).index == 59
+
+
+def test_a_task_depends_on_the_product_that_is_scored(data: Path) -> None:
+    before = open_shop("1k-synthetic", data)
+    items = [record(number) for number in range(30)]
+    for item in items:
+        item["small_description"] = ["another bullet"]
+    (data / "items_shuffle.json").write_text(json.dumps(items), "utf-8")
+    after = open_shop("full-synthetic", data)
+    pairs = zip(before.goals, after.goals, strict=True)
+    assert all(
+        goal_task(before, one).sha256 != goal_task(after, two).sha256 and one.instruction_text == two.instruction_text
+        for one, two in pairs
+    )
+
+
+def test_products_that_are_not_there(data: Path) -> None:
+    made = open_shop("1k-synthetic", data)
+    assert made.product("B0") is None
+    with pytest.raises(ShopDataError, match="product 'B0' is not in the shop '1k-synthetic'"):
+        made.price("B0")
+
+
+def test_searches_are_remembered_or_not(data: Path) -> None:
+    made, fresh = open_shop("1k-synthetic", data), open_shop("1k-synthetic", data, memo=0)
+    assert made.search("table bullet 3") is made.search("table bullet 3")
+    assert fresh.search("table bullet 3") is not fresh.search("table bullet 3")
+    assert made.search("table bullet 3") == fresh.search("table bullet 3")
+    assert made.search("") == made.search(" ") == made.search("zzz") == ()
+
+
+def test_embedded_shop() -> None:
+    made = open_shop()
+    assert isinstance(made, Shop)
+    assert len(made.products) >= 1000
+    splits = made.splits()
+    assert splits.scheme == "generated"
+    assert min(len(splits["eval"]), len(splits["train"])) > 100
+    texts = {name: {made.goals[goal].request for goal in splits[name]} for name in splits.parts}
+    assert not texts["eval"] & texts["train"]
+    assert made.attainable(made.goals[0])[0] == 1.0

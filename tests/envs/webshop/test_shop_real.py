@@ -1,0 +1,142 @@
+"""The original's 1,000-product shop: prices, goals and rewards against what the original recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.envs.webshop.shop import Shop, goal_task, open_shop
+from turngym.envs.webshop.tagger import NounTagger
+
+PARTS = {0: "1k-synthetic", 1: "1k-human"}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@pytest.fixture(scope="module")
+def transcripts(webshop_data: Path) -> list[dict[str, Any]]:
+    with lzma.open(webshop_data / "transcripts.jsonl.xz", "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture(scope="module")
+def shops(webshop_data: Path) -> Iterator[dict[int, Shop]]:
+    opened = {human: open_shop(name, webshop_data, price_seed=7) for human, name in PARTS.items()}
+    yield opened
+    for shop in opened.values():
+        shop.close()
+
+
+@pytest.mark.parametrize("human", [0, 1])
+def test_prices_and_goals_are_the_recorded_ones(
+    shops: dict[int, Shop], transcripts: list[dict[str, Any]], human: int
+) -> None:
+    shop = shops[human]
+    head = next(line for line in transcripts if line["kind"] == "head" and line["human_goals"] == human)
+    prices = {product.asin: round(shop.price(product.asin), 6) for product in shop.products}
+    assert digest(json.dumps(prices, sort_keys=True)) == head["prices_sha"]
+    assert len(shop.goals) == head["n_goals"] == (13 if human else 6910)
+    goals = []
+    for goal in shop.goals[: len(head["goals"])]:
+        options = list(goal.goal_options) if human else dict(goal.goal_options)  # type: ignore[arg-type]
+        text = digest(json.dumps(options, sort_keys=True))
+        goals.append([goal.asin, digest(goal.instruction_text), goal.price_upper, text])
+    assert goals == head["goals"]
+    assert len(goals) == (13 if human else 600)
+
+
+BOUGHT = re.compile(r"asin(?:\n| \[SEP\] )(\w+)(?:\n| \[SEP\] )options(?:\n| \[SEP\] )(\{.*?\})(?:\n| \[SEP\] )attrs")
+
+
+def test_recorded_rewards(shops: dict[int, Shop], transcripts: list[dict[str, Any]]) -> None:
+    """45 purchases; r_type only where the goal product was bought, because the recorder's nouns were a stand-in."""
+    checked = Counter[str]()
+    for episode in transcripts:
+        if "verbose" not in episode:
+            continue
+        shop = shops[episode["human_goals"]]
+        goal = shop.goals[episode["goal"]]
+        observation, score = next((step[1], step[3]) for step in episode["steps"] if step[4])
+        found = BOUGHT.search(observation)
+        assert found is not None
+        reward = shop.reward(goal, found[1], json.loads(found[2]))
+        mine, recorded = reward.verbose(), episode["verbose"]
+        assert set(mine) == set(recorded)
+        for key in set(mine) - {"r_type", "title_score"}:
+            assert mine[key] == recorded[key], (episode["goal"], key)
+        checked["parts"] += 1
+        if found[1] == goal.asin:
+            assert (reward.r_type, reward.total) == (recorded["r_type"], score)
+            checked["totals"] += 1
+    assert checked == {"parts": 45, "totals": 21}
+
+
+def test_recorded_rewards_of_wrong_products(webshop_data: Path, transcripts: list[dict[str, Any]]) -> None:
+    """With spaCy's words as nouns, which is what the recorder did, totals of wrong products are equal too."""
+    spacy = pytest.importorskip("spacy", reason="spaCy's tokenizer stood in for its tagger when this was recorded")
+    blank = spacy.blank("en")
+    tagger = NounTagger(
+        name="blank", nouns=lambda text: tuple(t.text.lower() for t in blank(text) if t.is_alpha and not t.is_stop)
+    )
+    shops = {human: open_shop(name, webshop_data, price_seed=7, tagger=tagger) for human, name in PARTS.items()}
+    equal = 0
+    for episode in transcripts:
+        if "verbose" in episode:
+            shop = shops[episode["human_goals"]]
+            observation, score = next((step[1], step[3]) for step in episode["steps"] if step[4])
+            found = BOUGHT.search(observation)
+            assert found is not None
+            reward = shop.reward(shop.goals[episode["goal"]], found[1], json.loads(found[2]))
+            equal += (reward.r_type, reward.total) == (episode["verbose"]["r_type"], score)
+    for shop in shops.values():
+        shop.close()
+    assert equal == 45
+
+
+def test_counts_of_the_synthetic_goals(shops: dict[int, Shop]) -> None:
+    shop = shops[0]
+    by_product = Counter(goal.asin for goal in shop.goals)
+    assert len(by_product) == 415
+    assert (sorted(by_product.values())[207], max(by_product.values())) == (2, 558)
+    options = Counter(len(goal.goal_options) for goal in shop.goals)
+    assert options == {0: 185, 1: 538, 2: 4729, 3: 1458}
+    assert sum(goal.price_upper == 1_000_000 for goal in shop.goals) == 15
+
+
+def test_goals_that_cannot_be_met(shops: dict[int, Shop]) -> None:
+    """Quirk A: 458 of 6,910 goals; no other choice of the same product does better than the literal one."""
+    shop = shops[0]
+    below, lowest = 0, 1.0
+    for goal in shop.goals:
+        exact = shop.reward(goal, goal.asin, dict(goal.goal_options)).total  # type: ignore[arg-type]
+        best, options = shop.attainable(goal)
+        assert best >= exact
+        below += best < 1.0
+        lowest = min(lowest, best)
+        assert shop.reward(goal, goal.asin, options).total == best
+    assert below == 458
+    assert lowest == pytest.approx(2 / 3)
+
+
+def test_splits_of_the_real_shop(shops: dict[int, Shop]) -> None:
+    splits = shops[0].splits()
+    assert {name: len(goals) for name, goals in splits.parts.items()} == {"eval": 200, "train": 2997}
+    assert splits.dropped == 3
+    assert shops[1].splits("papers").parts == {"test": tuple(range(13)), "dev": (), "train": ()}
+    assert goal_task(shops[0], shops[0].goals[199]).split == "eval"
+
+
+def test_goals_do_not_depend_on_prices(shops: dict[int, Shop], webshop_data: Path) -> None:
+    other = open_shop("1k-synthetic", webshop_data)
+    assert all(one.request == two.request for one, two in zip(other.goals, shops[0].goals, strict=True))
+    other.close()

@@ -1,0 +1,185 @@
+"""The shop's web pages through Flask's test client: what an agent gets, hostile product texts, limits."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turngym.envs.episode import Episode, Status
+from turngym.envs.webshop.env import WebShopEnv
+from turngym.envs.webshop.shop import Shop, open_shop
+
+pytest.importorskip("flask", reason="the web pages need turngym[serve]")
+
+from turngym.envs.webshop.web.app import WebSettings, create_app
+from turngym.envs.webshop.web.visits import VisitLimits
+
+sys.path.append(str(Path(__file__).parent))
+tools = importlib.import_module("web_tools")
+Person = tools.Person
+
+EVIL = "\"><script>alert(1)</script>'{{7*7}} </button><img src=x onerror=alert(2)>"
+
+
+def play(person: Any, action: str) -> None:
+    name, _, argument = action.removesuffix("]").partition("[")
+    assert person.act(**{name: argument}).status_code == 200
+
+
+@pytest.fixture
+def episodes() -> list[Episode]:
+    return []
+
+
+@pytest.fixture
+def open_web(tiny_shop: Shop, episodes: list[Episode]) -> Callable[..., Any]:
+    def make(shop: Shop = tiny_shop, **options: Any) -> Any:
+        chosen = {"split": "eval", "seed": 0} | options
+        return create_app(shop, WebSettings(**chosen), episodes.append)
+
+    return make
+
+
+@pytest.mark.parametrize("attributes", [False, True])
+def test_the_same_clicks_as_an_agent_give_the_same_episode(
+    open_web: Callable[..., Any], episodes: list[Episode], attributes: bool
+) -> None:
+    """Random play on the generated shop: the page offers what the environment offers, turn by turn, to the score."""
+    shop = open_shop("embedded")
+    person = Person(open_web(shop, attributes=attributes))
+    env = WebShopEnv(shop=shop, split="eval", show_attributes=attributes)
+    rng = np.random.default_rng(3)
+    for goal in (5, 77, 1234):
+        person.begin(goal)
+        observation, _ = env.reset(options={"task": f"embedded/{goal}"})
+        observations, rewards, over = [observation], [], False
+        while not over:
+            clicks = {f"click[{value}]" for value in person.offered}
+            assert clicks == set() if env.scene.state.has_search_bar else clicks == set(env.admissible())
+            action = env.expert_action() if len(rewards) > 12 else env.sample_action(rng)
+            assert action is not None
+            play(person, action)
+            observation, reward, over, _, _ = env.step(action)
+            observations.append(observation)
+            rewards.append(reward)
+        episode = episodes.pop()
+        assert [turn.observation for turn in episode.turns] + [episode.final_observation] == observations
+        assert [turn.reward for turn in episode.turns] == rewards
+        assert (episode.score, episode.success, episode.status) == (env.score, env.success, Status.COMPLETED)
+        assert (episode.task, episode.ret) == (env.task, env.score)
+        assert f'id="score">{env.score:.2f}<' in person.page
+    env.close()
+    shop.close()
+
+
+def test_what_a_person_sees(open_web: Callable[..., Any], tiny_shop: Shop, episodes: list[Episode]) -> None:
+    goal = next(g for g in tiny_shop.goals if dict(g.goal_options).get("color") == "grün")
+    person = Person(open_web(compat="repaired"))
+    person.begin(goal.index)
+    instruction = html.escape(goal.instruction_text)
+    assert instruction in person.page
+    person.act(search="Mug  [set]")
+    assert instruction in person.page
+    assert "“mug set”" in person.page
+    assert "Blue Mug &amp; Saucer &lt;Set&gt;" in person.page
+    assert 'src="https://example.org/mug.jpg"' in person.page
+    assert 'referrerpolicy="no-referrer"' in person.page
+    person.act(click="mug0000001")
+    assert 'value="red &#34;deluxe&#34;"' in person.page
+    assert "aria-pressed" not in person.page
+    person.act(click='red "deluxe"')
+    person.act(click="grün")
+    assert re.findall(r'value="([^"]*)" aria-pressed="true"', person.page) == ["grün"]
+    person.act(click="features")
+    assert "Safe in a dishwasher" in person.page
+    assert "Attributes" not in person.page
+    person.act(click="< prev")
+    assert re.findall(r'value="([^"]*)" aria-pressed="true"', person.page) == ["grün"]
+    person.act(click="buy now")
+    assert instruction in person.page
+    assert "Thank you for shopping" in person.page
+    assert "the same product" in person.page
+    assert "grün" in person.page
+    assert [turn.action for turn in episodes[0].turns][:2] == ["search[mug set]", "click[mug0000001]"]
+    assert person.send("/start", goal="").status_code == 200
+
+
+def hostile_shop(make_shop: Callable[..., Shop]) -> Shop:
+    item = {
+        "asin": "EVIL000001",
+        "name": f"Mug {EVIL}",
+        "full_description": EVIL,
+        "small_description": [EVIL, "\ud800 half a pair"],
+        "pricing": "$5",
+        "images": ["javascript:alert(3)"],
+        "category": EVIL,
+        "query": EVIL,
+        "product_category": f"{EVIL} › x",
+        "customization_options": {EVIL: [{"value": EVIL}, {"value": "plain"}, {"value": "a[b"}, {"value": "\ud800"}]},
+    }
+    wanted = {"attributes": [EVIL], "instruction": EVIL, "instruction_attributes": [EVIL]}
+    return make_shop([item], {"EVIL000001": wanted})
+
+
+def test_hostile_product_texts_stay_texts(open_web: Callable[..., Any], make_shop: Callable[..., Shop]) -> None:
+    person = Person(open_web(hostile_shop(make_shop), attributes=True))
+    pages = [person.begin(1).page]
+    for step in ({"search": f"mug {EVIL}"}, {"click": "evil000001"}, {"click": "plain"}):
+        person.act(**step)
+        pages.append(person.page)
+    for sub in ("description", "features", "reviews", "attributes"):
+        person.act(click=sub)
+        pages.append(person.page)
+        person.act(click="< prev")
+    person.act(click="buy now")
+    pages.append(person.page)
+    assert "Your score" in pages[-1]
+    for page in pages:
+        tags, texts = tools.parsed(page)
+        assert {name for name, _ in tags}.isdisjoint({"script", "img", "iframe", "object", "base"})
+        assert not [name for _, names in tags for name in names if name.startswith("on") or name == "style"]
+        assert EVIL in texts
+    assert EVIL.lower() in tools.parsed(pages[2])[1]
+
+
+def test_what_no_action_can_name_is_shown_but_cannot_be_clicked(open_web: Callable[..., Any]) -> None:
+    person = Person(open_web()).begin(0)
+    person.act(search="odd jug")
+    person.act(click="odd0000001")
+    assert 'value="a[b" disabled' in person.page
+    assert "a[b" not in person.offered
+    # a value that reads like a button acts as that button, as it does for agents
+    assert {"description", "buy now", "same"} <= person.offered
+
+
+def test_a_second_click_and_an_old_page_do_nothing(open_web: Callable[..., Any], episodes: list[Episode]) -> None:
+    person = Person(open_web()).begin(0)
+    old = {"token": person.field("token"), "turn": "0", "search": "mug"}
+    for _ in range(3):
+        assert person.client.post("/act", data=old).location == "/shop"
+    assert 'id="turns">1<' in person.client.get("/shop").text
+    person.page = person.client.get("/shop").text
+    person.act(search="   ")
+    assert 'id="turns">1<' in person.page
+
+
+def test_steps_are_limited(open_web: Callable[..., Any], episodes: list[Episode]) -> None:
+    person = Person(open_web(limits=VisitLimits(turns=3))).begin(0)
+    person.act(search="mug")
+    person.act(click="next >")
+    person.act(click="back to search")
+    assert episodes[0].status is Status.TRUNCATED_TURNS
+    assert "All 3 steps" in person.page
+    person.act(search="mug")
+    assert len(episodes[0].turns) == 3
+    assert 'id="turns">3<' in person.page
+    person.begin(1)
+    assert 'id="turns">0<' in person.page
