@@ -1,0 +1,256 @@
+"""A retriever behind HTTP: our server or an original Search-R1 server, seen as any other retriever."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from turngym.retrieval.breaker import Breaker
+from turngym.retrieval.core import Hit, RetrievalError, RetrieverUnavailable
+from turngym.retrieval.forks import renew_in_children
+from turngym.retrieval.lru import LRU
+from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalise, read_reply, request_body
+
+_RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """Patience and memory of a client. Durations in seconds."""
+
+    deadline: float = 20.0
+    """For one `search`, all attempts and waits included."""
+    connect: float = 3.0
+    """For one connection."""
+    read: float = 15.0
+    """For the server to say anything; our server gives up after 12 s by itself."""
+    retries: int = 2
+    """Further attempts after a failed one."""
+    backoff: float = 0.1
+    """Mean wait before the first retry; doubles with each."""
+    breaker_failures: int = 3
+    """Failed searches in a row after which the server is left alone."""
+    breaker_cooldown: float = 5.0
+    """How long it is left alone."""
+    cache: int = 8_192
+    """Queries whose answers are remembered, about 3 kB each; 0 remembers none."""
+    chunk: int = 512
+    """Most queries per request."""
+    max_query_chars: int = 32_768
+    """Longer queries are cut, as a server would refuse them."""
+    max_answer: int = 256 * 2**20
+    """Largest answer that is read, in bytes."""
+    seed: int = 0
+    """Of the jitter."""
+
+
+class HttpRetriever:
+    """Asks `url` (with or without `/retrieve`). Threads share one instance; a forked child or a pickled copy gets its
+    own connections. Proxy settings of the environment are not used: a retrieval server is a neighbour.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: ClientSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        **overrides: Any,
+    ) -> None:
+        """`overrides` are fields of ClientSettings by name: `HttpRetriever(url, deadline=5)`.
+
+        Raises:
+            RetrievalError: the url is not one, an override is unknown, or httpx is not installed.
+        """
+        try:
+            import httpx  # noqa: F401
+        except ImportError as error:
+            raise RetrievalError("asking a retrieval server needs httpx: pip install 'turngym[serve]'") from error
+        self._base = _base(url)
+        self.settings = _settings(settings or ClientSettings(), overrides)
+        self._clock, self._sleep = clock, sleep
+        self._fingerprint: str | None = None
+        self._closed = False
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Connections, locks and memory of this process alone."""
+        self._lock = threading.Lock()
+        self._http: Any = None
+        self._memory: LRU[tuple[str, int], tuple[Hit, ...]] = LRU(self.settings.cache)
+        self._random = random.Random(self.settings.seed)
+        self._breaker = Breaker(self.settings.breaker_failures, self.settings.breaker_cooldown, self._clock)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HttpRetriever, (self._base, self.settings)
+
+    @property
+    def url(self) -> str:
+        return f"{self._base}/retrieve"
+
+    @property
+    def fingerprint(self) -> str:
+        """The server's own, from /health; a server without one is known by its url.
+
+        Raises:
+            RetrieverUnavailable: the server cannot be reached.
+        """
+        if self._fingerprint is None:
+            until = self._clock() + self.settings.deadline
+            status, body, _ = self._attempts("GET", "/health", b"", until)
+            self._fingerprint = _served(body) if status == 200 else None
+            self._fingerprint = self._fingerprint or f"url:{self.url}"
+        return self._fingerprint
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """For each query at most `k` hits, best first.
+
+        Raises:
+            RetrieverUnavailable: no readable answer within the deadline; the cause is chained.
+        """
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise RetrievalError(f"k is {k!r}; it must be a whole number, at least 1")
+        until = self._clock() + self.settings.deadline
+        keys = [(normalise(query[: self.settings.max_query_chars]), k) for query in queries]
+        known = {key: found for key in keys if (found := self._memory.get(key)) is not None}
+        missing = [key for key in dict.fromkeys(keys) if key not in known]
+        for start in range(0, len(missing), self.settings.chunk):
+            part = missing[start : start + self.settings.chunk]
+            for key, hits in zip(part, self._ask([query for query, _ in part], k, until), strict=True):
+                known[key] = tuple(hits)
+                self._memory.put(key, known[key])
+        return [list(known[key]) for key in keys]
+
+    def close(self) -> None:
+        """Close the connections; twice is fine. A later search raises RetrieverUnavailable."""
+        with self._lock:
+            http, self._http, self._closed = self._http, None, True
+        if http is not None:
+            http.close()
+
+    def _ask(self, queries: list[str], k: int, until: float) -> list[list[Hit]]:
+        refusal = self._breaker.refusal()
+        if refusal is not None:
+            raise RetrieverUnavailable(f"{self.url} {refusal}")
+        found: list[list[Hit]] = []
+
+        def check(status: int, body: bytes, fingerprint: str | None) -> None:
+            if status == 200:
+                self._same_index(fingerprint)
+                found[:] = read_reply(body, len(queries), k)
+
+        try:
+            status, body, _ = self._attempts("POST", "/retrieve", request_body(queries, k), until, check)
+        except RetrieverUnavailable as error:
+            self._breaker.failed(str(error.__cause__ or error))
+            raise
+        self._breaker.succeeded()
+        if status != 200:
+            said = body[:300].decode("utf-8", "replace")
+            raise RetrieverUnavailable(f"{self.url} refused the request with status {status}: {said}")
+        return found
+
+    def _same_index(self, fingerprint: str | None) -> None:
+        """A server that comes back with another index must not answer for the first one."""
+        if fingerprint is None:
+            return
+        known = self._fingerprint
+        if known is None:
+            self._fingerprint = fingerprint
+        elif known != fingerprint:
+            raise WireError(f"the server now serves another index, {fingerprint}; this client began with {known}")
+
+    def _attempts(
+        self, method: str, path: str, body: bytes, until: float, check: Callable[..., None] | None = None
+    ) -> tuple[int, bytes, str | None]:
+        """(status, body, fingerprint) of the first attempt that succeeds; statuses that a retry cannot help count."""
+        began, attempt = self._clock(), 0
+        while True:
+            attempt += 1
+            try:
+                status, answer, fingerprint = self._once(method, path, body, until)
+                if status in _RETRY_STATUS:
+                    said = answer[:300].decode("utf-8", "replace")
+                    raise WireError(f"status {status}: {said}")
+                if check is not None:
+                    check(status, answer, fingerprint)
+                return status, answer, fingerprint
+            except Exception as error:
+                wait = self._wait(attempt)
+                left = until - self._clock()
+                if self._closed or attempt > self.settings.retries or wait >= left:
+                    took = self._clock() - began
+                    hint = "; is `turngym serve retrieval` running there?" if "Connect" in type(error).__name__ else ""
+                    raise RetrieverUnavailable(
+                        f"{self._base}{path} gave no usable answer in {attempt} attempt{'s' * (attempt > 1)} and "
+                        f"{took:.1f} s (deadline {self.settings.deadline:g} s): {type(error).__name__}: {error}{hint}"
+                    ) from error
+                self._sleep(wait)
+
+    def _wait(self, attempt: int) -> float:
+        with self._lock:
+            return self.settings.backoff * 2 ** (attempt - 1) * (0.5 + self._random.random())
+
+    def _once(self, method: str, path: str, body: bytes, until: float) -> tuple[int, bytes, str | None]:
+        import httpx
+
+        left = max(0.001, until - self._clock())
+        read = min(self.settings.read, left)
+        timeout = httpx.Timeout(read, connect=min(self.settings.connect, left), pool=left)
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        answer = bytearray()
+        with self._pool().stream(
+            method, f"{self._base}{path}", content=body or None, headers=headers, timeout=timeout
+        ) as reply:
+            for part in reply.iter_bytes():
+                answer += part
+                if len(answer) > self.settings.max_answer:
+                    raise WireError(f"the answer is longer than {self.settings.max_answer} bytes")
+                # every part restarts httpx's read time-out: an answer that trickles must not outlive the deadline
+                if self._clock() > until:
+                    raise TimeoutError(f"the deadline passed after {len(answer)} bytes of the answer")
+            return reply.status_code, bytes(answer), reply.headers.get(FINGERPRINT_HEADER)
+
+    def _pool(self) -> Any:
+        import httpx
+
+        with self._lock:
+            if self._closed:
+                raise RetrieverUnavailable(f"the client of {self.url} is closed")
+            if self._http is None:
+                limits = httpx.Limits(max_connections=256, max_keepalive_connections=64)
+                self._http = httpx.Client(trust_env=False, limits=limits)
+            return self._http
+
+
+def _base(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise RetrievalError(f"retriever url {url!r} is not one; write http://HOST:PORT, such as http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/retrieve").rstrip("/")
+
+
+def _settings(settings: ClientSettings, overrides: dict[str, Any]) -> ClientSettings:
+    names = [field.name for field in fields(ClientSettings)]
+    unknown = [name for name in overrides if name not in names]
+    if unknown:
+        raise RetrievalError(f"unknown client setting {unknown[0]!r}; valid: {', '.join(names)}")
+    return replace(settings, **overrides)
+
+
+def _served(body: bytes) -> str | None:
+    """The fingerprint in a /health reply, if there is one."""
+    try:
+        reply = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    found = reply.get("fingerprint") if isinstance(reply, dict) else None
+    return found if isinstance(found, str) and found else None

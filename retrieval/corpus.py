@@ -1,0 +1,197 @@
+"""Reads a passage corpus row by row, checks it, and fixes its content with a hash."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from turngym.retrieval.core import Passage, RetrievalError
+from turngym.retrieval.passages import CorpusHash, PassageStore, corpus_sha256, id_digest
+
+__all__ = ["CorpusError", "CorpusHash", "PassageStore", "corpus_sha256", "parse_row", "read_corpus"]
+
+FORMS = '{"id": ..., "contents": "\\"Title\\"\\ntext"} or {"id": ..., "title": ..., "text": ...}'
+
+
+class CorpusError(RetrievalError):
+    """A corpus file cannot be used; the text names the file, the line and the value."""
+
+
+def read_corpus(path: str | Path, *, unique: bool = True) -> Iterator[Passage]:
+    """Yield the passages of a JSONL file (plain or .gz) in file order, holding one row at a time.
+
+    Both of Search-R1's forms are read: `{"id", "contents": "\\"Title\\"\\ntext"}` and `{"id", "title", "text"}`.
+    Numbers as ids become text. Titles may repeat; ids may not: they are remembered as 8 bytes each, and a repeated id
+    is reported when its block of rows has been read, at the latest at the end of the file.
+
+    Raises:
+        CorpusError: no file, no rows, a row that is not JSON, not UTF-8, without id or contents, or an id seen before.
+    """
+    path = Path(path)
+    seen = _SeenIds()
+    for _, passage in _rows(path):
+        yield passage
+        if unique and (repeat := seen.add(passage.id)) is not None:
+            _report_repeat(path, repeat)
+    if unique and (repeat := seen.flush()) is not None:
+        _report_repeat(path, repeat)
+
+
+def parse_row(row: Any, where: str) -> Passage:
+    """The passage of one decoded JSON row; `where` (file and line) goes into errors."""
+    if not isinstance(row, dict):
+        raise CorpusError(f"{where}: a row must be a JSON object {FORMS}, not {_show(row)}")
+    name = row.get("id")
+    if isinstance(name, bool) or not isinstance(name, (str, int)) or name == "":
+        found = "no id" if "id" not in row else f"id {_show(name)}"
+        raise CorpusError(f"{where}: {found}; every row needs an id, a string or a whole number")
+    _check_text(str(name), f"{where}: the id")
+    if "\0" in str(name):
+        raise CorpusError(f"{where}: id {name!r} has a NUL in it; remove it")
+    if "contents" in row:
+        title, text = _split_contents(_string(row, "contents", where))
+    elif "text" in row:
+        title = _string(row, "title", where) if row.get("title") is not None else ""
+        text = _string(row, "text", where)
+    else:
+        raise CorpusError(f"{where}: row {name!r} has no contents, only {sorted(row)}; write {FORMS}")
+    if not title.strip() and not text.strip():
+        raise CorpusError(f"{where}: row {name!r} has empty contents; leave the row out or give it text")
+    return Passage(id=str(name), title=title, text=text)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Passage]]:
+    """(1-based line, passage) of every row that is not blank."""
+    found = False
+    with _open(path) as file:
+        for number, raw in _lines(file, path):
+            where = f"{path}, line {number}"
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                byte = raw[error.start]
+                raise CorpusError(
+                    f"{where}: byte 0x{byte:02x} at column {error.start + 1} is not UTF-8; convert the file to UTF-8"
+                ) from None
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise CorpusError(
+                    f"{where}: not JSON ({error}): {_show(line.strip())}; one JSON object per line: {FORMS}"
+                ) from None
+            found = True
+            yield number, parse_row(row, where)
+    if not found:
+        raise CorpusError(f"{path}: no passages in it; a corpus has one JSON object per line: {FORMS}")
+
+
+def _open(path: Path) -> IO[bytes]:
+    if not path.exists():
+        raise CorpusError(f"{path}: there is no such corpus file")
+    if path.is_dir():
+        raise CorpusError(f"{path} is a folder; name the JSONL file of the corpus")
+    file = path.open("rb")
+    if file.read(2) == b"\x1f\x8b":
+        file.seek(0)
+        return io.BufferedReader(gzip.GzipFile(fileobj=file))  # type: ignore[arg-type]
+    file.seek(0)
+    return file
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    try:
+        for number, raw in enumerate(file, 1):
+            yield number, raw
+    except (EOFError, zlib.error, OSError) as error:
+        raise CorpusError(f"{path}, after line {number}: cannot be read further: {error}") from error
+
+
+def _string(row: dict[str, Any], key: str, where: str) -> str:
+    value = row[key]
+    if not isinstance(value, str):
+        raise CorpusError(f"{where}: {key} of row {row['id']!r} is {_show(value)}; it must be a string")
+    _check_text(value, f"{where}: {key} of row {row['id']!r}")
+    return value
+
+
+def _check_text(value: str, what: str) -> None:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"{what} has half a surrogate pair (\\u{ord(value[error.start]):04x}) at character {error.start}, which is "
+            "no text; remove it"
+        ) from None
+
+
+def _split_contents(contents: str) -> tuple[str, str]:
+    head, newline, text = contents.partition("\n")
+    quoted = len(head) >= 2 and head.startswith('"') and head.endswith('"')
+    if not newline and not quoted:
+        return "", contents
+    return (head[1:-1] if quoted else head), text
+
+
+def _show(value: Any, limit: int = 80) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = text if len(text) <= limit else text[:limit] + "..."
+    return repr(text) if isinstance(value, str) else text
+
+
+def _report_repeat(path: Path, digest: int) -> None:
+    """Raise for the repeated id behind `digest`; return where two different ids merely share the 8 bytes."""
+    first: dict[str, int] = {}
+    for number, passage in _rows(path):
+        if id_digest(passage.id) != digest:
+            continue
+        if passage.id in first:
+            raise CorpusError(
+                f"{path}, line {number}: id {passage.id!r} was used in line {first[passage.id]} already; ids must be "
+                "unique (titles may repeat)"
+            )
+        first[passage.id] = number
+
+
+class _SeenIds:
+    """Which ids came before, as sorted arrays of 8-byte digests whose sizes double, merged like counters."""
+
+    def __init__(self, block: int = 65_536) -> None:
+        self._block = block
+        self._fresh: list[int] = []
+        self._levels: list[np.ndarray] = []
+
+    def add(self, name: str) -> int | None:
+        """Remember `name`; at the end of a block the digest that came twice, if one did."""
+        self._fresh.append(id_digest(name))
+        return self.flush() if len(self._fresh) >= self._block else None
+
+    def flush(self) -> int | None:
+        if not self._fresh:
+            return None
+        new = np.sort(np.array(self._fresh, np.uint64))
+        self._fresh = []
+        repeats = new[1:][new[1:] == new[:-1]]
+        for level in self._levels:
+            repeats = repeats if len(repeats) else new[_contains(level, new)]
+        while self._levels and len(self._levels[-1]) <= len(new):
+            new = np.sort(np.concatenate([self._levels.pop(), new]), kind="stable")
+        self._levels.append(new)
+        return int(repeats[0]) if len(repeats) else None
+
+
+def _contains(sorted_values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Boolean mask over `wanted`: which are in `sorted_values`."""
+    place = np.searchsorted(sorted_values, wanted)
+    place[place == len(sorted_values)] = 0
+    mask: np.ndarray = sorted_values[place] == wanted
+    return mask

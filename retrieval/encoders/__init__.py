@@ -1,0 +1,1 @@
+"""Encoders: text to vectors for dense retrieval."""

@@ -1,0 +1,188 @@
+"""One call that turns a name into a retriever: an index folder, a server's address, or a corpus to index in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+
+from turngym.retrieval.core import Encoder, RetrievalError, Retriever
+from turngym.retrieval.index_manifest import (
+    ENCODER,
+    FAISS,
+    LUCENE,
+    PASSAGES,
+    EncoderRecord,
+    IndexFolderError,
+    IndexManifest,
+    check_files,
+    read_manifest,
+)
+from turngym.retrieval.passages import PassageStore
+
+IN_MEMORY = ("bm25", "dense", "hybrid")
+"""Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid with the hashing encoder."""
+
+
+def open_retriever(
+    spec: str | Path,
+    *,
+    encoder: Encoder | str | None = None,
+    corpus_sha256: str | None = None,
+    parameters: Mapping[str, float] | None = None,
+    device: str = "cpu",
+) -> Retriever:
+    """Open what `spec` names.
+
+    Args:
+        spec: Folder of an index; `http://...` of a retrieval server; or `bm25:corpus.jsonl` (`dense:`, `hybrid:`).
+        encoder: For an index of Hugging Face vectors whose model moved: `hf:FOLDER`, or an encoder of your own. It is
+            refused unless its fingerprint is the one the index was built with.
+        corpus_sha256: Refuse an index of any other corpus.
+        parameters: faiss search settings in place of the stored ones, by name (`nprobe`, `efSearch`).
+        device: Of a Hugging Face encoder.
+
+    Raises:
+        RetrievalError: what is wrong with the folder, the address, the corpus or the encoder.
+    """
+    text = str(spec)
+    if text.startswith(("http://", "https://")):
+        from turngym.retrieval.client import HttpRetriever
+
+        return HttpRetriever(text)
+    kind, colon, path = text.partition(":")
+    if colon and kind in IN_MEMORY:
+        return _in_memory(kind, Path(path), corpus_sha256, parameters)
+    if colon and not Path(text).exists() and (close := get_close_matches(kind, IN_MEMORY, 1)):
+        raise RetrievalError(f"no retriever {text!r}; did you mean {close[0]}:{path}?")
+    return open_index(text, encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device)
+
+
+def open_index(
+    folder: str | Path,
+    *,
+    encoder: Encoder | str | None = None,
+    corpus_sha256: str | None = None,
+    parameters: Mapping[str, float] | None = None,
+    device: str = "cpu",
+) -> Retriever:
+    """Open an index folder, mapped; see `open_retriever`.
+
+    Raises:
+        IndexFolderError: not a whole index of this version, or of another corpus or encoder.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if problems := check_files(folder, manifest):
+        raise IndexFolderError(f"{folder}: {'; '.join(problems)}; build the index again")
+    _same_corpus(folder, manifest.corpus_sha256, corpus_sha256)
+    store = PassageStore(folder / PASSAGES)
+    _same_corpus(folder / PASSAGES, store.sha256, manifest.corpus_sha256)
+    if manifest.faiss is None and (encoder is not None or parameters):
+        raise IndexFolderError(f"{folder} is a {manifest.kind} index; it takes no encoder and no faiss settings")
+    parts: list[Retriever] = []
+    if manifest.kind != "dense":
+        parts.append(_lucene(folder, store))
+    if manifest.kind != "bm25":
+        parts.append(_dense(folder, manifest, store, encoder, parameters, device))
+    return parts[0] if len(parts) == 1 else _hybrid(parts)
+
+
+def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | None, device: str) -> Encoder:
+    """The encoder of an index, checked against the fingerprint that the index stores.
+
+    Raises:
+        IndexFolderError: it cannot be loaded, or it is another one.
+    """
+    if given is not None and not isinstance(given, str):
+        encoder, named = given, type(given).__name__
+    elif record.kind == "hashing":
+        if given not in (None, "hashing"):
+            raise IndexFolderError(f"{folder} was built with the hashing encoder, not {given!r}; leave `encoder` out")
+        from turngym.retrieval.encoders.hashing import HashingEncoder
+
+        encoder, named = HashingEncoder.load(folder / ENCODER), "hashing"
+    else:
+        encoder, named = _hugging_face(record, folder, given, device)
+    if encoder.fingerprint != record.fingerprint:
+        raise IndexFolderError(
+            f"{folder} was built with another encoder: it stores {record.fingerprint} ({record.model or record.kind}), "
+            f"{named} is {encoder.fingerprint}; open it with the model and style it was built with, or build it again"
+        )
+    return encoder
+
+
+def _hugging_face(record: EncoderRecord, folder: Path, given: str | None, device: str) -> tuple[Encoder, str]:
+    from turngym.retrieval.encoders.hugging_face import EncoderStyle, HuggingFaceEncoder
+
+    if given is not None and not given.startswith("hf:"):
+        raise IndexFolderError(f"{folder} was built with the model {record.model}; give it as hf:FOLDER, not {given!r}")
+    model = given.removeprefix("hf:") if given is not None else str(record.model)
+    try:
+        style = EncoderStyle(**(record.style or {}))
+        return HuggingFaceEncoder(model, style, passage_model=record.passage_model, device=device), model
+    except (RetrievalError, TypeError) as error:
+        raise IndexFolderError(
+            f"{folder} needs the encoder {model!r}: {error}; name where it lies with encoder='hf:FOLDER'"
+        ) from error
+
+
+def _lucene(folder: Path, store: PassageStore) -> Retriever:
+    from turngym.retrieval.bm25 import BM25Retriever
+    from turngym.retrieval.lucene import LuceneIndex
+
+    return BM25Retriever(LuceneIndex.open(folder / LUCENE), store)
+
+
+def _dense(
+    folder: Path,
+    manifest: IndexManifest,
+    store: PassageStore,
+    encoder: Encoder | str | None,
+    parameters: Mapping[str, float] | None,
+    device: str,
+) -> Retriever:
+    from turngym.retrieval.dense import DenseRetriever
+
+    if manifest.encoder is None or manifest.faiss is None:
+        raise IndexFolderError(f"{folder}: the manifest of a {manifest.kind} index names no encoder; build it again")
+    return DenseRetriever(
+        folder / FAISS,
+        store,
+        open_encoder(manifest.encoder, folder, given=encoder, device=device),
+        fingerprint=manifest.fingerprint,
+        parameters={**manifest.faiss.parameters, **(parameters or {})},
+    )
+
+
+def _hybrid(parts: list[Retriever]) -> Retriever:
+    from turngym.retrieval.hybrid import HybridRetriever
+
+    return HybridRetriever(parts)
+
+
+def _in_memory(kind: str, path: Path, wanted: str | None, parameters: Mapping[str, float] | None) -> Retriever:
+    from turngym.retrieval.corpus import corpus_sha256, read_corpus
+
+    passages = list(read_corpus(path))
+    if wanted is not None:
+        _same_corpus(path, corpus_sha256(passages), wanted)
+    parts: list[Retriever] = []
+    if kind != "dense":
+        from turngym.retrieval.bm25 import BM25Retriever
+
+        parts.append(BM25Retriever.from_passages(passages))
+    if kind != "bm25":
+        from turngym.retrieval.dense import DenseRetriever
+        from turngym.retrieval.encoders.hashing import HashingEncoder
+
+        parts.append(DenseRetriever.from_passages(passages, HashingEncoder.fit(passages), parameters=parameters))
+    return parts[0] if len(parts) == 1 else _hybrid(parts)
+
+
+def _same_corpus(where: Path, found: str, wanted: str | None) -> None:
+    if wanted is not None and found != wanted:
+        raise IndexFolderError(
+            f"{where} is of another corpus: its content hash is {found[:16]}..., {wanted[:16]}... is needed; build the "
+            "index from the corpus you mean"
+        )

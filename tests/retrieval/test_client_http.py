@@ -1,0 +1,390 @@
+"""The client against our server, an original server with its quirks, and servers that die, hang or answer garbage."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from turngym.retrieval.breaker import Breaker
+from turngym.retrieval.core import RetrievalError, RetrieverUnavailable
+from turngym.retrieval.corpus import CorpusError
+from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalise, read_reply
+
+pytest.importorskip("httpx", reason="the client needs turngym[serve]")
+
+from turngym.retrieval.client import HttpRetriever
+
+Canned = Callable[[Callable[[str, bytes], Any]], Any]
+JSON = "application/json"
+HTML = (500, "text/html", b"<html><body><h1>Internal Server Error</h1></body></html>")
+
+
+def good(path: str, body: bytes) -> Any:
+    """Two documents per query, ours or the original's: the forms are the same."""
+    asked = json.loads(body)
+    rows = [
+        [{"document": {"id": f"{q}-{n}", "contents": f'"T {q}"\ntext {n}'}, "score": 2.0 - n} for n in range(2)]
+        for q in asked["queries"]
+    ]
+    return 200, JSON, json.dumps({"result": rows}).encode()
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., HttpRetriever]]:
+    """Clients whose waits between attempts cost nothing."""
+    made: list[HttpRetriever] = []
+
+    def make(url: str, **settings: Any) -> HttpRetriever:
+        made.append(HttpRetriever(url, sleep=lambda seconds: None, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def shown(found: Any) -> list[list[tuple[str, str, str, float]]]:
+    return [[(hit.passage.id, hit.passage.title, hit.passage.text, hit.score) for hit in hits] for hits in found]
+
+
+def test_our_client_and_our_server(echo: Any, serve: Any, client: Any) -> None:
+    retriever = client(serve(echo).url)
+    assert retriever.fingerprint == "echo:1"
+    found = retriever.search(["b", "a", "b"], 2)
+    assert shown(found) == [
+        [(f"{q}#{n}", f"About {q}", f"Line {n}.\nMore.", 1.0 - n / 8) for n in range(2)] for q in "bab"
+    ]
+    assert found == echo.search(["b", "a", "b"], 2)
+    assert retriever.search([], 3) == []
+
+
+class OriginalServer:
+    """What the published server does with a request, its mistakes included. `rows` are what faiss found."""
+
+    documents = tuple({"id": str(n), "contents": f'"Title {n}"\nText {n}.'} for n in range(4))
+
+    def __init__(self, rows: list[int], scores: list[float]) -> None:
+        self.rows, self.scores = rows, scores
+
+    def __call__(self, path: str, body: bytes) -> Any:
+        request = json.loads(body)
+        k = request["topk"] or 3
+        results = [[self.documents[row] for row in self.rows[:k]] for _ in request["queries"]]
+        scores = [self.scores[:k] for _ in request["queries"]]
+        if not request.get("return_scores"):
+            if len(results) != 2:  # it unpacks the list of results as (results, scores)
+                return 500, "text/plain", b"Internal Server Error"
+            return 200, JSON, json.dumps({"result": results[0]}).encode()
+        rows = [
+            [{"document": document, "score": score} for document, score in zip(*both, strict=True)]
+            for both in zip(results, scores, strict=True)
+        ]
+        return 200, JSON, json.dumps({"result": rows}).encode()
+
+
+def test_our_client_and_an_original_server(canned: Canned, client: Any) -> None:
+    server = canned(OriginalServer([2, 0, 1], [0.9, 0.8, 0.7]))
+    retriever = client(server.url)
+    for queries in (["a"], ["b", "c"], ["d", "e", "f"]):
+        assert shown(retriever.search(queries, 3)) == [
+            [("2", "Title 2", "Text 2.", 0.9), ("0", "Title 0", "Text 0.", 0.8), ("1", "Title 1", "Text 1.", 0.7)]
+        ] * len(queries)
+    assert server.asked[0] == ("/retrieve", b'{"queries": ["a"], "topk": 3, "return_scores": true}')
+    assert retriever.fingerprint == f"url:{server.url}"
+
+
+def test_documents_that_the_original_made_of_missing_rows_are_left_out(canned: Canned, client: Any) -> None:
+    minimum = -3.4028234663852886e38
+    server = canned(OriginalServer([3, 1, -1, -1], [0.9, 0.8, minimum, minimum]))
+    assert [hit.passage.id for hit in client(server.url).search(["a"], 4)[0]] == ["3", "1"]
+    server = canned(OriginalServer([3, 1, -1], [0.9, 0.8, 0.1]))
+    assert [hit.passage.id for hit in client(server.url).search(["a"], 4)[0]] == ["3", "1"]
+
+
+def test_the_original_bm25_leaves_ids_out() -> None:
+    document = {"title": "T", "text": "x", "contents": '"T"\nx'}
+    body = json.dumps({"result": [[{"document": document, "score": 1}], [{"document": document, "score": 2}]]}).encode()
+    [[one], [two]] = read_reply(body, 2, 3)
+    assert one.passage == two.passage
+    assert one.passage.id.startswith("sha256:")
+
+
+def test_a_server_that_ignores_topk_is_cut() -> None:
+    assert len(read_reply(good("", b'{"queries": ["a"]}')[2], 1, 1)[0]) == 1
+
+
+ENTRY = '{"document":{"id":"1","contents":"\\"T\\"\\nx"},"score":%s}'
+QUOTED = '"1"'
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "not JSON"),
+        (b"<html>proxy</html>", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", 'not {"result": [...]}'),
+        (b'{"detail": "no"}', 'not {"result": [...]}'),
+        (b'{"result": {"a": 1}}', 'not {"result": [...]}'),
+        (b'{"result": []}', "0 result lists for 1 queries"),
+        (b'{"result": [[], []]}', "2 result lists for 1 queries"),
+        (b'{"result": [{"id": "1", "contents": "x"}]}', "result[0] is {'id': '1', 'contents': 'x'}; it must be a list"),
+        (b'{"result": [null]}', "result[0] is None"),
+        (b'{"result": [["text"]]}', "result[0][0] is 'text'"),
+        (b'{"result": [[{"id": "1", "contents": "x"}]]}', "result[0][0] is {'id': '1'"),
+        (b'{"result": [[{"document": {"id": "1", "contents": "x"}}]]}', "result[0][0] is"),
+        (b'{"result": [[{"document": {"id": "1"}, "score": 1}]]}', "result[0][0].document: row '1' has no contents"),
+        (b'{"result": [[{"document": {"id": "1", "contents": 5}, "score": 1}]]}', "contents of row '1' is 5"),
+        (f'{{"result": [[{ENTRY % "NaN"}]]}}'.encode(), "score nan is not a finite number"),
+        (f'{{"result": [[{ENTRY % "-Infinity"}]]}}'.encode(), "score -inf is not a finite number"),
+        (f'{{"result": [[{ENTRY % "null"}]]}}'.encode(), "score None is not a finite number"),
+        (f'{{"result": [[{ENTRY % "true"}]]}}'.encode(), "score True is not a finite number"),
+        (f'{{"result": [[{ENTRY % 1}, {ENTRY % QUOTED}]]}}'.encode(), "result[0][1]: score '1' is not a finite number"),
+    ],
+)
+def test_garbage_is_unavailable_never_an_empty_result(canned: Canned, client: Any, body: bytes, says: str) -> None:
+    server = canned(lambda path, asked: (200, JSON, body))
+    with pytest.raises(RetrieverUnavailable) as caught:
+        client(server.url).search(["a"], 3)
+    assert says in str(caught.value)
+    assert isinstance(caught.value.__cause__, WireError | CorpusError)
+    assert len(server.asked) == 3
+
+
+def test_a_failure_that_passes_is_retried(canned: Canned, client: Any) -> None:
+    replies = [HTML, (200, JSON, b"{"), None]
+    server = canned(lambda path, body: replies.pop(0) or good(path, body))
+    assert shown(client(server.url).search(["a"], 1)) == [[("a-0", "T a", "text 0", 2.0)]]
+    assert len(server.asked) == 3
+
+
+def test_what_a_retry_cannot_help_is_not_retried(canned: Canned, client: Any) -> None:
+    server = canned(lambda path, body: (422, JSON, b'{"error": "topk is 900, out of range"}'))
+    retriever = client(server.url, breaker_failures=1)
+    for _ in range(2):
+        with pytest.raises(RetrieverUnavailable, match=r"refused the request with status 422: .*topk is 900"):
+            retriever.search(["a"], 900)
+    assert len(server.asked) == 2
+
+
+def test_waits_between_attempts_grow_with_jitter(canned: Canned) -> None:
+    def waits(seed: int) -> list[float]:
+        slept: list[float] = []
+        retriever = HttpRetriever(url, sleep=slept.append, retries=4, backoff=0.1, seed=seed)
+        with pytest.raises(RetrieverUnavailable, match="5 attempts"):
+            retriever.search(["a"], 1)
+        retriever.close()
+        return slept
+
+    url = canned(lambda path, body: HTML).url
+    one, two = waits(1), waits(2)
+    assert one == waits(1) != two
+    for place, wait in enumerate(one):
+        assert 0.05 * 2**place <= wait <= 0.15 * 2**place
+
+
+def test_a_dead_server_is_left_alone_for_a_while(canned: Canned) -> None:
+    now, alive = [0.0], [False]
+    server = canned(lambda path, body: good(path, body) if alive[0] else HTML)
+    retriever = HttpRetriever(server.url, clock=lambda: now[0], sleep=lambda s: None, retries=0, breaker_failures=2)
+    for _ in range(2):
+        with pytest.raises(RetrieverUnavailable, match="status 500"):
+            retriever.search(["a"], 1)
+    with pytest.raises(RetrieverUnavailable, match=r"failed 2 times in a row, next try in 5\.0 s; .*status 500"):
+        retriever.search(["a"], 1)
+    assert len(server.asked) == 2
+    alive[0], now[0] = True, 5.0
+    assert len(retriever.search(["a"], 1)[0]) == 1
+    alive[0] = False
+    with pytest.raises(RetrieverUnavailable, match="status 500"):
+        retriever.search(["b"], 1)
+    assert retriever.search(["a"], 1)  # remembered
+    retriever.close()
+
+
+def test_an_open_breaker_lets_one_caller_try() -> None:
+    now = [0.0]
+    breaker = Breaker(1, 5.0, clock=lambda: now[0])
+    assert breaker.refusal() is None
+    breaker.failed("dead")
+    assert breaker.refusal() == "not asked: it failed 1 times in a row, next try in 5.0 s; dead"
+    now[0] = 5.0
+    assert [breaker.refusal() is None for _ in range(3)] == [True, False, False]
+    breaker.succeeded()
+    assert breaker.refusal() is None
+
+
+def test_nobody_listens(client: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(RetrieverUnavailable, match=r"3 attempts .*ConnectError.*is `turngym serve retrieval` running"):
+        client(url).search(["a"], 1)
+    # a fingerprint made up from the url would change the tasks of a run that merely started before its server
+    with pytest.raises(RetrieverUnavailable, match="/health gave no usable answer"):
+        _ = client(url).fingerprint
+
+
+def bounded(search: Callable[[], Any], most: float) -> RetrieverUnavailable:
+    began = time.monotonic()
+    with pytest.raises(RetrieverUnavailable) as caught:
+        search()
+    assert time.monotonic() - began < most
+    return caught.value
+
+
+def test_a_server_that_hangs_costs_the_deadline(canned: Canned, client: Any) -> None:
+    forever = threading.Event()
+    server = canned(lambda path, body: (forever.wait(20), HTML)[1])
+    error = bounded(lambda: client(server.url, deadline=0.3, read=0.1).search(["a"], 1), 2.0)
+    assert type(error.__cause__).__name__ == "ReadTimeout"
+    forever.set()
+
+
+@pytest.fixture
+def trickling() -> Iterator[str]:
+    """A server that sends a good head and then one byte of the body at a time, for ever."""
+    stop = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        while not stop.is_set():
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not stop.wait(0.01):
+                    try:
+                        connection.sendall(b" ")
+                    except OSError:
+                        break
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.1)
+        thread = threading.Thread(target=trickle, args=(listener,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        stop.set()
+        thread.join(5)
+
+
+def test_a_server_that_trickles_costs_the_deadline(trickling: str, client: Any) -> None:
+    error = bounded(lambda: client(trickling, deadline=1.0).search(["a"], 1), 4.0)
+    assert "the deadline passed after" in str(error)
+
+
+def test_an_endless_answer_is_cut_off(canned: Canned, client: Any) -> None:
+    server = canned(lambda path, body: (200, JSON, b" " * 5000))
+    with pytest.raises(RetrieverUnavailable, match="longer than 1000 bytes"):
+        client(server.url, max_answer=1000).search(["a"], 1)
+
+
+def test_a_server_that_dies_between_searches(echo: Any, serve: Any, client: Any) -> None:
+    server = serve(echo)
+    retriever = client(server.url)
+    assert retriever.search(["a"], 1)
+    server.stop()
+    while not echo.closed:
+        threading.Event().wait(0.001)
+    error = bounded(lambda: retriever.search(["b"], 1), 5.0)
+    assert "is `turngym serve retrieval` running there?" in str(error)
+    assert retriever.search(["a"], 1)
+
+
+def test_a_server_that_comes_back_with_another_index_is_refused(canned: Canned, client: Any) -> None:
+    server = canned(good)
+    server.headers[FINGERPRINT_HEADER] = "first"
+    retriever = client(server.url)
+    retriever.search(["a"], 1)
+    assert retriever.fingerprint == "first"
+    server.headers[FINGERPRINT_HEADER] = "second"
+    with pytest.raises(RetrieverUnavailable, match="another index, second; this client began with first"):
+        retriever.search(["b"], 1)
+
+
+def test_answers_are_remembered_and_large_requests_split(canned: Canned, client: Any) -> None:
+    server = canned(good)
+    retriever = client(server.url, chunk=2)
+    found = retriever.search(["a", "b", " a ", "c"], 2)
+    assert [hits[0].passage.id for hits in found] == ["a-0", "b-0", "a-0", "c-0"]
+    assert [json.loads(body)["queries"] for _, body in server.asked] == [["a", "b"], ["c"]]
+    found[0].clear()
+    assert len(retriever.search(["a"], 2)[0]) == 2
+    assert len(server.asked) == 2
+    retriever.search(["a"], 1)
+    assert len(server.asked) == 3
+
+
+def test_any_text_can_be_asked(canned: Canned, client: Any) -> None:
+    server = canned(good)
+    retriever = client(server.url, max_query_chars=5)
+    assert [hits[0].passage.id for hits in retriever.search(["half \ud800", "", "x" * 9], 1)] == [
+        "half-0",
+        "-0",
+        "xxxxx-0",
+    ]
+    assert normalise("a \ud800\n b") == "a ? b"
+
+
+@pytest.mark.parametrize("k", [0, -1, True, 2.0, None])
+def test_k_must_be_a_positive_number(client: Any, k: Any) -> None:
+    with pytest.raises(RetrievalError, match=r"k is .*at least 1"):
+        client("http://127.0.0.1:1").search(["a"], k)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://host?x=1"])
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(RetrievalError, match="is not one; write http://HOST:PORT"):
+        HttpRetriever(url)
+
+
+def test_urls_and_settings(client: Any) -> None:
+    for url in ("http://host:1", "http://host:1/", "http://host:1/retrieve", "http://host:1/retrieve/"):
+        assert client(url).url == "http://host:1/retrieve"
+    assert client("https://host/deep/retrieve").url == "https://host/deep/retrieve"
+    with pytest.raises(RetrievalError, match="unknown client setting 'timeout'; valid: deadline, connect"):
+        client("http://host", timeout=3)
+    copy = pickle.loads(pickle.dumps(client("http://host:1", deadline=2.5)))
+    assert (copy.url, copy.settings.deadline) == ("http://host:1/retrieve", 2.5)
+
+
+def test_threads_share_a_client(canned: Canned, client: Any) -> None:
+    retriever = client(canned(good).url, cache=0)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: retriever.search([f"q{n}"], 1)[0][0].passage.id, range(40)))
+    assert found == [f"q{n}-0" for n in range(40)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_connects_anew(canned: Canned, client: Any) -> None:
+    retriever = client(canned(good).url)
+    retriever.search(["a"], 1)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(retriever.search(["b"], 1)[0][0].passage.id != "b-0")
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert retriever.search(["c"], 1)[0][0].passage.id == "c-0"
+
+
+def test_a_closed_client_says_so(canned: Canned, client: Any) -> None:
+    retriever = client(canned(good).url)
+    retriever.close()
+    retriever.close()
+    with pytest.raises(RetrieverUnavailable, match="is closed"):
+        retriever.search(["a"], 1)

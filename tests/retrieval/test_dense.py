@@ -1,0 +1,218 @@
+"""Dense retrieval: exact order by hand, faiss' traps (-1 rows, slow batches, mapping, threads after a fork)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turngym.retrieval.core import Passage, RetrievalError
+
+faiss = pytest.importorskip("faiss")
+
+from turngym.retrieval.dense import DenseRetriever  # noqa: E402
+from turngym.retrieval.faiss_io import load_faiss, make_index, quickest, read_index, set_parameters, train_index  # noqa: E402
+
+
+class Table:
+    """An encoder that knows the vectors of its texts."""
+
+    fingerprint = "table"
+
+    def __init__(self, vectors: dict[str, list[float]]) -> None:
+        self.vectors = vectors
+        self.dim = len(next(iter(vectors.values())))
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        return np.array([self.vectors[text] for text in texts], np.float32)
+
+    def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
+        return self.encode_queries([passage.text for passage in passages])
+
+
+def passages(*texts: str) -> list[Passage]:
+    return [Passage(id=f"p{row}", title="", text=text) for row, text in enumerate(texts)]
+
+
+TABLE = Table({"x": [1, 0], "y": [0, 1], "xy": [0.6, 0.8], "-x": [-1, 0], "none": [0, 0]})
+
+
+def test_inner_product_order_and_ties_by_row() -> None:
+    retriever = DenseRetriever.from_passages(passages("y", "xy", "x", "xy", "-x"), TABLE)
+    (hits,) = retriever.search(["xy"], 4)
+    assert [hit.passage.id for hit in hits] == ["p1", "p3", "p0", "p2"]
+    assert [hit.score for hit in hits] == pytest.approx([1.0, 1.0, 0.8, 0.6])
+    assert retriever.fingerprint.startswith("dense:Flat:table:corpus=")
+
+
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "HNSW8", "IVF2,Flat", "IVF2,SQ8"])
+def test_more_asked_for_than_there_is(factory: str) -> None:
+    """faiss fills up with row -1, which as a Python index would be the last passage."""
+    found = DenseRetriever.from_passages(passages("x", "y", "xy", "-x"), TABLE, factory=factory).search(["x"], 50)
+    names = [hit.passage.id for hit in found[0]]
+    assert len(names) == len(set(names)) <= 4
+    assert names[0] == "p0"
+    assert all(np.isfinite(hit.score) for hit in found[0])
+
+
+def test_one_probed_cluster_gives_fewer_not_wrong_hits() -> None:
+    retriever = DenseRetriever.from_passages(
+        passages("x", "y", "xy", "-x"), TABLE, factory="IVF2,Flat", parameters={"nprobe": 1}
+    )
+    (hits,) = retriever.search(["-x"], 4)
+    assert 1 <= len(hits) < 4
+    assert hits[0].passage.id == "p3"
+    assert retriever.fingerprint.endswith(":nprobe=1")
+
+
+def test_empty_things() -> None:
+    retriever = DenseRetriever.from_passages(passages("x", "y"), TABLE)
+    assert retriever.search([], 3) == []
+    assert retriever.search(["none"], 3) == [[]]
+    assert DenseRetriever.from_passages([], TABLE).search(["x"], 3) == [[]]
+
+
+def test_wrong_use() -> None:
+    retriever = DenseRetriever.from_passages(passages("x"), TABLE)
+    with pytest.raises(RetrievalError, match="k=0"):
+        retriever.search(["x"], 0)
+    with pytest.raises(RetrievalError, match="is the string 'x'"):
+        retriever.search("x", 1)
+    with pytest.raises(RetrievalError, match="1 vectors for 2 passages"):
+        DenseRetriever(retriever._index, passages("x", "y"), TABLE, fingerprint="")
+    with pytest.raises(RetrievalError, match="has 2 dimensions, the encoder 3"):
+        DenseRetriever(retriever._index, passages("x"), Table({"x": [1, 2, 3]}), fingerprint="")
+    retriever.close()
+    retriever.close()
+    with pytest.raises(RetrievalError, match="closed"):
+        retriever.search(["x"], 1)
+
+
+def test_faiss_errors_in_words() -> None:
+    with pytest.raises(RetrievalError, match=r"cannot make 'IFV3' with 8 dimensions .*could not parse"):
+        make_index("IFV3", 8)
+    with pytest.raises(RetrievalError, match="IndexFlat takes no search setting nprobe=3"):
+        set_parameters(make_index("Flat", 8), {"nprobe": 3})
+    with pytest.raises(RetrievalError, match="3 vectors cannot train"):
+        train_index(make_index("IVF4,Flat", 8), np.zeros((3, 8), np.float32))
+
+
+def test_unusable_files(tmp_path: Path) -> None:
+    with pytest.raises(RetrievalError, match="no such faiss index"):
+        read_index(tmp_path / "none")
+    (tmp_path / "junk").write_bytes(b"no index at all")
+    with pytest.raises(RetrievalError, match="damaged faiss index"):
+        read_index(tmp_path / "junk")
+    index = make_index("Flat", 8)
+    index.add(np.ones((100, 8), np.float32))
+    faiss.write_index(index, str(tmp_path / "whole"))
+    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-100])
+    with pytest.raises(RetrievalError, match="damaged faiss index"):
+        read_index(tmp_path / "cut")
+
+
+def test_batches_are_matrix_products_and_single_queries_are_not() -> None:
+    with quickest(make_index("Flat", 16), 1, exact=True):
+        # older versions count queries, newer ones queries times dimensions
+        assert faiss.cvar.distance_compute_blas_threshold in (4, 4 * 16)
+
+
+def test_only_large_exact_searches_use_all_threads() -> None:
+    before = load_faiss().omp_get_max_threads()
+    faiss.omp_set_num_threads(3)
+    used = {}
+    for queries, rows, exact in itertools.product((1, 64), (50_000, 1_000_000), (True, False)):
+        with quickest(SimpleNamespace(d=384, ntotal=rows), queries, exact=exact):
+            used[queries, rows, exact] = faiss.omp_get_max_threads()
+    assert faiss.omp_get_max_threads() == 3
+    faiss.omp_set_num_threads(before)
+    assert used == {case: 1 if case[1:] == (50_000, True) else 3 for case in used}
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1000), batch=st.integers(1, 70), k=st.integers(1, 12))
+def test_a_query_gets_the_same_hits_in_any_batch(seed: int, batch: int, k: int) -> None:
+    """Near ties on purpose, four at a time: they differ by less than float32 sums resolve."""
+    rng = np.random.default_rng(seed)
+    base = np.repeat(rng.standard_normal((15, 16)), 4, axis=0)
+    rows = (base + rng.standard_normal((60, 16)) * 1e-7).astype(np.float32)
+    index = make_index("Flat", 16)
+    index.add(rows)
+    retriever = DenseRetriever(index, passages(*["x"] * 60), Table({"x": [0.0] * 16}), fingerprint="")
+    queries = rng.standard_normal((batch, 16)).astype(np.float32)
+    scores, found = retriever.search_vectors(queries, k)
+    for row in range(batch):
+        alone_scores, alone = retriever.search_vectors(queries[row : row + 1], k)
+        assert (alone_scores[0] == scores[row]).all()
+        assert (alone[0] == found[row]).all()
+
+
+MAPPED = """
+import sys, numpy as np
+from turngym.retrieval.faiss_io import read_index
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) / 1000
+query = np.random.default_rng(1).standard_normal((1, 256)).astype(np.float32)
+for path in sys.argv[1:]:
+    before = anonymous()
+    index = read_index(path)
+    index.search(query, 3)
+    print(round(anonymous() - before, 1))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_indexes_are_mapped_not_read(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((20_000, 256)).astype(np.float32)
+    sizes = []
+    for factory in ("Flat", "SQ8", "IVF16,Flat", "IVF16,SQ8", "HNSW8,SQ8"):
+        index = make_index(factory, 256)
+        train_index(index, vectors[:2000])
+        index.add(vectors)
+        faiss.write_index(index, str(tmp_path / factory))
+        sizes.append((tmp_path / factory).stat().st_size / 1e6)
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            MAPPED,
+            *(str(tmp_path / name) for name in ("Flat", "SQ8", "IVF16,Flat", "IVF16,SQ8", "HNSW8,SQ8")),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    grown = [float(line) for line in run.stdout.split()]
+    assert all(more < 0.4 * size for more, size in zip(grown, sizes, strict=True)), (grown, sizes)
+
+
+FORKED = """
+import os, signal, numpy as np
+from turngym.retrieval.faiss_io import load_faiss, make_index
+faiss = load_faiss()
+faiss.omp_set_num_threads(4)
+vectors = np.random.default_rng(0).standard_normal((4000, 32)).astype(np.float32)
+index = make_index("SQ8", 32)
+index.train(vectors); index.add(vectors)
+wanted = index.search(vectors[:64], 3)[1]
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(0 if (index.search(vectors[:64], 3)[1] == wanted).all() else 1)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_search_after_a_fork_does_not_hang() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=False).returncode == 0

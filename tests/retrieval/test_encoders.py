@@ -1,0 +1,208 @@
+"""Encoders: the hashing formula by hand, batch independence, poolings and prefixes on a tiny random BERT."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turngym.retrieval.core import Passage, RetrievalError
+from turngym.retrieval.encoders.hashing import HashingEncoder
+from turngym.retrieval.encoders.hugging_face import STYLES, EncoderStyle, HuggingFaceEncoder, _batches, find_style
+
+PASSAGES = [
+    Passage(id="1", title="Rush", text="A rock band from Toronto, with a drummer."),
+    Passage(id="2", title="Toto", text="A rock band from Los Angeles."),
+    Passage(id="3", title="Toronto", text="A city in Canada."),
+]
+
+
+@pytest.fixture(scope="module")
+def hashing() -> HashingEncoder:
+    return HashingEncoder.fit(PASSAGES)
+
+
+def by_hand(words: dict[str, int], df: dict[str, int], dim: int = 1024) -> np.ndarray:
+    """The formula once more, word by word, with Python's whole numbers."""
+    odd = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+    vector = np.zeros(dim)
+    for word, count in words.items():
+        number = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+        for factor in odd:
+            mixed = number * factor % 2**64
+            sign = 1 if mixed >> 20 & 1 else -1
+            vector[(mixed >> 32) % dim] += sign * math.log(4 / (df[word] + 1)) * (1 + math.log(count))
+    return vector / math.sqrt(vector @ vector)
+
+
+def test_hashing_formula(hashing: HashingEncoder) -> None:
+    df = {"rock": 2, "band": 2, "drummer": 1, "toronto": 2, "canada": 1}
+    found = hashing.encode_queries(["Rock bands, drummers! rock"])
+    np.testing.assert_allclose(found[0], by_hand({"rock": 2, "band": 1, "drummer": 1}, df), atol=1e-6)
+    (passage,) = hashing.encode_passages([Passage(id="x", title="Toronto", text="Canada")])
+    np.testing.assert_allclose(passage, by_hand({"toronto": 2, "canada": 1}, df), atol=1e-6)
+
+
+def test_hashing_finds_the_passage(hashing: HashingEncoder) -> None:
+    scores = hashing.encode_queries(["Which band from Toronto?", "Los Angeles"]) @ hashing.encode_passages(PASSAGES).T
+    assert scores.argmax(1).tolist() == [0, 1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts=st.lists(st.text(max_size=40), max_size=6))
+def test_hashing_is_the_same_in_every_batch(hashing: HashingEncoder, texts: list[str]) -> None:
+    together = hashing.encode_queries(texts)
+    assert together.shape == (len(texts), 1024)
+    assert together.dtype == np.float32
+    for row, text in enumerate(texts):
+        assert (hashing.encode_queries([text])[0] == together[row]).all()
+        length = float((together[row] ** 2).sum())
+        assert length == pytest.approx(1.0, abs=1e-5) or not together[row].any()
+
+
+def test_hashing_does_not_depend_on_pythons_hash_seed(hashing: HashingEncoder) -> None:
+    code = (
+        "from turngym.retrieval.core import Passage\n"
+        "from turngym.retrieval.encoders.hashing import HashingEncoder\n"
+        "e = HashingEncoder.fit([Passage(id='1', title='a b', text='c d e a')])\n"
+        "print(e.fingerprint, e.encode_queries(['a b c x'])[0].tobytes().hex())"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_hashing_saved_and_loaded(hashing: HashingEncoder, tmp_path: Path) -> None:
+    hashing.save(tmp_path)
+    loaded = HashingEncoder.load(tmp_path)
+    assert loaded.fingerprint == hashing.fingerprint
+    assert (loaded.encode_queries(["rock"]) == hashing.encode_queries(["rock"])).all()
+    other = HashingEncoder.fit(PASSAGES[:2])
+    assert other.fingerprint != hashing.fingerprint
+    np.save(tmp_path / "counts.npy", other.counts)
+    with pytest.raises(RetrievalError, match=r"but hashing.json says hashing-v1:dim=1024:passages=3"):
+        HashingEncoder.load(tmp_path)
+    with pytest.raises(RetrievalError, match="no usable hashing encoder"):
+        HashingEncoder.load(tmp_path / "none")
+
+
+@pytest.fixture(scope="module")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT over letters: 2 layers, width 32."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("models") / "tiny-e5"
+    letters = [*'abcdefghijklmnopqrstuvwxyz0123456789:.,"']
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    config = transformers.BertConfig(
+        vocab_size=len(tokens), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=37
+    )
+    torch.manual_seed(0)
+    transformers.BertModel(config).save_pretrained(folder)
+    vocab = {token: place for place, token in enumerate(tokens)}
+    transformers.BertTokenizerFast(vocab=vocab, do_lower_case=True).save_pretrained(folder)
+    return folder
+
+
+def reference(folder: Path, first: str, second: str | None, pooling: str, normalize: bool) -> np.ndarray:
+    """One text alone, without padding, straight through transformers."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        out = model(**tokenizer(first, second, return_tensors="pt"))
+    states = out.last_hidden_state[0].numpy()
+    vector = {"mean": states.mean(0), "cls": states[0], "pooler": out.pooler_output[0].numpy()}[pooling]
+    return np.asarray(vector / np.linalg.norm(vector) if normalize else vector)
+
+
+@pytest.mark.parametrize(
+    ("style", "query", "passage"),
+    [
+        ("e5", ("query: rush", None), ('passage: "Rush"\nA rock band from Toronto, with a drummer.', None)),
+        (
+            "bge",
+            ("Represent this sentence for searching relevant passages: rush", None),
+            ('"Rush"\nA rock band from Toronto, with a drummer.', None),
+        ),
+        ("dpr", ("rush", None), ("Rush", "A rock band from Toronto, with a drummer.")),
+        ("plain", ("rush", None), ('"Rush"\nA rock band from Toronto, with a drummer.', None)),
+    ],
+)
+def test_styles(tiny_bert: Path, style: str, query: tuple[str, None], passage: tuple[str, str | None]) -> None:
+    encoder = HuggingFaceEncoder(str(tiny_bert), style, batch_tokens=120)
+    wanted = STYLES[style]
+    assert encoder.dim == 32
+    queries = encoder.encode_queries(["a much longer query than the other one", "rush"])
+    np.testing.assert_allclose(queries[1], reference(tiny_bert, *query, wanted.pooling, wanted.normalize), atol=2e-6)
+    vectors = encoder.encode_passages(PASSAGES)
+    assert vectors.shape == (3, 32)
+    np.testing.assert_allclose(vectors[0], reference(tiny_bert, *passage, wanted.pooling, wanted.normalize), atol=2e-6)
+    assert encoder.encode_queries([]).shape == (0, 32)
+
+
+def test_fingerprints(tiny_bert: Path, tmp_path: Path) -> None:
+    import shutil
+
+    import torch
+    import transformers
+
+    first = HuggingFaceEncoder(str(tiny_bert))
+    assert first.style == STYLES["e5"]
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(tiny_bert, moved)
+    assert HuggingFaceEncoder(str(moved), "e5").fingerprint == first.fingerprint
+    assert HuggingFaceEncoder(str(moved), "bge").fingerprint != first.fingerprint
+    cut = EncoderStyle(pooling="mean", query_prefix="query: ", passage_prefix="passage: ", max_length=32)
+    assert HuggingFaceEncoder(str(moved), cut).fingerprint != first.fingerprint
+    model = transformers.AutoModel.from_pretrained(moved)
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.bias[3] += 1e-3
+    model.save_pretrained(moved)
+    assert HuggingFaceEncoder(str(moved), "e5").fingerprint != first.fingerprint
+
+
+def test_two_towers(tiny_bert: Path, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(1)
+    other = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(tiny_bert))
+    other.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path)
+    encoder = HuggingFaceEncoder(str(tiny_bert), "dpr", passage_model=str(tmp_path))
+    single = HuggingFaceEncoder(str(tiny_bert), "dpr")
+    assert (encoder.encode_queries(["rush"]) == single.encode_queries(["rush"])).all()
+    assert abs(encoder.encode_passages(PASSAGES) - single.encode_passages(PASSAGES)).max() > 0.01
+    assert encoder.fingerprint != single.fingerprint
+
+
+def test_what_cannot_be_an_encoder(tmp_path: Path) -> None:
+    with pytest.raises(RetrievalError, match="did you mean 'e5'"):
+        find_style("e55", "m")
+    with pytest.raises(RetrievalError, match="cannot tell the style of 'some/model'"):
+        find_style(None, "some/model")
+    assert find_style(None, "x/bge-small-en").pooling == "cls"
+    pytest.importorskip("transformers")
+    with pytest.raises(RetrievalError, match="cannot load the encoder"):
+        HuggingFaceEncoder(str(tmp_path), "e5")
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=30), budget=st.integers(1, 200))
+def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = list(_batches(lengths, budget))
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= budget for batch in batches)

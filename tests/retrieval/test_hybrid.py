@@ -1,0 +1,132 @@
+"""Rank fusion by hand, and the reranking hook."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from turngym.retrieval.core import Hit, Passage, RetrievalError
+from turngym.retrieval.hybrid import HybridRetriever
+from turngym.retrieval.rerank import CoverageReranker, RerankingRetriever
+
+
+class Fixed:
+    """Always answers with the same ids."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.fingerprint = f"fixed({','.join(names)})"
+        self.asked: list[int] = []
+        self.closed = 0
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        self.asked.append(k)
+        hits = [Hit(passage=Passage(id=name, title=name, text=f"about {name}"), score=9.0) for name in self.names]
+        return [hits[:k] for _ in queries]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def names(hits: Sequence[Hit]) -> list[str]:
+    return [hit.passage.id for hit in hits]
+
+
+def test_scores_by_hand() -> None:
+    first, second = Fixed("a", "b", "c"), Fixed("c", "d", "a")
+    (hits,) = HybridRetriever([first, second]).search(["q"], 3)
+    assert names(hits) == ["a", "c", "b"]
+    assert [hit.score for hit in hits] == pytest.approx([1 / 61 + 1 / 63, 1 / 63 + 1 / 61, 1 / 62])
+    assert first.asked == second.asked == [50]
+
+
+def test_ties_go_by_id_not_by_part() -> None:
+    (hits,) = HybridRetriever([Fixed("z", "m"), Fixed("b", "a")]).search(["q"], 4)
+    assert names(hits) == ["b", "z", "a", "m"]
+
+
+def test_weights_and_deep_hits() -> None:
+    deep = Fixed(*(f"x{number:02d}" for number in range(49)), "both")
+    (hits,) = HybridRetriever([deep, Fixed("both")], weights=[0.5, 2.0]).search(["q"], 1)
+    assert names(hits) == ["both"]
+    assert hits[0].score == pytest.approx(0.5 / 110 + 2 / 61)
+    assert "0.5*fixed(" in HybridRetriever([deep, Fixed("both")], weights=[0.5, 2.0]).fingerprint
+
+
+def test_empty_and_wrong_use() -> None:
+    hybrid = HybridRetriever([Fixed("a"), Fixed()])
+    assert hybrid.search([], 3) == []
+    assert [names(hits) for hits in hybrid.search(["p", "q"], 3)] == [["a"], ["a"]]
+    with pytest.raises(RetrievalError, match="k=0"):
+        hybrid.search(["q"], 0)
+    with pytest.raises(RetrievalError, match="needs parts"):
+        HybridRetriever([])
+    with pytest.raises(RetrievalError, match="weight above 0"):
+        HybridRetriever([Fixed("a")], weights=[0.0])
+
+
+def test_close_closes_the_parts() -> None:
+    part = Fixed("a")
+    HybridRetriever([part, part]).close()
+    assert part.closed == 2
+
+
+class Backwards:
+    fingerprint = "backwards"
+
+    def __call__(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
+        return list(reversed(hits))
+
+
+def test_reranker_sees_more_than_is_asked_for() -> None:
+    inner = Fixed("a", "b", "c", "d")
+    retriever = RerankingRetriever(inner, Backwards(), depth=3)
+    assert [names(hits) for hits in retriever.search(["p", "q"], 2)] == [["c", "b"]] * 2
+    assert inner.asked == [3]
+    assert retriever.fingerprint == "rerank:backwards:depth=3[fixed(a,b,c,d)]"
+
+
+def hits_of(*texts: str) -> list[Hit]:
+    return [Hit(passage=Passage(id=str(i), title="", text=text), score=1.0) for i, text in enumerate(texts)]
+
+
+def test_coverage_prefers_what_is_not_covered_yet() -> None:
+    hits = hits_of("rush drummer", "rush drummer again", "toronto city", "rush")
+    ordered = CoverageReranker()("Rush drummers, Toronto", hits)
+    assert names(ordered) == ["0", "2", "1", "3"]
+    df = {"rush": 3, "drummer": 2, "toronto": 1}
+    weight = {word: math.log(5 / (count + 0.5)) for word, count in df.items()}
+    total = sum(weight.values())
+    assert ordered[0].score == pytest.approx(1 / 11 + 0.1 * (weight["rush"] + weight["drummer"]) / total)
+    assert ordered[1].score == pytest.approx(1 / 13 + 0.1 * weight["toronto"] / total)
+    assert ordered[2].score == pytest.approx(1 / 12)
+
+
+def test_coverage_of_nothing() -> None:
+    assert CoverageReranker()("", hits_of("a b"))[0].score == pytest.approx(1 / 11)
+    assert CoverageReranker()("x", []) == []
+
+
+def test_cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from turngym.retrieval.rerank import CrossEncoderReranker
+
+    folder = tmp_path_factory.mktemp("cross")
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+    tokens += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(tokens), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        num_labels=1, initializer_range=0.5,
+    )  # fmt: skip
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    transformers.BertTokenizerFast(vocab={t: i for i, t in enumerate(tokens)}).save_pretrained(folder)
+    reranker = CrossEncoderReranker(str(folder), batch=2)
+    (hits,) = RerankingRetriever(Fixed("ab", "cd", "efghij"), reranker).search(["xyz"], 3)
+    assert sorted(names(hits)) == ["ab", "cd", "efghij"]
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    single = {hit.passage.id: reranker("xyz", [hit])[0].score for hit in hits}
+    assert [hit.score for hit in hits] == pytest.approx([single[hit.passage.id] for hit in hits], abs=1e-5)

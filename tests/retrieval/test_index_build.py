@@ -1,0 +1,332 @@
+"""Index folders: build, kill at every stage and go on to equal bytes, refuse what does not belong together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from turngym.retrieval.core import Passage, RetrievalError
+from turngym.retrieval.corpus import CorpusError
+
+pytest.importorskip("faiss")
+
+from turngym.retrieval import index_vectors
+from turngym.retrieval.faiss_io import load_faiss, make_index, read_index, train_index
+from turngym.retrieval.index_build import BuildPlan, build_index
+from turngym.retrieval.index_inspect import describe_index, show_bytes
+from turngym.retrieval.index_manifest import IndexFolderError, IndexManifest, check_files, read_manifest
+from turngym.retrieval.index_stream import streams_ivf
+from turngym.retrieval.index_vectors import add_vectors, default_parameters, sample
+from turngym.retrieval.open import open_retriever
+
+WORDS = ["river", "castle", "film", "singer", "bridge", "battle", "school", "painter", "island", "album"]
+ROWS = 230
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "c.jsonl"
+    rng = np.random.default_rng(0)
+    with path.open("w") as file:
+        for row in range(ROWS):
+            text = " ".join([f"name{row}", *rng.choice(WORDS, 12)])
+            file.write(json.dumps({"id": row * 3, "contents": f'"Title {row % 7}"\n{text}'}) + "\n")
+    return path
+
+
+def plan(corpus: Path, out: Path, **more: object) -> BuildPlan:
+    return BuildPlan(**{"corpus": corpus, "out": out, "kind": "hybrid", "dim": 64, "shard_rows": 50, **more})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def built(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "index"
+    build_index(plan(corpus, out))
+    return out
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_built(built: Path) -> None:
+    manifest = read_manifest(built)
+    assert (manifest.kind, manifest.passages) == ("hybrid", ROWS)
+    assert manifest.encoder is not None
+    assert manifest.encoder.dim == 64
+    assert {name.partition("/")[0] for name in manifest.files} == {"encoder", "faiss.index", "lucene", "passages"}
+    assert check_files(built, manifest, hashes=True) == []
+    assert not built.with_name("index.building").exists()
+    rows = dict(describe_index(manifest))
+    assert rows["passages"] == "230"
+    assert rows["faiss index"] == "Flat"
+    assert show_bytes(1234567) == "1.2 MB"
+
+
+@pytest.mark.parametrize("kind", ["bm25", "dense", "hybrid"])
+def test_folder_and_memory_find_the_same(corpus: Path, tmp_path: Path, kind: str) -> None:
+    build_index(plan(corpus, tmp_path / "i", kind=kind, dim=1024))
+    queries = ["name17 river", "Title 3 castle film", "name229"]
+    stored = open_retriever(tmp_path / "i")
+    in_memory = open_retriever(f"{kind}:{corpus}")
+    found = stored.search(queries, 5)
+    assert found == in_memory.search(queries, 5)
+    assert [hits[0].passage.id for hits in (found[0], found[2])] == ["51", "687"]
+    stored.close()
+    stored.close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from turngym.retrieval.index_build import BuildPlan, build_index
+corpus, out, stage, least = sys.argv[1:]
+def progress(name, done, total):
+    if name == stage and done >= int(least):
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(name, done, flush=True)
+plan = BuildPlan(corpus=Path(corpus), out=Path(out), kind="hybrid", dim=64, shard_rows=50)
+build_index(plan, progress=progress)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_killed_at_every_stage_and_gone_on(corpus: Path, built: Path, tmp_path: Path) -> None:
+    out = tmp_path / "index"
+    stages = [("passages", 230), ("vectors", 101), ("index", 60), ("words", 1), ("check", 0), ("check", 64)]
+    for number, (stage, least) in enumerate(stages):
+        run = subprocess.run(
+            [sys.executable, "-c", KILLED, str(corpus), str(out), stage, str(least)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert run.returncode == -signal.SIGKILL, (stage, run.stderr)
+        assert not out.exists()
+        if number == 1:
+            shards = out.with_name("index.building") / "vectors"
+            assert [path.name for path in sorted(shards.glob("*.npy"))] == ["00000.npy", "00001.npy"]
+            kept = {path: path.stat().st_mtime_ns for path in shards.glob("*.npy")}
+        if number == 2:
+            assert all(path.stat().st_mtime_ns == made for path, made in kept.items())
+            assert len(list(shards.glob("*.npy"))) == 5
+    build_index(plan(corpus, out))
+    assert content(out) == content(built)
+
+
+def test_unfinished_build_of_another_plan(corpus: Path, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if stage == "vectors":
+            raise Stop
+
+    out = tmp_path / "i"
+    with pytest.raises(Stop):
+        build_index(plan(corpus, out), progress=stop)
+    with pytest.raises(IndexFolderError, match=r"dim 64 then, 32 now.*--restart"):
+        build_index(plan(corpus, out, dim=32))
+    assert build_index(plan(corpus, out, dim=32), restart=True).encoder.dim == 32  # type: ignore[union-attr]
+
+
+def test_one_build_at_a_time(corpus: Path, tmp_path: Path) -> None:
+    def second(stage: str, done: int, total: int | None) -> None:
+        with pytest.raises(IndexFolderError, match="another build is at work"):
+            build_index(plan(corpus, tmp_path / "i"))
+
+    build_index(plan(corpus, tmp_path / "i"), progress=second)
+
+
+def test_existing_folder_is_replaced_only_on_demand(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "i"
+    build_index(plan(corpus, out, kind="bm25"))
+    with pytest.raises(IndexFolderError, match="exists already"):
+        build_index(plan(corpus, out))
+    assert build_index(plan(corpus, out, kind="dense"), force=True).kind == "dense"
+    assert read_manifest(out).kind == "dense"
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").touch()
+    with pytest.raises(IndexFolderError, match="is no index, so it is not replaced"):
+        build_index(plan(corpus, tmp_path / "photos"), force=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"factory": "IFV3,Flat"}, "faiss cannot make 'IFV3,Flat'"),
+        ({"parameters": {"nprobe": 4}}, "takes no search setting nprobe=4"),
+        ({"encoder": "hasing"}, "encoder 'hasing'; name 'hashing' or 'hf:MODEL'"),
+        ({"kind": "bm52"}, "index kind 'bm52'"),
+        ({"shard_rows": 0}, "shard_rows is 0"),
+        ({"factory": "IVF4096,Flat"}, "230 vectors cannot train"),
+    ],
+)
+def test_plans_that_cannot_work(corpus: Path, tmp_path: Path, more: dict[str, object], words: str) -> None:
+    with pytest.raises(RetrievalError, match=words):
+        build_index(plan(corpus, tmp_path / "i", **more))
+    assert not (tmp_path / "i").exists()
+
+
+def test_broken_corpus_leaves_no_index(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": 1, "contents": "x"}\n{"id": 1, "contents": "y"}\n')
+    with pytest.raises(CorpusError, match="line 2: id '1' was used in line 1"):
+        build_index(plan(bad, tmp_path / "i"))
+    with pytest.raises(CorpusError, match="no such corpus file"):
+        build_index(plan(tmp_path / "none", tmp_path / "i"))
+    assert not (tmp_path / "i").exists()
+
+
+class Coarse:
+    """Gives every passage the same vector, with a little noise that its text does not fix."""
+
+    dim, fingerprint, style = 8, "coarse", None
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        return np.ones((len(texts), 8), np.float32)
+
+    def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
+        return self.encode_queries([passage.text for passage in passages])
+
+
+def test_an_index_that_does_not_find_its_passages_is_not_finished(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(RetrievalError, match=r"only \d+% of 64 sampled passages find themselves by their vectors"):
+        build_index(plan(corpus, tmp_path / "i", kind="dense", encoder="hf:coarse"), encoder=Coarse())
+    assert not (tmp_path / "i").exists()
+
+
+STREAMED = ("Flat", "SQ8", "SQfp16", "IVF4,Flat", "IVF4,SQ8", "IVF40,SQ8", "IVF4,PQ4x4")
+
+
+@pytest.mark.parametrize("factory", [*STREAMED, "HNSW8", "PCA4,Flat", "PCA4,IVF4,SQ8"])
+def test_streamed_file_is_what_faiss_writes(tmp_path: Path, factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(0).standard_normal((90, 8)).astype(np.float32)
+    (tmp_path / "vectors").mkdir()
+    for shard in range(3):
+        np.save(tmp_path / "vectors" / f"{shard:05d}.npy", vectors[shard * 30 : shard * 30 + 30])
+    written = []
+    for name in ("write_flat", "write_lists"):
+        real = getattr(index_vectors, name)
+        monkeypatch.setattr(index_vectors, name, lambda *a, real=real: written.append(real(*a)) or written[-1])
+    add_vectors(tmp_path / "vectors", tmp_path / "streamed", factory, 8, 90, lambda *_: None)
+    assert written[-1] is (True if factory in STREAMED[:3] else None if factory in STREAMED else False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["streamed", "vectors"]
+    index = make_index(factory, 8)
+    train_index(index, vectors)
+    index.add(vectors)
+    faiss = load_faiss()
+    wanted = index.search(vectors[:5], 3)[1]
+    assert (read_index(tmp_path / "streamed").search(vectors[:5], 3)[1] == wanted).all()
+    faiss.write_index(index, str(tmp_path / "whole"))
+    if factory in STREAMED:
+        assert (tmp_path / "streamed").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize("rows", [0, 5, 60])
+def test_both_forms_of_inverted_lists(rows: int) -> None:
+    """faiss writes mostly empty lists in another form than mostly full ones."""
+    vectors = np.random.default_rng(0).standard_normal((90, 8)).astype(np.float32)
+    index = make_index("IVF32,SQ8", 8)
+    train_index(index, vectors)
+    assert streams_ivf(index, lambda clusters: vectors[:rows])
+    assert not streams_ivf(make_index("Flat", 8), lambda clusters: vectors)
+
+
+def test_sample_is_even_and_repeatable() -> None:
+    shards = [np.full((size, 1), number, np.float32) for number, size in enumerate((10, 0, 90))]
+    drawn = sample(shards, 50)
+    assert len(drawn) == 50
+    assert (drawn == sample(shards, 50)).all()
+    assert sample(shards, 100).ravel().tolist() == [0.0] * 10 + [2.0] * 90
+
+
+def test_default_settings() -> None:
+    assert default_parameters("IVF4096,SQ8", 10**6) == {"nprobe": 128.0}
+    assert default_parameters("OPQ16,IVF64,PQ16", 10**4) == {"nprobe": 32.0}
+    assert default_parameters("HNSW32", 10) == {"efSearch": 64.0}
+    assert default_parameters("Flat", 10) == {}
+
+
+def damaged(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "copy"))
+
+
+def test_opening_with_other_settings(built: Path) -> None:
+    with pytest.raises(RetrievalError, match="takes no search setting nprobe"):
+        open_retriever(built, parameters={"nprobe": 3})
+
+
+def test_another_corpus_is_refused(built: Path, corpus: Path) -> None:
+    right = read_manifest(built).corpus_sha256
+    open_retriever(built, corpus_sha256=right).close()
+    with pytest.raises(IndexFolderError, match=r"of another corpus: its content hash is [0-9a-f]{16}\.\.\., 0000"):
+        open_retriever(built, corpus_sha256="0" * 64)
+    with pytest.raises(IndexFolderError, match="another corpus"):
+        open_retriever(f"bm25:{corpus}", corpus_sha256="0" * 64)
+
+
+def test_another_encoder_is_refused(built: Path, tmp_path: Path) -> None:
+    with pytest.raises(IndexFolderError, match=r"another encoder: it stores hashing-v1:dim=64.*Coarse is coarse"):
+        open_retriever(built, encoder=Coarse())
+    with pytest.raises(IndexFolderError, match="built with the hashing encoder, not 'hf:x'"):
+        open_retriever(built, encoder="hf:x")
+    folder = damaged(built, tmp_path)
+    np.save(folder / "encoder" / "counts.npy", np.load(folder / "encoder" / "counts.npy") + np.uint32(1))
+    with pytest.raises(RetrievalError, match=r"but hashing\.json says"):
+        open_retriever(folder)
+
+
+def test_damaged_folders(built: Path, tmp_path: Path) -> None:
+    folder = damaged(built, tmp_path)
+    with pytest.raises(IndexFolderError, match=r"there is no such index folder; did you mean .*copy\?"):
+        open_retriever(tmp_path / "cpoy")
+    with pytest.raises(IndexFolderError, match="no finished index"):
+        open_retriever(tmp_path)
+    raw = json.loads((folder / "manifest.json").read_text())
+    (folder / "faiss.index").write_bytes((folder / "faiss.index").read_bytes()[:-1])
+    with pytest.raises(IndexFolderError, match=r"faiss.index has \d+ bytes, \d+ expected"):
+        open_retriever(folder)
+    (folder / "faiss.index").unlink()
+    with pytest.raises(IndexFolderError, match=r"faiss\.index is missing"):
+        open_retriever(folder)
+    (folder / "manifest.json").write_text(json.dumps({**raw, "format": 99}))
+    with pytest.raises(IndexFolderError, match="index format 99, this version of turngym reads 1"):
+        open_retriever(folder)
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(IndexFolderError, match="damaged manifest"):
+        open_retriever(folder)
+
+
+def test_flipped_byte_is_found_by_verify(built: Path, tmp_path: Path) -> None:
+    folder = damaged(built, tmp_path)
+    data = bytearray((folder / "faiss.index").read_bytes())
+    data[-5] ^= 1
+    (folder / "faiss.index").write_bytes(bytes(data))
+    manifest = read_manifest(folder)
+    assert check_files(folder, manifest) == []
+    assert check_files(folder, manifest, hashes=True) == ["faiss.index has other bytes than were built"]
+
+
+def test_names_of_retrievers(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(RetrievalError, match=r"did you mean bm25:c\.jsonl"):
+        open_retriever("bm52:c.jsonl")
+    with pytest.raises(CorpusError, match="no such corpus file"):
+        open_retriever(f"bm25:{tmp_path / 'none'}")
+    build_index(plan(corpus, tmp_path / "b", kind="bm25"))
+    with pytest.raises(RetrievalError, match="takes no encoder"):
+        open_retriever(tmp_path / "b", encoder=Coarse())
+
+
+def test_manifest_survives_writing(tmp_path: Path, built: Path) -> None:
+    manifest = read_manifest(built)
+    manifest.save(tmp_path)
+    assert read_manifest(tmp_path) == manifest
+    assert isinstance(manifest, IndexManifest)

@@ -1,0 +1,116 @@
+"""Bodies of requests: what is read from good ones and what is said about bad ones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.server.request import BadRequest, SearchRequest, read_request
+from turngym.retrieval.server.settings import ServerSettings
+
+SMALL = ServerSettings(max_queries=2, max_query_chars=10, max_topk=5, max_waiting=10)
+
+
+def read(fields: Any) -> SearchRequest:
+    return read_request(json.dumps(fields).encode(), SMALL)
+
+
+def test_the_forms_of_search_r1() -> None:
+    original = read({"queries": ["a", "b"], "topk": 4, "return_scores": True})
+    assert original == SearchRequest(queries=("a", "b"), k=4, scores=True)
+    assert read({"query": "a", "topk": None}) == SearchRequest(queries=("a",), k=3, scores=False)
+    assert read({"queries": ["a"], "topk": 0}).k == 3
+    # the original trainer asks this when no episode searches in a turn
+    assert read({"queries": [], "topk": 3, "return_scores": True}).queries == ()
+    assert read({"queries": [""]}).queries == ("",)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field", "says"),
+    [
+        (b"", 400, None, "the body is empty"),
+        (b"{", 400, None, "not JSON"),
+        (b'{"query": "\xff"}', 400, None, "not UTF-8: byte 0xff at offset 11"),
+        (b"[" * 100_000, 400, None, "not JSON"),
+        (b'{"topk": 1' + b"0" * 5000 + b"}", 400, None, "not JSON"),
+        (b'["a"]', 422, None, "the body is a list; it must be a JSON object"),
+        (b'{"querys": ["a"]}', 422, "querys", "unknown field 'querys'; did you mean 'query'?"),
+        (b'{"queries": ["a"], "verbose": 1}', 422, "verbose", "unknown field 'verbose'"),
+        (b"{}", 422, "queries", "there is no queries field"),
+        (b'{"query": "a", "queries": ["a"]}', 422, "queries", "both queries and query are given"),
+        (b'{"queries": "a"}', 422, "queries", "queries is a string; it must be a list of strings; send a single one"),
+        (b'{"queries": null}', 422, "queries", "queries is null"),
+        (b'{"queries": ["a", 3]}', 422, "queries[1]", "queries[1] is the number 3; each query must be a string"),
+        (b'{"query": ["a"]}', 422, "query", "query is a list"),
+        (b'{"query": "\\ud800"}', 422, "query", "half a surrogate pair at character 0"),
+        (b'{"queries": ["a", "b", "c"]}', 422, "queries", "3 queries in one request"),
+        (b'{"query": "abcdefghijk"}', 422, "query", "query has 11 characters"),
+        (b'{"query": "a", "topk": 6}', 422, "topk", "topk is 6, out of range"),
+        (b'{"query": "a", "topk": -1}', 422, "topk", "topk is -1, out of range"),
+        (b'{"query": "a", "topk": true}', 422, "topk", "topk is true; it must be a whole number or null"),
+        (b'{"query": "a", "topk": 3.0}', 422, "topk", "topk is the number 3.0"),
+        (b'{"query": "a", "topk": NaN}', 422, "topk", "topk is the number NaN"),
+        (b'{"query": "a", "topk": "3"}', 422, "topk", "topk is a string"),
+        (b'{"query": "a", "return_scores": 1}', 422, "return_scores", "return_scores is the number 1"),
+        (b'{"query": "a", "return_scores": null}', 422, "return_scores", "return_scores is null"),
+    ],
+)
+def test_bad_bodies_are_told_what_is_wrong(body: bytes, status: int, field: str | None, says: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_request(body, SMALL)
+    assert (caught.value.status, caught.value.field) == (status, field)
+    assert says in str(caught.value)
+    assert caught.value.as_json() == {"error": str(caught.value), "field": field, "valid": caught.value.valid}
+
+
+def test_the_valid_range_is_named() -> None:
+    with pytest.raises(BadRequest) as caught:
+        read({"query": "a", "topk": 6})
+    assert caught.value.valid == "1 to 5, or null for 3"
+    with pytest.raises(BadRequest) as caught:
+        read({"queries": ["a"] * 3})
+    assert caught.value.valid == "at most 2 queries"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.dictionaries(st.sampled_from(["queries", "query", "topk", "return_scores", "x"]), JSON, max_size=4)
+
+
+@settings(deadline=None)
+@given(body=st.binary(max_size=60) | FIELDS.map(lambda fields: json.dumps(fields).encode()))
+def test_any_body_is_read_or_refused(body: bytes) -> None:
+    refused: BadRequest | None = None
+    try:
+        asked = read_request(body, SMALL)
+    except BadRequest as error:
+        refused = error
+    if refused is None:
+        assert len(asked.queries) <= 2
+        assert 1 <= asked.k <= 5
+    else:
+        assert refused.status in (400, 422)
+        json.dumps(refused.as_json())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"topk": 0}, "topk is 0; it must be at least 1"),
+        ({"topk": 9, "max_topk": 5}, "topk is 9, more than max_topk, 5"),
+        ({"deadline": 0.0}, "deadline is 0.0"),
+        ({"window_ms": float("nan")}, "window_ms is nan"),
+        ({"max_waiting": 5}, "less than max_queries, 8192"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(RetrievalError, match=says.replace(".", r"\.")):
+        ServerSettings(**settings)
