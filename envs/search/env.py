@@ -1,0 +1,238 @@
+"""The search environment: a question, searches that bring passages, one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from turngym.envs.base import Outcome, Player, TextEnv, quote
+from turngym.envs.core import Task, TaskError, ToolSpec, Verdict
+from turngym.envs.search import players, protocol
+from turngym.envs.search.documents import Count, check_format, render
+from turngym.envs.search.parquet import PROMPT, asked
+from turngym.envs.search.questions import Question, assert_disjoint
+from turngym.envs.search.retrievers import Searcher
+from turngym.envs.search.reward import RewardKind, RewardRule
+from turngym.envs.search.sources import open_source
+from turngym.retrieval.core import Hit, Retriever
+
+INSTRUCTIONS = """Answer a question with the help of a search engine.
+Think between <think> and </think> first, and again whenever you have got new information. If you lack some knowledge, \
+search for it; the best passages come back between <information> and </information>. You may search as often as you \
+like, one query at a time. Once you know enough, give the answer alone, without explanation."""
+
+
+class SearchEnv(TextEnv):
+    """Search-R1's protocol: `<search>query</search>` brings passages, `<answer>text</answer>` ends the episode.
+
+    An action may be the bare tags or a whole response: what acts is read by Search-R1's rule (`protocol.canonical`).
+    Reward comes with the answer. Success is exact match with an accepted answer (containment with `reward="sub_em"`).
+
+    Args:
+        source, split, data, corpus, config: which questions; see `sources.open_source`.
+        retriever: None searches the questions' own corpus with BM25 in this process; else a `Retriever`, an index
+            folder, or the URL of a retrieval server. A setting, not part of the task.
+        topk: passages per search.
+        max_searches: searches after which only an answer is possible; None: no limit.
+        doc_format: layout of passages, `search_r1`, `verl` or `skyrl`.
+        doc_tokens: longest passage, in words, or in what `count` counts; None: whole passages.
+        reward: `em`, `sub_em` or `format`; `format_scores` are its s, f and r, see `reward.RewardRule`.
+        strict_compat: judge as the published code does, over prompt and response.
+        held_out: sources of evaluation questions; a question that is in one of them is an error.
+
+    Raises:
+        EnvBackendError: (from `step`) the search failed; the state is as before. Finding nothing is an observation.
+
+    `info["searches"]` counts searches, `info["gold_found"]` is the share of gold passages seen (None where unknown).
+    """
+
+    env_id: ClassVar[str] = "turngym/Search-v0"
+    tool: ClassVar[ToolSpec] = ToolSpec(
+        name="search",
+        description="Search the corpus; returns the passages that fit the query best.",
+        argument="query",
+        argument_description="What to look for, in a few words.",
+        examples=("<search>capital of Portugal</search>", "<answer>Lisbon</answer>"),
+        tags=protocol.VERBS,
+    )
+    instructions: ClassVar[str] = INSTRUCTIONS
+    invalid_observation: ClassVar[str] = protocol.INVALID
+    players: ClassVar[tuple[str, ...]] = ("single-shot",)
+
+    def __init__(
+        self,
+        *,
+        source: str = "world",
+        split: str | None = None,
+        data: str | Path | None = None,
+        corpus: str | Path | None = None,
+        config: Any = "full",
+        retriever: Retriever | str | None = None,
+        topk: int = 3,
+        max_searches: int | None = None,
+        doc_format: str = "search_r1",
+        doc_tokens: int | None = 256,
+        count: Count | None = None,
+        reward: RewardKind = "em",
+        format_scores: Sequence[float] = (0.2, 0.1, 0.0),
+        strict_compat: bool = False,
+        held_out: Sequence[str] = (),
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode)
+        for name, value, least in (("topk", topk, 1), ("max_searches", max_searches, 0), ("doc_tokens", doc_tokens, 1)):
+            if value is not None and value < least:
+                raise TaskError(f"{name} is {value}; it must be at least {least}")
+        self.source = open_source(source, split=split, data=data, corpus=corpus, config=config)
+        for other in (held_out,) if isinstance(held_out, str) else held_out:
+            apart = open_source(other, data=data, split="eval" if other == "world" else None, config=config)
+            assert_disjoint(self.source.questions.values(), apart.questions.values())
+        self.searcher = Searcher(self.source, retriever)
+        s, f, r = format_scores
+        self.rule = RewardRule(kind=reward, s=s, f=f, r=r, strict_compat=strict_compat)
+        self._layout = check_format(doc_format)
+        self._topk, self._max_searches, self._doc_tokens, self._count = topk, max_searches, doc_tokens, count
+        self._task_ids = tuple(self.source.questions)
+        self._question: Question | None = None
+        self._log: list[tuple[str, str]] = []
+        self._pending: str | None = None
+        self._queries: list[str] = []
+        self._seen: set[str] = set()
+        self._hits: tuple[Hit, ...] = ()
+        self._answer: str | None = None
+
+    def task_ids(self) -> Sequence[str]:
+        return self._task_ids
+
+    @property
+    def question(self) -> Question:
+        """What is asked, with the accepted answers."""
+        if self._question is None:
+            raise TaskError(f"{self.env_id}: there is no task before reset()")
+        return self._question
+
+    @property
+    def task(self) -> Task:
+        question = self.question
+        corpus = self.source.corpus(question)
+        return Task(
+            env_id=self.env_id,
+            task_id=question.task_id,
+            sha256=question.sha256(None if corpus is None else corpus.sha256),
+            split=question.split,
+            category=question.data_source,
+        )
+
+    @property
+    def success(self) -> bool:
+        return self.rule.matches(self._answer, self.question.golden_answers)
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """What was searched so far."""
+        return tuple(self._queries)
+
+    @property
+    def hits(self) -> tuple[Hit, ...]:
+        """What the last search brought."""
+        return self._hits
+
+    @property
+    def may_search(self) -> bool:
+        return self._max_searches is None or len(self._queries) < self._max_searches
+
+    def canonical(self, action: str) -> str:
+        return protocol.canonical(action)
+
+    def check(self, action: str) -> str | None:
+        read = protocol.read_action(action)
+        if read is None:
+            return f"{quote(action)} holds no {' and no '.join(self.tool.templates)}"
+        verb, text = read
+        if verb == protocol.SEARCH and not self.may_search:
+            return f"no search is left after {len(self._queries)}; only <answer>answer</answer> is possible"
+        if verb == protocol.SEARCH and not text:
+            return "the query is empty"
+        return None
+
+    def heard(self, response: str) -> None:
+        """Keep the response for the reward; one that was heard before and never played was answered as invalid."""
+        if self._pending is not None:
+            self._log.append((self._pending, self.invalid_observation))
+        self._pending = response
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._pending is None and isinstance(action, str):  # no guard around: the action is the response
+            self._pending = action
+        return super().step(action)
+
+    def expert_action(self) -> str | None:
+        """The gold chain, one hop per turn (the question where none is known), then the first accepted answer."""
+        hops = self.question.hops or (self.question.question,)
+        left = (query for query in map(protocol.harmless, hops) if query.strip() not in self._queries)
+        query = next(left, None) if self.may_search else None
+        return protocol.answer(self.question.golden_answers[0]) if query is None else protocol.search(query)
+
+    def make_player(self, name: str) -> Player:
+        """`single-shot`: searches the question once and answers with a span of what comes back."""
+        return players.SingleShot(self) if name == "single-shot" else super().make_player(name)
+
+    def sample_action(self, rng: np.random.Generator) -> str | None:
+        return players.sample_action(self, rng)
+
+    def blunder(self, rng: np.random.Generator) -> str | None:
+        return players.blunder(self, rng)
+
+    def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
+        info = super().describe(verdict, action)
+        gold = self.question.gold_ids
+        info["searches"] = len(self._queries)
+        info["gold_found"] = len(self._seen.intersection(gold)) / len(set(gold)) if gold else None
+        info["admissible_templates"] = list(self.tool.templates if self.may_search else self.tool.templates[1:])
+        return info
+
+    def _begin(self, task_id: str) -> str:
+        self._question = self.source.questions[task_id]
+        self._start()
+        return f"Question: {asked(self._question.question)}"
+
+    def _start(self) -> None:
+        self._log, self._queries, self._seen, self._hits = [], [], set(), ()
+        self._pending = self._answer = None
+
+    def _apply(self, action: str) -> Outcome:
+        response = action if self._pending is None else protocol.written(self._pending, action)
+        self._pending = None
+        if self.check(action) is not None:
+            self._log.append((response, self.invalid_observation))
+            return Outcome(observation=self.invalid_observation, verdict=Verdict.INADMISSIBLE)
+        verb, text = protocol.read_action(action) or ("", "")
+        if verb == protocol.ANSWER:
+            self._log.append((response, ""))
+            self._answer = text
+            return Outcome(observation="", reward=self._reward(), terminated=True)
+        hits = self.searcher.search(self.question, text, self._topk)
+        repeated = text in self._queries
+        observation = protocol.information(render(hits, self._layout, self._doc_tokens, self._count))
+        self._queries.append(text)
+        self._seen.update(hit.passage.id for hit in hits)
+        self._hits = hits
+        self._log.append((response, observation))
+        return Outcome(observation=observation, verdict=Verdict.NO_EFFECT if repeated else Verdict.OK)
+
+    def _reward(self) -> float:
+        whole = "".join(response + observation for response, observation in self._log)
+        said = "".join(response for response, _ in self._log)
+        prompt = PROMPT.replace("{question}", asked(self.question.question))
+        return self.rule.score(whole, self.question.golden_answers, said=said, prompt=prompt)
+
+    def _get_state(self) -> Any:
+        plays = tuple(self._log), self._pending, tuple(self._queries)
+        return *plays, tuple(sorted(self._seen)), self._hits, self._answer
+
+    def _set_state(self, state: Any) -> None:
+        log, self._pending, queries, seen, self._hits, self._answer = state
+        self._log, self._queries, self._seen = list(log), list(queries), set(seen)

@@ -1,0 +1,68 @@
+"""The turn protocol of Search-R1: which part of a response acts, what comes back, and what no passage may forge."""
+
+from __future__ import annotations
+
+import re
+
+from turngym.envs.spaces import printable
+from turngym.envs.tags import cut, first_action, tagged
+
+SEARCH, ANSWER = "search", "answer"
+VERBS = (SEARCH, ANSWER)
+INVALID = (
+    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
+    "If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
+)
+"""The environment's answer to a response without an action; the original's words."""
+
+_FORGED = re.compile(
+    r"<(?=\s*/?\s*(?:think|search|information|answer|action|tool_call|tool_response|tools?|s|bos|eos|pad|unk"
+    r"|start_of_turn|end_of_turn)\s*>|[|｜])|\[(?=/?INST\])",
+    re.IGNORECASE,
+)
+_TOOL_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|$)", re.DOTALL)
+
+
+def read_action(response: str) -> tuple[str, str] | None:
+    """(`search` or `answer`, its text) by Search-R1's rule over the whole response; None where there is neither."""
+    return first_action(printable(response), VERBS)
+
+
+def canonical(response: str) -> str:
+    """The action in any response, `<search>query</search>` or `<answer>text</answer>`; else the response, stripped."""
+    action = read_action(response)
+    return response.strip() if action is None else tagged(*action)
+
+
+def search(query: str) -> str:
+    return tagged(SEARCH, query)
+
+
+def answer(text: str) -> str:
+    return tagged(ANSWER, text)
+
+
+def information(documents: str) -> str:
+    """The observation that brings documents (already harmless text)."""
+    return f"\n\n<information>{documents.strip()}</information>\n\n"
+
+
+def harmless(text: str) -> str:
+    """`text` with the `<` of protocol tags and chat markers written `&lt;` (`[INST]`: `&#91;`).
+
+    Passages, titles and questions go through this, so that they can neither open or close turns nor pass for answers.
+    Every other character stays, and a second pass changes nothing.
+    """
+    return _FORGED.sub(lambda match: "&lt;" if match[0] == "<" else "&#91;", printable(text))
+
+
+def written(response: str, action: str) -> str:
+    """The response as the reward reads it: cut behind its action, which is `action` in canonical form.
+
+    A closing tag that the engine dropped is put back, and a tool call stands as the search that it means.
+    """
+    for candidate in (response, f"{response}</{SEARCH}>", f"{response}</{ANSWER}>"):
+        if canonical(candidate) == action:
+            return cut(candidate, VERBS)
+    before, found, _ = _TOOL_CALL.sub(lambda _: action, response, count=1).partition(action)
+    return before + found if found else action

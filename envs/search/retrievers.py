@@ -1,0 +1,79 @@
+"""The retriever behind an environment: BM25 over the questions' own corpus, or whatever the caller names."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from turngym.envs.core import EnvBackendError, TaskError, TurngymError
+from turngym.envs.search.questions import Question
+from turngym.envs.search.sources import Corpus, Source
+from turngym.retrieval.core import Hit, RetrievalError, Retriever, RetrieverUnavailable
+
+_OWN: dict[str, Retriever] = {}
+_KEPT = 4
+MAX_QUERY = 2000
+"""Characters of a query that are searched; the published server cuts as well (at 256 tokens)."""
+
+
+class Searcher:
+    """Searches for one question at a time. What it opens is shared by all environments of the process."""
+
+    def __init__(self, source: Source, retriever: Retriever | str | None) -> None:
+        self._source = source
+        self._given = retriever
+
+    def retriever(self, question: Question) -> Retriever:
+        """The retriever for this question, opened when first needed.
+
+        Raises:
+            TaskError: none was given and the question has no corpus of its own.
+            EnvBackendError: it could not be reached.
+        """
+        try:
+            if isinstance(self._given, str):
+                return _opened(self._given, os.getpid())
+            if self._given is not None:
+                return self._given
+            corpus = self._source.corpus(question)
+            if corpus is not None:
+                return own_retriever(corpus)
+        except RetrieverUnavailable as error:
+            raise EnvBackendError(f"the retriever cannot be opened: {error}") from error
+        except RetrievalError as error:
+            raise TurngymError(f"the retriever cannot be opened: {error}") from error
+        raise TaskError(
+            f"{question.task_id}: {question.data_source} questions come without a corpus; say what is searched with "
+            "retriever=, an index folder (`turngym index build`) or the URL of a retrieval server"
+        )
+
+    def search(self, question: Question, query: str, k: int) -> tuple[Hit, ...]:
+        """At most `k` hits, best first; none if nothing matches. Raises EnvBackendError where the search failed."""
+        retriever = self.retriever(question)
+        try:
+            return tuple(retriever.search([query[:MAX_QUERY]], k)[0])
+        except RetrieverUnavailable as error:
+            raise EnvBackendError(f"{question.task_id}: the search failed: {error}") from error
+        except RetrievalError as error:
+            raise TurngymError(f"{question.task_id}: the retriever refuses the search: {error}") from error
+
+
+def own_retriever(corpus: Corpus) -> Retriever:
+    """BM25 over `corpus` in this process, built once; the last few are kept."""
+    found = _OWN.pop(corpus.sha256, None)
+    if found is None:
+        from turngym.retrieval.bm25 import BM25Retriever
+
+        found = BM25Retriever.from_passages(corpus.passages)
+    _OWN[corpus.sha256] = found
+    while len(_OWN) > _KEPT:
+        del _OWN[next(iter(_OWN))]
+    return found
+
+
+@lru_cache(maxsize=8)
+def _opened(spec: str, process: int) -> Retriever:
+    """One retriever per spec and process: a forked child must not use its parent's connections."""
+    from turngym.retrieval.open import open_retriever
+
+    return open_retriever(spec)

@@ -1,0 +1,210 @@
+"""Where questions come from: files of both published forms, public sets, splits that share nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.envs.core import TaskError
+from turngym.envs.panels import load_panel, verify_panel
+from turngym.envs.search.env import SearchEnv
+from turngym.envs.search.parquet import PROMPT, prompt_rows, read_questions, write_prompts
+from turngym.envs.search.questions import Question, assert_disjoint, normalise
+from turngym.envs.search.sources import half, open_source
+
+sys.path.append(str(Path(__file__).parent))
+toy = importlib.import_module("search_toy")
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_flashrag_lines(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "nq.jsonl",
+        {"id": "dev_0", "question": "who?", "golden_answers": ["Ann", "A."]},
+        {"id": 7, "question": "what", "answer": "a stone", "metadata": {"x": 1}},
+    )
+    first, second = read_questions(path)
+    assert (first.task_id, first.golden_answers, first.split) == ("nq/dev_0", ("Ann", "A."), "eval")
+    assert (second.task_id, second.golden_answers, second.gold_ids) == ("nq/7", ("a stone",), ())
+
+
+def test_search_r1_rows_without_a_question_column(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    row = {
+        "data_source": "searchR1_nq",
+        "prompt": [{"role": "user", "content": "Answer. <answer> Beijing </answer>. Question: who sings?\n"}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ann"]}},
+        "extra_info": {"split": "train", "index": 3},
+    }
+    (question,) = read_questions(write(tmp_path / "x.jsonl", row))
+    assert question == Question(
+        id="train_3", question="who sings?", golden_answers=("Ann",), data_source="nq", split="train"
+    )
+
+
+def test_prompts_are_written_as_search_r1_writes_them_and_read_back(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    questions = read_questions(toy.write_toy(tmp_path)["source"])
+    path = tmp_path / "train.parquet"
+    assert write_prompts(questions, path) == 4
+    assert read_questions(path) == questions
+    rows = parquet.read_table(path).to_pylist()
+    assert rows[1]["prompt"] == [
+        {
+            "role": "user",
+            "content": PROMPT.format(question="which country has its capital where Ines Maro was born?"),
+        }
+    ]
+    assert rows[1]["reward_model"] == {"style": "rule", "ground_truth": {"target": ["Haldia"]}}
+    assert (rows[1]["ability"], rows[1]["extra_info"]) == ("fact-reasoning", {"split": "eval", "index": 1})
+    with pytest.raises(TaskError, match=r"has no \{question\}"):
+        list(prompt_rows(questions, "Answer this."))
+
+
+def test_rows_without_ids_are_named_by_their_content(tmp_path: Path) -> None:
+    rows = [{"id": "None", "question": name, "golden_answers": ["x"]} for name in ("one", "two", "one")]
+    there = [question.id for question in read_questions(write(tmp_path / "a.jsonl", *rows))]
+    back = [question.id for question in read_questions(write(tmp_path / "b.jsonl", *reversed(rows)))]
+    assert there[2] == f"{there[0]}-2"
+    assert sorted(there) == sorted(back)
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([], "no questions in it"),
+        ([3], "row 1: a row must be an object"),
+        ([{"golden_answers": ["x"]}], "row 1: no question"),
+        ([{"question": " ", "golden_answers": ["x"]}], "row 1: no question"),
+        ([{"question": "q", "golden_answers": []}], "row 1: the accepted answers are"),
+        ([{"question": "q", "golden_answers": [3]}], "must be one string or several"),
+        ([{"id": 1, "question": q, "golden_answers": ["x"]} for q in "ab"], "'bad/1' is there twice"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, rows: list[Any], text: str) -> None:
+    with pytest.raises(TaskError, match=text):
+        read_questions(write(tmp_path / "bad.jsonl", *rows))
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="no question file"):
+        read_questions(tmp_path / "none.jsonl")
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"question": "\xff"}\n')
+    with pytest.raises(TaskError, match=r"bytes.jsonl, line 1: not a JSON object in UTF-8"):
+        read_questions(tmp_path / "bytes.jsonl")
+    pytest.importorskip("pyarrow")
+    (tmp_path / "fake.parquet").write_bytes(b"PAR0")
+    with pytest.raises(TaskError, match="cannot be read as parquet"):
+        read_questions(tmp_path / "fake.parquet")
+
+
+def test_splits_of_a_file(tmp_path: Path) -> None:
+    def rows(*names: tuple[str, str]) -> list[dict[str, Any]]:
+        return [
+            {"id": place, "question": text, "golden_answers": ["x"], "extra_info": {"split": split}}
+            for place, (text, split) in enumerate(names)
+        ]
+
+    path = write(tmp_path / "q.jsonl", *rows(("one", "train"), ("two", "test")))
+    assert [len(open_source(str(path), split=split).questions) for split in (None, "train", "test")] == [2, 1, 1]
+    path = write(tmp_path / "twins.jsonl", *rows(("The one!", "train"), ("one?", "test")))
+    with pytest.raises(TaskError, match=r"1 evaluation questions are also training questions: twins/1 \(in training"):
+        open_source(str(path))
+
+
+def test_questions_that_are_held_out_may_not_be_trained_on(tmp_path: Path) -> None:
+    files = toy.write_toy(tmp_path)
+    other = write(tmp_path / "panel.jsonl", {"id": 9, "question": "How many live there?", "golden_answers": ["x"]})
+    SearchEnv(**files, held_out=[str(other)]).close()
+    twin = {"id": 9, "question": "how many people live in tarnby", "golden_answers": ["x"]}
+    other = write(tmp_path / "panel2.jsonl", twin)
+    with pytest.raises(TaskError, match=r"panel2/9 \(in training as popqa/d\)"):
+        SearchEnv(**files, held_out=[str(other)])
+
+
+def test_disjointness_is_by_id_and_by_words() -> None:
+    one = Question(id="1", question="Who sang it?", golden_answers=("x",), data_source="nq")
+    assert_disjoint([one], [replace(one, id="2", question="Who sang this?")])
+    for same in (replace(one, question="else"), replace(one, id="2", question="who sang   it")):
+        with pytest.raises(TaskError, match="1 evaluation questions"):
+            assert_disjoint([one], [same])
+    assert normalise("The  Who's song, a-ha!") == "whos song aha"
+
+
+def test_what_a_task_is() -> None:
+    one = Question(id="1", question="q", golden_answers=("x",), data_source="nq", gold_ids=("3",))
+    assert one.sha256("c") == replace(one, hops=("h",), split="train").sha256("c")
+    changed = [replace(one, question="p"), replace(one, golden_answers=("x", "y")), replace(one, gold_ids=())]
+    hashes = [one.sha256("c"), one.sha256("d"), one.sha256(None), *(other.sha256("c") for other in changed)]
+    assert len(set(hashes)) == 6
+
+
+def test_public_sets(search_data: Path) -> None:
+    source = open_source("mixture", data=search_data)
+    sizes: dict[str, int] = {}
+    for question in source.questions.values():
+        sizes[question.data_source] = sizes.get(question.data_source, 0) + 1
+    assert sizes == {"2wikimultihopqa": 164, "hotpotqa": 397, "popqa": 1000, "nq": 3610}
+    assert {name: len(corpus.passages) for name, corpus in source.corpora.items()} == {
+        "2wikimultihopqa": 7005,
+        "hotpotqa": 3908,
+    }
+    first = source.questions["2wikimultihopqa/b088d3ca08e211ebbda4ac1f6bf848b6"]
+    assert first.hops[:2] == ("Forbidden Ground director", "Free Guy director")
+    assert first.gold_ids == ("0", "3", "6", "7")
+    train, held = (open_source("mixture", data=search_data, split=split).questions for split in ("train", "eval"))
+    assert len(train) + len(held) == 5171
+    assert not set(train) & set(held)
+    assert {half(question.question) for question in held.values()} == {"eval"}
+    assert open_source("hotpotqa", data=search_data).corpora["hotpotqa"].sha256 == source.corpora["hotpotqa"].sha256
+
+
+def test_missing_data_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TURNGYM_SEARCH_DATA", raising=False)
+    with pytest.raises(TaskError, match=r"data=\.\.\., or as \$TURNGYM_SEARCH_DATA"):
+        open_source("hotpotqa")
+    with pytest.raises(TaskError, match=r"put musique_questions\.jsonl, musique_questions\.parquet there"):
+        open_source("musique", data=tmp_path)
+    with pytest.raises(TaskError, match="does not exist"):
+        open_source("nq", data=tmp_path / "none")
+    with pytest.raises(TaskError, match="has its own corpora"):
+        open_source("nq", data=tmp_path, corpus="x.jsonl")
+    with pytest.raises(TaskError, match="Did you mean 'eval'"):
+        open_source("nq", data=tmp_path, split="evl")
+
+
+@pytest.mark.parametrize(("name", "size"), [("search-multihop-v1", 274), ("search-mixture-v1", 314)])
+def test_panels_of_public_questions(search_data: Path, name: str, size: int) -> None:
+    panel = load_panel(name)
+    env = panel.make_env(data=str(search_data))
+    assert verify_panel(panel, env) == []
+    assert len(panel.tasks) == size
+    train = panel.make_env(data=str(search_data), split="train").unwrapped
+    assert isinstance(train, SearchEnv)
+    assert not set(panel.task_ids) & set(train.task_ids())
+    questions = open_source("mixture", data=search_data).questions
+    held = [questions[task_id] for task_id in panel.task_ids]
+    with pytest.raises(TaskError, match=f"{size} evaluation questions are also training"):
+        assert_disjoint(questions.values(), held)
+
+
+def test_a_panel_notices_another_corpus(search_data: Path, tmp_path: Path) -> None:
+    for name in ("hotpotqa_questions.jsonl", "2wiki_questions.jsonl", "2wiki_corpus.jsonl"):
+        (tmp_path / name).symlink_to(search_data / name)
+    rows = (search_data / "hotpotqa_corpus.jsonl").read_text(encoding="utf-8").replace("Toto", "Tutu", 1)
+    (tmp_path / "hotpotqa_corpus.jsonl").write_text(rows, encoding="utf-8")
+    panel = load_panel("search-multihop-v1")
+    problems = verify_panel(panel, panel.make_env(data=str(tmp_path)))
+    assert len(problems) == 200
+    assert problems[0].startswith("hotpotqa/")
