@@ -108,7 +108,8 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
     """Pack episodes into columns; supervised are the response tokens of turns whose origin is in `origins`.
 
     Error episodes are left out and counted. Observation, template and tool tokens are inputs only. Turns of origin
-    "noise" are never supervised. Ids are taken as sampled; nothing is tokenised here.
+    "noise" and turns that say why they are `excluded` are never supervised. Ids are taken as sampled; nothing is
+    tokenised here.
     Source: algorithms specification section 0 (token-in, token-out; the single label shift).
     Errors: `BatchError` for an unknown origin, a response that nothing precedes, or nothing to train on.
     """
@@ -245,7 +246,7 @@ def _check_origins(origins: Sequence[Origin]) -> None:
 def _add_episode(columns: _Columns, index: int, episode: Episode, origins: Sequence[Origin]) -> None:
     start, segment = 0, -1
     for turn in episode.turns:
-        if turn.origin not in origins or turn.response_length == 0:
+        if turn.origin not in origins or turn.excluded is not None or turn.response_length == 0:
             continue
         if turn.response_span[0] == 0:
             raise BatchError(

@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -26,6 +26,14 @@ class CheckpointError(TurngymError):
     """A checkpoint that is missing, damaged, or of another configuration; nothing was overwritten."""
 
 
+class Stateful(Protocol):
+    """Something beside the model that a run must find again."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 def save_checkpoint(
     run: Path,
     *,
@@ -34,6 +42,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int = 2,
     save_extra: Callable[[Path], None] | None = None,
+    critic: Stateful | None = None,
 ) -> Path:
     """Write `run/checkpoints/step_K` (K from `state["step"]`) and drop all but the newest `keep`.
 
@@ -54,6 +63,8 @@ def save_checkpoint(
     if save_extra is not None:
         save_extra(scratch / MODEL)
     torch.save({"optimiser": optimiser.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")
+    if critic is not None:
+        torch.save(critic.state_dict(), scratch / "critic.pt")
     _write_state(scratch, state)
     _flush(scratch)
     scratch.rename(target)
@@ -105,14 +116,18 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def load_checkpoint(checkpoint: Path, *, model: Any, optimiser: torch.optim.Optimizer) -> None:
-    """Put the weights, the optimiser's state and torch's random stream of `checkpoint` into place."""
+def load_checkpoint(
+    checkpoint: Path, *, model: Any, optimiser: torch.optim.Optimizer, critic: Stateful | None = None
+) -> None:
+    """Put the weights, the optimiser's state, the critic and torch's random stream of `checkpoint` into place."""
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     try:
         model.load_state_dict(load_model(checkpoint / MODEL, dtype=dtype).state_dict())
         saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
         optimiser.load_state_dict(saved["optimiser"])
         torch.set_rng_state(saved["torch_rng"])
+        if critic is not None:
+            critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))
     except Exception as error:  # readers of damaged files raise anything
         first = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{checkpoint} is damaged or does not fit this model: {first}") from error

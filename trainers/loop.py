@@ -17,11 +17,13 @@ from turngym.trainers import measure
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import MODEL
 from turngym.trainers.config import OptimiserConfig, RunConfig, fingerprint
+from turngym.trainers.critic import Critic
 from turngym.trainers.depth import DepthPlan
 from turngym.trainers.interrupts import Interrupts
+from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.metrics import MetricsLog
 from turngym.trainers.passes import Schedule, run_passes
-from turngym.trainers.pieces import Algorithm
+from turngym.trainers.pieces import Algorithm, Scorers
 from turngym.trainers.progress import NoProgress, Progress
 from turngym.trainers.run_folder import RunFolder, RunState
 from turngym.trainers.scorer import LocalScorer
@@ -70,6 +72,8 @@ class Trainer:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     teacher: Scorer | None = None
     """Scores at the algorithm's distillation temperature."""
+    reference: Scorer | None = None
+    """The frozen initial policy, for algorithms that stay near it."""
     evaluate: Callable[[int], EvalPoint] | None = None
     """Called with the step; 0 is before training."""
     on_update: Callable[[int], None] | None = None
@@ -86,13 +90,21 @@ class Trainer:
         """Run until `run.steps`; Ctrl-C saves, then raises KeyboardInterrupt. Never overwrites another run."""
         if self.algorithm.needs_teacher and self.teacher is None:
             raise TrainError(f"algorithm {self.algorithm.name} needs a teacher; none was given")
+        if self.algorithm.needs_reference and self.reference is None:
+            raise TrainError(f"algorithm {self.algorithm.name} needs the initial policy as reference; none was given")
+        if self.run.episodes % self.algorithm.group:
+            raise TrainError(
+                f"{self.run.episodes} episodes per step are not whole groups of {self.algorithm.group}; "
+                "take a multiple of the group size"
+            )
         optimiser = make_optimiser(self.model, self.optimiser)
-        folder = RunFolder(self.out, self.model, optimiser, self._fingerprint(), self.run, self.save_extra)
+        critic = self._critic()
+        folder = RunFolder(self.out, self.model, optimiser, self._fingerprint(), self.run, self.save_extra, critic)
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
         log = MetricsLog(self.out, tensorboard=self.run.tensorboard)
         log.truncate(state.step, state.evaluated)
         log.open(state.step)
-        session = _Session(self, optimiser, folder, log, state)
+        session = _Session(self, optimiser, folder, log, state, critic)
         try:
             with Interrupts() as interrupts, self.progress:
                 session.run(interrupts)
@@ -100,6 +112,12 @@ class Trainer:
             log.close()
         model = folder.latest() / MODEL
         return RunResult(step=session.state.step, model=model, train_seconds=session.state.train_seconds)
+
+    def _critic(self) -> Critic | None:
+        config = self.algorithm.critic
+        if config is None:
+            return None
+        return Critic(self.model, config, micro_tokens=self.run.micro_tokens, seed=self.run.seed)
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
@@ -120,6 +138,7 @@ class _Session:
     folder: RunFolder
     log: MetricsLog
     state: RunState
+    critic: Critic | None
 
     def run(self, interrupts: Interrupts) -> None:
         trainer, total = self.trainer, self.trainer.run.steps
@@ -146,12 +165,15 @@ class _Session:
         plan = trainer.algorithm.depth.plan(self.state.depth, step)
         trainer.progress.phase("rollout")
         start = time.perf_counter()
+        group, prefix = trainer.algorithm.group, trainer.algorithm.prefix
         request = CollectRequest(
             step=step,
             episodes=trainer.run.episodes,
             max_turns=plan.cap,
             temperature=trainer.run.temperature,
             demonstration_turns=plan.demonstration_turns,
+            group=group,
+            prefix_ratios=() if prefix is None else prefix.ratios(step, trainer.run.episodes // group),
         )
         episodes = trainer.collect(request)
         if all(episode.status.is_error for episode in episodes):
@@ -163,13 +185,19 @@ class _Session:
         """Everything that changes the run; not interruptible, so that weights, state and metrics stay together."""
         trainer, step = self.trainer, self.state.step + 1
         algorithm, collected = trainer.algorithm, time.perf_counter()
-        batch = pack(episodes, origins=algorithm.origins)
+        kept = episodes if algorithm.select is None else algorithm.select(episodes)
+        if not kept:
+            self._skip(start, plan, episodes)
+            return
+        batch = pack(kept, origins=algorithm.origins)
         trainer.progress.phase("teacher")
-        targets = algorithm.signal(batch, teacher=trainer.teacher, student=self._student())
+        targets = algorithm.signal(batch, kept, self._scorers())
         scored = time.perf_counter()
         trainer.progress.phase("update")
         schedule = Schedule(config=trainer.optimiser, step=step, total_steps=trainer.run.steps)
-        done = run_passes(trainer.model, self.optimiser, batch, episodes, targets, algorithm, schedule, self._forward())
+        done = run_passes(
+            trainer.model, self.optimiser, batch, kept, targets, algorithm, schedule, self._forward(), self.critic
+        )
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
         depth = algorithm.depth.update(self.state.depth, plan, probe_stats(batch, kl_N))
         if trainer.on_update is not None:
@@ -190,14 +218,23 @@ class _Session:
             }
         )
 
-    def _student(self) -> LocalScorer:
+    def _skip(self, start: float, plan: DepthPlan, episodes: list[Episode]) -> None:
+        """A step whose episodes all teach nothing: it counts, and nothing is updated."""
+        step, spent = self.state.step + 1, self.state.train_seconds + time.perf_counter() - start
+        self.state = replace(self.state, step=step, train_seconds=spent)
+        success = float(np.mean([episode.success for episode in episodes if not episode.status.is_error]))
+        row = {"episodes": 0, "episodes_dropped": len(episodes), "success": success, "depth/cap": plan.cap}
+        self._write({"step": step, "kind": "train", **row, **judge_row(episodes, None), "time/train_s": spent})
+
+    def _scorers(self) -> Scorers:
         trainer = self.trainer
-        return LocalScorer(
+        student = LocalScorer(
             model=trainer.model,
             vocab_size=trainer.vocab_size,
             temperature=trainer.algorithm.distill_temperature,
             max_tokens=trainer.run.micro_tokens,
         )
+        return Scorers(student=student, teacher=trainer.teacher, reference=trainer.reference, critic=self.critic)
 
     def _forward(self) -> Forward:
         run = self.trainer.run
@@ -207,6 +244,7 @@ class _Session:
             vocab_size=self.trainer.vocab_size,
             distill_temperature=self.trainer.algorithm.distill_temperature,
             sampling_temperature=run.temperature,
+            entropy_gradient=self.trainer.algorithm.entropy_gradient,
             autocast=run.autocast != "off",
             gradient_checkpointing=run.gradient_checkpointing,
         )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from turngym.envs.episode import Episode
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.depth import DepthPlan, DepthState
+from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.passes import Passes
 from turngym.trainers.turn_stats import deep_third, turn_stats
 
@@ -25,9 +26,12 @@ def step_row(
     return {
         "loss": float(np.mean([result.loss for result in done.results])),
         "grad_norm": float(np.mean([result.grad_norm for result in done.results])),
+        **{f"term/{name}": float(np.mean([r.terms[name] for r in done.results])) for name in done.results[0].terms},
+        **({"critic_loss": float(np.mean(done.critic_losses))} if done.critic_losses else {}),
         "updates_skipped": sum(result.skipped for result in done.results),
         "lr": done.lr,
         **rollout_row(episodes, batch),
+        **judge_row(episodes, batch),
         **token_row(batch, done.columns, done.fresh_N),
         "loss_deep_share": deep_third(np.asarray(turns["turn/loss_share"])),
         **depth_row(plan, state),
@@ -37,17 +41,18 @@ def step_row(
 
 def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, Any]:
     """What the rollouts were like, errors counted apart."""
-    kept = [episodes[source] for source in batch.source_E]
-    verdicts = [turn.verdict.valid for episode in kept for turn in episode.turns if turn.origin == "policy"]
+    played = [episode for episode in episodes if not episode.status.is_error]
+    verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
     return {
-        "episodes": len(kept),
-        "episodes_failed": batch.excluded,
+        "episodes": batch.episodes,
+        "episodes_failed": len(episodes) - len(played),
+        "episodes_dropped": len(played) - batch.episodes,
         "tokens": batch.tokens,
-        "success": float(batch.success_E.mean()),
-        "turns_mean": float(batch.depth_E.mean()),
+        "success": float(np.mean([episode.success for episode in played])),
+        "turns_mean": float(np.mean([episode.depth for episode in played])),
         "valid_actions": float(np.mean(verdicts)) if verdicts else None,
-        "truncated": float(np.mean([str(episode.status).startswith("truncated") for episode in kept])),
-        "time/env_s": float(sum(episode.timings.get("env", 0.0) for episode in kept)),
+        "truncated": float(np.mean([str(episode.status).startswith("truncated") for episode in played])),
+        "time/env_s": float(sum(episode.timings.get("env", 0.0) for episode in played)),
     }
 
 
@@ -56,12 +61,30 @@ def token_row(batch: RolloutBatch, columns: Columns, fresh_N: NDArray[np.bool_])
     gap_N = np.abs(columns["sampled_logp"] - batch.behaviour_logp_N)[fresh_N]
     gap_N = gap_N[np.isfinite(gap_N)]
     means = {name: _mean(columns.get(name)) for name in ("entropy", "kl_bin", "kl_raw")}
+    if "kl_reference" in columns:
+        means["kl_reference"] = _mean(columns["kl_reference"])
     return {
         **means,
+        **_off_policy(batch, columns),
         "clip_fraction": _mean(columns.get("clipped")),
         "gap_mean": float(gap_N.mean()) if len(gap_N) else None,
         "gap_max": float(gap_N.max()) if len(gap_N) else None,
     }
+
+
+def _off_policy(batch: RolloutBatch, columns: Columns) -> dict[str, Any]:
+    """Statistics of demonstrated tokens apart from the policy's own; nothing where a batch holds only one kind."""
+    off_N = batch.off_policy_N
+    if off_N.all() or not off_N.any():
+        return {}
+    row: dict[str, Any] = {"off/tokens": int(off_N.sum())}
+    for kind, mask_N in (("off", off_N), ("on", ~off_N)):
+        row[f"{kind}/prob"] = float(np.exp(columns["logp"][mask_N]).mean())
+        row[f"{kind}/entropy"] = _mean(columns["entropy"][mask_N])
+        row[f"{kind}/reward"] = float(batch.reward_E[np.unique(batch.episode_N[mask_N])].mean())
+    if "off_shaped" in columns:
+        row["off/shaped"] = _mean(columns["off_shaped"][off_N])
+    return row
 
 
 def turn_row(batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64]) -> dict[str, list[Any]]:

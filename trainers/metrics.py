@@ -15,6 +15,30 @@ from turngym.envs.core import TurngymError
 FILE = "metrics.jsonl"
 Row = Mapping[str, Any]
 
+SOME_METRICS: Mapping[str, str] = {
+    "kl_reference": "mean KL estimate to the initial policy, nats",
+    "critic_loss": "mean squared error of the critic, halved",
+    "off/tokens": "supervised tokens that a demonstrator chose",
+    "off/prob": "mean probability that the student gives them",
+    "off/entropy": "the student's mean entropy there, nats",
+    "off/reward": "mean return of episodes that hold some",
+    "off/shaped": "mean of their shaped probability f(pi) (LUFFY)",
+    "on/prob": "mean probability of the policy's own tokens",
+    "on/entropy": "mean entropy there, nats",
+    "on/reward": "mean return of episodes that hold some",
+    "judge/score": "mean score of the turns that were judged (majority of the votes)",
+    "judge/positive": "share of them with a score above 0",
+    "judge/negative": "share of them with a score below 0",
+    "judge/votes": "votes that were asked for",
+    "judge/votes_failed": "votes that never came: not scores, and counted nowhere else",
+    "judge/votes_unread": "votes without a valid boxed number",
+    "judge/turns_masked": "turns of the policy that were not trained on (unjudged, neutral, without a hint)",
+    "judge/hints": "turns whose prompt got a hint",
+    "judge/hints_refused": "hints with control or special tokens, or too long for the context",
+    "term/lpt": "mean negative log-likelihood of the pre-training text, nats per token",
+}
+"""What only some algorithms log: name -> what it says."""
+
 METRICS: Mapping[str, str] = {
     "step": "training step, 1-based; 0 is before training",
     "kind": "`train` or `eval`",
@@ -24,6 +48,7 @@ METRICS: Mapping[str, str] = {
     "updates_skipped": "updates dropped because the gradient was not finite",
     "episodes": "episodes that were trained on",
     "episodes_failed": "episodes lost to a failed environment or engine",
+    "episodes_dropped": "episodes left out of training by the algorithm (groups without contrast)",
     "tokens": "supervised tokens",
     "success": "share of the step's training episodes that succeeded (depth-capped ones count as failures)",
     "turns_mean": "turns per training episode",
@@ -137,7 +162,7 @@ def read_metrics(run: Path | str) -> list[dict[str, Any]]:
 
 def table(run: Path | str, kind: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
     """Chosen columns of the rows of one kind (None where a row lacks the column)."""
-    unknown = [name for name in columns if name not in METRICS and not name.startswith("eval/")]
+    unknown = [name for name in columns if name not in {**METRICS, **SOME_METRICS} and not name.startswith("eval/")]
     if unknown:
-        raise TurngymError(f"unknown metric {unknown[0]!r}; valid: {', '.join(METRICS)}")
+        raise TurngymError(f"unknown metric {unknown[0]!r}; valid: {', '.join([*METRICS, *SOME_METRICS])}")
     return [tuple(row.get(name) for name in columns) for row in read_metrics(run) if row["kind"] == kind]

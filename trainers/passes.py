@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from turngym.envs.episode import Episode
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import OptimiserConfig
-from turngym.trainers.pieces import Algorithm, Targets
+from turngym.trainers.critic import Critic
+from turngym.trainers.pieces import Algorithm, Targets, Term
 from turngym.trainers.step import Forward, UpdateResult, learning_rate, update
 
 
@@ -40,6 +41,8 @@ class Passes:
     fresh_N: NDArray[np.bool_]
     """Seen before the first update: there, training and rollout used the same weights."""
     lr: float
+    critic_losses: Sequence[float] = ()
+    """Of every update of the critic, if there is one."""
 
 
 def run_passes(
@@ -51,10 +54,12 @@ def run_passes(
     algorithm: Algorithm,
     schedule: Schedule,
     forward: Forward,
+    critic: Critic | None = None,
 ) -> Passes:
     """Update `passes` times `minibatches` times. Each minibatch is an optimiser batch: its weights sum to 1."""
     config = schedule.config
     results: list[UpdateResult] = []
+    critic_losses: list[float] = []
     columns: dict[str, NDArray[np.float32]] = {}
     weight_N = np.zeros(batch.tokens)
     parts = minibatches(batch, episodes, targets, algorithm, config.minibatches)
@@ -71,15 +76,29 @@ def run_passes(
                 forward=forward,
                 lr=schedule.lr,
                 max_grad_norm=config.max_grad_norm,
+                terms=[_bound(term, model, schedule.step) for term in algorithm.terms],
             )
             results.append(result)
+            if critic is not None and chosen.return_N is not None and chosen.value_N is not None:
+                critic_losses.append(critic.update(part, chosen.return_N, chosen.value_N))
             if turn == 0:
                 weight_N[tokens] = weight_n / len(parts)
                 for name, values in result.columns.items():
                     columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
     fresh_N = np.zeros(batch.tokens, np.bool_)
     fresh_N[parts[0][2]] = True
-    return Passes(results=results, columns=columns, weight_N=weight_N, fresh_N=fresh_N, lr=schedule.lr)
+    return Passes(
+        results=results,
+        columns=columns,
+        weight_N=weight_N,
+        fresh_N=fresh_N,
+        lr=schedule.lr,
+        critic_losses=critic_losses,
+    )
+
+
+def _bound(term: Term, model: Any, step: int) -> Callable[[], tuple[str, float]]:
+    return lambda: (term.name, term.backward(model, step))
 
 
 def minibatches(

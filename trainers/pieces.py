@@ -5,7 +5,7 @@ The training loop knows these four protocols and no algorithm by name. Something
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turngym.envs.episode import Origin
+from turngym.envs.episode import Episode, Origin
 from turngym.envs.protocols import Scorer
 from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.critic import Critic, CriticConfig
 from turngym.trainers.depth import DepthController
 from turngym.trainers.weights import Weight
 
@@ -28,6 +29,12 @@ class Targets:
     topk_logp_NK: NDArray[np.float32] | None = None
     """Teacher log-probabilities of `topk_ids_NK`, nats."""
     advantage_N: NDArray[np.float32] | None = None
+    reference_logp_N: NDArray[np.float32] | None = None
+    """Log-probability of the labels under the frozen initial policy, nats."""
+    return_N: NDArray[np.float32] | None = None
+    """What a critic should have predicted."""
+    value_N: NDArray[np.float32] | None = None
+    """What it did predict, before any update."""
 
     def take(self, tokens: NDArray[np.int64]) -> Targets:
         """The targets of some tokens."""
@@ -35,10 +42,22 @@ class Targets:
         return Targets(**{name: None if column is None else column[tokens] for name, column in values.items()})
 
 
-class Signal(Protocol):
-    """Turns a batch into targets, before any update. Scorers score at the distillation temperature."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorers:
+    """Who can score ids during a step, all at the distillation temperature; None where the run has no such model."""
 
-    def __call__(self, batch: RolloutBatch, *, teacher: Scorer | None, student: Scorer) -> Targets: ...
+    student: Scorer
+    """The student before this step's updates."""
+    teacher: Scorer | None = None
+    reference: Scorer | None = None
+    """The frozen initial policy."""
+    critic: Critic | None = None
+
+
+class Signal(Protocol):
+    """Turns a batch into targets, before any update; `episodes[batch.source_E[e]]` is the batch's episode e."""
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +74,11 @@ class Tokens:
     """Student, at the ids of the targets."""
     teacher_logp_nK: Tensor | None = None
     advantage_n: Tensor | None = None
+    reference_logp_n: Tensor | None = None
+    off_policy_n: Tensor
+    """bool: the label was chosen by a demonstrator."""
+    entropy_n: Tensor
+    """Of the student's whole distribution, nats; carries gradients where the algorithm asks for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +95,28 @@ class TokenLoss(Protocol):
     def __call__(self, tokens: Tokens) -> TokenLosses: ...
 
 
+class Select(Protocol):
+    """Which collected episodes are trained on; what it leaves out is counted, never lost from the traces."""
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]: ...
+
+
+class Prefix(Protocol):
+    """How much of a demonstration the first episodes of each group begin with."""
+
+    def ratios(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
+        """[groups][prefixed episodes per group]: shares of the demonstration's turns, in [0, 1]; `step` is 1-based."""
+
+
+class Term(Protocol):
+    """A loss beside the batch's, such as language modelling on pre-training text."""
+
+    name: str
+
+    def backward(self, model: Any, step: int) -> float:
+        """Add the term's gradient to the model's parameters; returns its value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """A frozen composition of pieces."""
@@ -82,7 +128,17 @@ class Algorithm:
     token_loss: TokenLoss
     origins: tuple[Origin, ...] = ("policy",)
     """Whose turns are trained on."""
+    group: int = 1
+    """Episodes per task: they are compared with each other."""
+    prefix: Prefix | None = None
+    select: Select | None = None
+    terms: tuple[Term, ...] = ()
     needs_teacher: bool = True
+    needs_reference: bool = False
+    critic: CriticConfig | None = None
+    """The critic that this algorithm learns beside the policy."""
+    entropy_gradient: bool = False
+    """Whether the token loss uses the entropy of the distribution."""
     distill_temperature: float = 1.0
     settings: Mapping[str, Any]
     """Flat, JSON-able: what makes two runs of this algorithm the same, for checkpoints."""

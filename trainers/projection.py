@@ -22,7 +22,7 @@ class Projected:
     """Log-probabilities, nats, at N positions: fp32 (fp64 if the logits are).
 
     `logp_N` of the labels; `topk_logp_NK` of the K given ids, None if none were given; `entropy_N` of the whole
-    distribution, detached, None unless asked for.
+    distribution, detached unless its gradient was asked for, None unless asked for.
     """
 
     logp_N: Tensor
@@ -39,6 +39,7 @@ def project(
     temperature: float = 1.0,
     chunk: int = 1024,
     entropy: bool = False,
+    entropy_gradient: bool = False,
     vocab: int | None = None,
 ) -> Projected:
     """Log-probabilities of the labels and of K more ids under softmax(head(hidden) / temperature).
@@ -52,7 +53,13 @@ def project(
     _check(hidden_N, label_N, topk_ids_NK, temperature, chunk)
     ids_N1 = label_N[:, None].long()
     ids_NJ = ids_N1 if topk_ids_NK is None else torch.cat([ids_N1, topk_ids_NK.long()], dim=1)
-    step = _Chunk(head=_callable(head), temperature=temperature, entropy=entropy, vocab=vocab)
+    step = _Chunk(
+        head=_callable(head),
+        temperature=temperature,
+        entropy=entropy or entropy_gradient,
+        entropy_gradient=entropy_gradient,
+        vocab=vocab,
+    )
     parts = []
     for rows in _chunks(len(hidden_N), chunk):
         if len(hidden_N) <= chunk or not torch.is_grad_enabled():
@@ -64,7 +71,7 @@ def project(
     return Projected(
         logp_N=logp_NJ[:, 0],
         topk_logp_NK=None if topk_ids_NK is None else logp_NJ[:, 1:],
-        entropy_N=torch.cat([value for _, value in parts if value is not None]) if entropy else None,
+        entropy_N=torch.cat([value for _, value in parts if value is not None]) if step.entropy else None,
     )
 
 
@@ -108,16 +115,19 @@ class _Chunk:
     head: Head
     temperature: float
     entropy: bool
+    entropy_gradient: bool
     vocab: int | None
 
     def __call__(self, hidden_n: Tensor, ids_nJ: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = _logits(self.head, hidden_n, self.temperature, self.vocab)
         logp_nJ = logits.gather(1, ids_nJ) - logits.logsumexp(-1, keepdim=True)
-        # last, so that the recomputation in backward stops before it
-        return logp_nJ, _entropy(logits) if self.entropy else None
+        if not self.entropy:
+            return logp_nJ, None
+        # last, so that the recomputation in backward stops before it where no gradient is wanted
+        with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
+            return logp_nJ, _entropy(logits)
 
 
-@torch.no_grad()
 def _entropy(logits: Tensor) -> Tensor:
     logp = logits.log_softmax(-1)
     return -(logp.exp() * logp).nan_to_num(0.0).sum(-1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from turngym.trainers.checkpoint import (
     CheckpointError,
+    Stateful,
     check_fingerprint,
     latest_checkpoint,
     list_checkpoints,
@@ -43,6 +44,7 @@ class RunFolder:
     fingerprint: Mapping[str, Any]
     config: RunConfig
     save_extra: Callable[[Path], None] | None = None
+    critic: Stateful | None = None
     saved: RunState | None = field(default=None, init=False)
 
     def open(self, *, resume: bool, depth: DepthState) -> RunState:
@@ -65,7 +67,7 @@ class RunFolder:
         checkpoint = latest_checkpoint(self.path)
         saved = read_state(checkpoint)
         check_fingerprint(saved["fingerprint"], self.fingerprint, checkpoint)
-        load_checkpoint(checkpoint, model=self.model, optimiser=self.optimiser)
+        load_checkpoint(checkpoint, model=self.model, optimiser=self.optimiser, critic=self.critic)
         self.saved = RunState(
             step=saved["step"],
             depth=state_from_json(saved["depth"]),
@@ -92,6 +94,7 @@ class RunFolder:
             state=values,
             keep=self.config.keep_checkpoints,
             save_extra=self.save_extra,
+            critic=self.critic,
         )
         self.saved = state
 

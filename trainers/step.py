@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ class Forward:
     """Use only the first ids, when teacher and student are padded to different sizes."""
     distill_temperature: float = 1.0
     sampling_temperature: float = 1.0
+    entropy_gradient: bool = False
     autocast: bool = False
     gradient_checkpointing: bool = False
 
@@ -43,6 +44,8 @@ class UpdateResult:
     skipped: bool
     """The gradient was not finite, so nothing was changed."""
     columns: Mapping[str, NDArray[np.float32]]
+    terms: Mapping[str, float]
+    """Values of the terms beside the batch's loss, which `loss` leaves out."""
 
 
 def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
@@ -75,14 +78,16 @@ def update(
     forward: Forward,
     lr: float,
     max_grad_norm: float = 1.0,
+    terms: Sequence[Callable[[], tuple[str, float]]] = (),
 ) -> UpdateResult:
     """One step of the optimiser on the whole batch.
 
     loss = sum_i weight_i * token_loss_i, with `weight_N` fixed before the split into micro-batches, so that their
-    number and order change nothing but rounding.
+    number and order change nothing but rounding. Each of `terms` adds its own gradient and returns (name, value).
     """
     optimiser.zero_grad(set_to_none=True)
     loss, columns = accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward)
+    extra = dict(term() for term in terms)
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf")))
     finite = bool(np.isfinite(norm))
@@ -91,7 +96,7 @@ def update(
             group["lr"] = lr
         optimiser.step()
     optimiser.zero_grad(set_to_none=True)
-    return UpdateResult(loss=loss, grad_norm=norm, skipped=not finite, columns=columns)
+    return UpdateResult(loss=loss, grad_norm=norm, skipped=not finite, columns=columns, terms=extra)
 
 
 def accumulate(
@@ -129,7 +134,8 @@ def _forward(
     label_n = _tensor(batch.label_N, micro, states)
     ids_nK = None if targets.topk_ids_NK is None else _tensor(targets.topk_ids_NK, micro, states)
     own = _project(model, states, label_n, ids_nK, forward, forward.distill_temperature)
-    sampled = own.logp_N
+    assert own.entropy_N is not None  # asked for at the distillation temperature
+    sampled, entropy_n = own.logp_N, own.entropy_N
     if forward.sampling_temperature not in (forward.distill_temperature, 0.0):
         sampled = _project(model, states, label_n, None, forward, forward.sampling_temperature).logp_N
     tokens = Tokens(
@@ -139,10 +145,11 @@ def _forward(
         topk_logp_nK=own.topk_logp_NK,
         teacher_logp_nK=None if targets.topk_logp_NK is None else _tensor(targets.topk_logp_NK, micro, states),
         advantage_n=None if targets.advantage_N is None else _tensor(targets.advantage_N, micro, states),
+        reference_logp_n=None if targets.reference_logp_N is None else _tensor(targets.reference_logp_N, micro, states),
+        off_policy_n=_tensor(batch.off_policy_N, micro, states),
+        entropy_n=entropy_n,
     )
-    numbers = {"logp": own.logp_N, "sampled_logp": sampled}
-    if own.entropy_N is not None:
-        numbers["entropy"] = own.entropy_N
+    numbers = {"logp": own.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
     return token_loss(tokens), numbers
 
 
@@ -157,6 +164,7 @@ def _project(
         temperature=temperature,
         chunk=forward.head_chunk,
         entropy=temperature == forward.distill_temperature,
+        entropy_gradient=forward.entropy_gradient and temperature == forward.distill_temperature,
         vocab=forward.vocab_size,
     )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from turngym.trainers.pieces import TokenLosses, Tokens
+from turngym.trainers.pieces import TokenLoss, TokenLosses, Tokens
+from turngym.trainers.reshape import Reshape, off_policy_loss, on_policy_loss
 from turngym.trainers.reverse_kl import (
     TokenKL,
     bin_reverse_kl,
@@ -15,7 +17,7 @@ from turngym.trainers.reverse_kl import (
     topk_entropy,
     topk_reverse_kl,
 )
-from turngym.trainers.surrogate import clipped_surrogate
+from turngym.trainers.surrogate import KLEstimator, clipped_surrogate, kl_k3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,108 @@ class ClippedAdvantage:
     def __call__(self, tokens: Tokens) -> TokenLosses:
         if tokens.advantage_n is None:
             raise ValueError("the clipped surrogate needs targets with advantage_N; use an advantage signal")
-        known_n = tokens.behaviour_logp_n.isfinite()
-        behaviour_n = torch.where(known_n, tokens.behaviour_logp_n, tokens.sampled_logp_n.detach())
         result = clipped_surrogate(
-            tokens.sampled_logp_n, behaviour_n, tokens.advantage_n, eps_low=self.eps_low, eps_high=self.eps_high
+            tokens.sampled_logp_n,
+            known_behaviour(tokens),
+            tokens.advantage_n,
+            eps_low=self.eps_low,
+            eps_high=self.eps_high,
         )
         kl_n = -tokens.advantage_n
         return TokenLosses(
             loss_n=result.loss_N,
             diagnostics={"kl_bin": kl_n, "kl_raw": kl_n, "clipped": result.clipped_N.float()},
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradient:
+    """l_i = clipped surrogate(A_i) + kl_coef KL_i(policy, reference) - entropy_coef H_i, nats.
+
+    Where the behaviour's log-probability is unknown, the present one stands in for it (ratio 1).
+    Source: algorithms specification sections 5 to 8. Diagnostics: `clipped`, and `kl_reference` with a reference.
+    """
+
+    eps_low: float = 0.2
+    eps_high: float = 0.2
+    kl_coef: float = 0.0
+    kl: KLEstimator = kl_k3
+    entropy_coef: float = 0.0
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        if tokens.advantage_n is None:
+            raise ValueError("a policy gradient needs targets with advantage_N; use an advantage signal")
+        result = clipped_surrogate(
+            tokens.sampled_logp_n,
+            known_behaviour(tokens),
+            tokens.advantage_n,
+            eps_low=self.eps_low,
+            eps_high=self.eps_high,
+        )
+        more_n, diagnostics = regularised(tokens, self.kl_coef, self.kl, self.entropy_coef)
+        diagnostics["clipped"] = result.clipped_N.float()
+        return TokenLosses(loss_n=result.loss_N + more_n, diagnostics=diagnostics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPolicyGradient:
+    """LUFFY: `reshape.on_policy_loss` where the policy chose the token, `reshape.off_policy_loss` where an expert did.
+
+    Plus kl_coef KL_i (k3) - entropy_coef H_i on both. Source: algorithms specification section 7.
+    Diagnostics: `clipped` (own tokens), `off_shaped` = f(pi) on demonstrated tokens, NaN elsewhere.
+    """
+
+    off: Reshape
+    on: Reshape
+    off_clamp: tuple[float | None, float | None] = (None, None)
+    clip: tuple[float, float] | None = (0.2, 0.2)
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        if tokens.advantage_n is None:
+            raise ValueError("a policy gradient needs targets with advantage_N; use an advantage signal")
+        # a demonstrator does not sample: its tokens are scored at the distillation temperature, as the shaping assumes
+        off_n = off_policy_loss(tokens.logp_n, tokens.advantage_n, self.off, self.off_clamp)
+        behaviour_n = known_behaviour(tokens)
+        on_n, clipped_n = on_policy_loss(tokens.sampled_logp_n, behaviour_n, tokens.advantage_n, self.on, self.clip)
+        more_n, diagnostics = regularised(tokens, self.kl_coef, kl_k3, self.entropy_coef)
+        diagnostics["clipped"] = (clipped_n & ~tokens.off_policy_n).float()
+        shaped_n = self.off.off_policy(tokens.logp_n.detach())
+        diagnostics["off_shaped"] = torch.where(tokens.off_policy_n, shaped_n, torch.nan)
+        return TokenLosses(loss_n=torch.where(tokens.off_policy_n, off_n, on_n) + more_n, diagnostics=diagnostics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regularised:
+    """Another token loss plus kl_coef KL_i(policy, reference) - entropy_coef H_i, nats; adds `kl_reference`."""
+
+    loss: TokenLoss
+    kl_coef: float = 0.0
+    kl: KLEstimator = kl_k3
+    entropy_coef: float = 0.0
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        inner = self.loss(tokens)
+        more_n, diagnostics = regularised(tokens, self.kl_coef, self.kl, self.entropy_coef)
+        return TokenLosses(loss_n=inner.loss_n + more_n, diagnostics={**inner.diagnostics, **diagnostics})
+
+
+def known_behaviour(tokens: Tokens) -> Tensor:
+    """Behaviour log-probabilities [n]; where they are unknown, the present ones, detached (a ratio of 1)."""
+    known_n = tokens.behaviour_logp_n.isfinite()
+    return torch.where(known_n, tokens.behaviour_logp_n, tokens.sampled_logp_n.detach())
+
+
+def regularised(
+    tokens: Tokens, kl_coef: float, kl: KLEstimator, entropy_coef: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """kl_coef KL_i(policy, reference) - entropy_coef H_i: [n], and the diagnostic `kl_reference` where there is one."""
+    more_n, diagnostics = torch.zeros_like(tokens.logp_n), {}
+    if tokens.reference_logp_n is not None:
+        kl_n = kl(tokens.logp_n, tokens.reference_logp_n)
+        diagnostics["kl_reference"] = kl_n.detach()
+        more_n = more_n + kl_coef * kl_n
+    if entropy_coef:
+        more_n = more_n - entropy_coef * tokens.entropy_n
+    return more_n, diagnostics

@@ -17,9 +17,10 @@ from turngym.envs.panels import PanelError, load_panel
 from turngym.envs.protocols import CollectRequest
 from turngym.envs.trace import TraceWriter, read_trace
 from turngym.scripts import train
+from turngym.scripts.train_build import build_trainer
 from turngym.scripts.train_wiring import LiveCollect, step_jobs
 from turngym.trainers.config import RunConfig
-from turngym.trainers.metrics import METRICS, read_metrics, table
+from turngym.trainers.metrics import METRICS, SOME_METRICS, read_metrics, table
 from turngym.trainers.model import load_model, save_model, tiny_qwen3
 
 torch.set_num_threads(1)
@@ -60,6 +61,12 @@ def untimed(run: Path) -> list[dict[str, Any]]:
         ("turnopd", ("--turnopd.weight", "turn", "--turnopd.depth.p", "0.6", "--distill.support", "student")),
         ("tcod", ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1", "--expert", "searching")),
         ("sft", ("--expert", "searching", "--noise", "0", "0.5", "--sft.weight", "turn_mean")),
+        ("grpo", ("--grpo.n", "2", "--grpo.no-filter-groups", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01")),
+        ("luffy", ("--luffy.n", "2", "--luffy.kl-coef", "0.1", "--luffy.on-shape", "square_root", "--max-turns", "30")),
+        ("grpo-kd", ("--grpo-kd.n", "2", "--grpo-kd.student-entropy")),
+        ("grpo-minillm", ("--grpo-kd.n", "2", "--lpt.files", str(Path(__file__)), "--lpt.documents", "2")),
+        ("ppo-kd", ("--optimiser.passes", "2", "--optimiser.minibatches", "2", "--ppo-kd.kl-coef", "0.1")),
+        ("ppo-minillm", ("--lpt.files", str(Path(__file__)), "--ppo-kd.critic.kind", "head")),
     ],
 )
 def test_every_algorithm_trains_and_leaves_a_model(
@@ -70,7 +77,7 @@ def test_every_algorithm_trains_and_leaves_a_model(
     assert "2 steps in" in capsys.readouterr().out
     rows = [row for row in read_metrics(out) if row["kind"] == "train"]
     assert [row["step"] for row in rows] == [1, 2]
-    assert {name for row in rows for name in row} <= set(METRICS)
+    assert {name for row in rows for name in row} <= {*METRICS, *SOME_METRICS}
     if algorithm != "sft":
         assert all(row["gap_max"] is None or row["gap_max"] < 1e-4 for row in rows)
     model = out / "checkpoints" / "step_000002" / "model"
@@ -86,7 +93,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
 
     options = command(models, stopped, "turnopd", *evaluated, "--checkpoint-every", "1")
     parsed = train.parse(options)
-    made = train.build_trainer(parsed)
+    made = build_trainer(parsed)
     source = made.collect
 
     def interrupted(request: CollectRequest) -> Any:
@@ -111,7 +118,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
 
 
 def test_sft_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
-    made = train.build_trainer(train.parse(command(models, tmp_path / "x", "sft")))
+    made = build_trainer(train.parse(command(models, tmp_path / "x", "sft")))
     episodes = made.collect(CollectRequest(step=1, episodes=4, max_turns=3))
     with TraceWriter(tmp_path / "expert.jsonl") as writer:
         for episode in episodes:
@@ -151,7 +158,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> None:
     part = '{"on_invalid": "noop", "part": "eval"}'
     words = command(models, tmp_path / "run", "opd", "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "1")
-    trainer = train.build_trainer(train.parse([*words, "--make", part, "--episodes", "64"]))
+    trainer = build_trainer(train.parse([*words, "--make", part, "--episodes", "64"]))
     assert isinstance(trainer.collect, LiveCollect)
     with pytest.raises(PanelError, match="evaluation tasks are also training tasks"):
         trainer.collect(CollectRequest(step=1, episodes=64, max_turns=1))

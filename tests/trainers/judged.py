@@ -1,0 +1,38 @@
+"""Judged episodes by hand, and a judge that says what it is told to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import Judgement, JudgeRequest
+
+
+@dataclass(slots=True)
+class Says:
+    """Answers every request with `votes(request)`; keeps what it was asked."""
+
+    votes: Callable[[JudgeRequest], tuple[str | None, ...]]
+    asked: list[JudgeRequest] = field(default_factory=list)
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
+        self.asked.extend(requests)
+        return [
+            Judgement(votes=(votes := self.votes(request)), error="it is asleep" if None in votes else "")
+            for request in requests
+        ]
+
+
+def boxed(*scores: int) -> tuple[str, ...]:
+    return tuple(f"\\boxed{{{score}}}" for score in scores)
+
+
+def with_texts(episode: Episode, observations: Sequence[str], final: str = "", **turns: Sequence[Any]) -> Episode:
+    """`episode` with these observations; further keywords give a field of every turn."""
+    changed = [
+        replace(turn, observation=text, response=f"say {turn.index}", **{k: v[turn.index] for k, v in turns.items()})
+        for turn, text in zip(episode.turns, observations, strict=True)
+    ]
+    return replace(episode, turns=tuple(changed), final_observation=final)

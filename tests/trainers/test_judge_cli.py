@@ -1,0 +1,149 @@
+"""`turngym train` with a judge: every kind of judge, every environment, resumption, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+
+from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.settings import ChatSettings
+from turngym.envs.alfworld.generate_config import SMALL
+from turngym.envs.alfworld.vocabulary import vocabulary
+from turngym.envs.core import TurngymError
+from turngym.envs.protocols import CollectRequest
+from turngym.envs.trace import read_trace
+from turngym.scripts import train
+from turngym.scripts.judge_wiring import JudgeOptions, make_judge
+from turngym.scripts.train_build import build_trainer
+from turngym.trainers.metrics import METRICS, SOME_METRICS, read_metrics
+from turngym.trainers.model import save_model, tiny_qwen3
+
+torch.set_num_threads(1)
+COMMON = ("--episodes", "4", "--max-turns", "3", "--make", '{"on_invalid": "noop"}', "--no-tensorboard")
+COMMON = (*COMMON, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained student that reads and writes single bytes, too."""
+    folder = tmp_path_factory.mktemp("model")
+    words = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
+    save_model(tiny_qwen3(len(words), width=32, layers=1, heads=2, max_length=8192, seed=0), folder)
+    words.save_pretrained(str(folder))
+    ChatSettings(system="Do the task.", max_new_tokens=3, max_context=8192).save(folder)
+    return folder
+
+
+def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
+    return ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *COMMON, *more]
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    clock = ("time/", "tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("prm-rl", ()),
+        ("prm-rl", ("--judge", "expert", "--prm-rl.exclude", "openclaw", "--prm-rl.kl-coef", "0")),
+        ("opd-hints", ()),
+        ("opd-hints", ("--opd-hints.form", "topk", "--opd-hints.hint-position", "last_message")),
+        ("opd-hints", ("--judge", "rules", "--opd-hints.entropy-coef", "0.01")),
+        ("opd-hints", ("--expert", "searching", "--teacher", "MODEL")),
+    ],
+)
+def test_training_with_the_judges_that_need_no_model(
+    model: Path, tmp_path: Path, algorithm: str, more: tuple[str, ...]
+) -> None:
+    words = [str(model) if word == "MODEL" else word for word in more]
+    train.main(command(model, tmp_path / "run", algorithm, *words))
+    found = rows(tmp_path / "run")
+    assert [row["step"] for row in found] == [1, 2]
+    assert {name for row in found for name in row} <= {*METRICS, *SOME_METRICS}
+    for row in found:
+        assert (row["judge/votes"], row["judge/votes_failed"], row["judge/votes_unread"]) == (12, 0, 0)
+        assert row["gap_max"] is None or row["gap_max"] < 1e-4
+    episodes, problems = read_trace(tmp_path / "run" / "judged" / "step_000001.jsonl")
+    assert not problems
+    assert len(episodes) == 4
+    assert all(turn.judge_scores is not None and turn.judge_votes for e in episodes for turn in e.turns)
+
+
+def test_a_model_judges_and_a_stopped_run_resumes_to_the_same_rows(model: Path, tmp_path: Path) -> None:
+    judge = ("--judge", f"model:{model}", "--judge-votes", "2", "--judge-max-tokens", "4", "--checkpoint-every", "1")
+    train.main(command(model, tmp_path / "whole", "prm-rl", *judge))
+    words = command(model, tmp_path / "stopped", "prm-rl", *judge)
+    made = build_trainer(train.parse(words))
+    source = made.collect
+
+    def interrupted(request: CollectRequest) -> Any:
+        if request.step == 2:
+            raise KeyboardInterrupt
+        return source(request)
+
+    made.collect = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    train.main([*words, "--resume"])
+    whole = rows(tmp_path / "whole")
+    assert rows(tmp_path / "stopped") == whole
+    assert [(row["judge/votes"], row["judge/votes_unread"]) for row in whole] == [(24, 24)] * 2
+    with pytest.raises(TurngymError, match=r"judge"):
+        train.main([*words, "--resume", "--judge-votes", "3"])
+
+
+@pytest.mark.parametrize("env", [name for name in sorted(gym.registry) if name.startswith("turngym/")])
+@pytest.mark.parametrize("algorithm", ["prm-rl", "opd-hints"])
+def test_every_environment_trains_with_a_judge(model: Path, tmp_path: Path, env: str, algorithm: str) -> None:
+    options = train.parse(command(model, tmp_path / "run", algorithm, "--env", env, "--make", "{}", *SPLITS[env]))
+    build_trainer(options).train()
+    for row in rows(tmp_path / "run"):
+        assert row["judge/votes"] == 12
+        assert row["judge/votes_failed"] == 0
+        if algorithm == "opd-hints":
+            assert row["judge/hints"] == 12
+
+
+SPLITS: dict[str, tuple[str, ...]] = {
+    "turngym/ALFWorld-v0": (),
+    "turngym/WebShop-v0": ("--split", "train"),
+    "turngym/Search-v0": ("--split", "train"),
+}
+
+
+def test_recorded_episodes_are_judged_and_trained_on(model: Path, tmp_path: Path) -> None:
+    train.main(command(model, tmp_path / "live", "prm-rl", "--steps", "1"))
+    trace = tmp_path / "live" / "judged" / "step_000001.jsonl"
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    for line in lines:
+        for turn in line["turns"]:
+            turn["judge_scores"] = None
+            del turn["judge_votes"]
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    train.main(command(model, tmp_path / "again", "prm-rl", "--steps", "1", "--traces", str(bare)))
+    drop = ("turn/", "depth/")
+    live, again = (
+        {k: v for k, v in rows(tmp_path / name)[0].items() if not k.startswith(drop)} for name in ("live", "again")
+    )
+    assert live["judge/score"] == again["judge/score"]
+    assert again["loss"] == pytest.approx(live["loss"], abs=1e-6)
+
+
+def test_unknown_judges_are_refused_by_name(model: Path, tmp_path: Path) -> None:
+    for name, text in (("ruels", "rules"), ("model:", "model:FOLDER"), ("http://", "http")):
+        with pytest.raises(TurngymError, match=text):
+            train.main(command(model, tmp_path / "run", "prm-rl", "--judge", name))
+    with pytest.raises(TurngymError, match="holds no model"):
+        make_judge(JudgeOptions(judge=f"model:{tmp_path}"), "score", make_env=lambda: None)
+    with pytest.raises(TurngymError, match=r"all 12 votes of the judge failed; the first: .*ConnectError"):
+        train.main(
+            command(model, tmp_path / "away", "prm-rl", "--judge", "http://127.0.0.1:1/v1", "--judge-votes", "1")
+        )

@@ -1,0 +1,113 @@
+"""The judge made of verdicts and rewards, rule by rule."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.envs.core import Task, Verdict
+from turngym.envs.episode import Episode, Status
+from turngym.trainers.judge.episodes import judge_episodes, requests
+from turngym.trainers.judge.rules import RuleJudge
+from turngym.trainers.judge.votes import majority, read_score
+
+sys.path.append(str(Path(__file__).parent))
+tools = importlib.import_module("judged")
+Make = Callable[..., Episode]
+
+
+def play(make_episode: Make, count: int, **more: Any) -> Episode:
+    """`count` turns, each with an action and an observation of its own; keywords give fields of every turn."""
+    episode = make_episode([([1], [2])] * count, status=more.pop("status", Status.TRUNCATED_TURNS))
+    more = {"action": [f"do {n}" for n in range(count)], "progress": [0.0] * count, **more}
+    return tools.with_texts(episode, [f"see {n}" for n in range(count)], "the end", **more)
+
+
+def scores(episode: Episode, **settings: bool) -> list[int]:
+    return [RuleJudge(**settings).score(episode, turn)[0] for turn in episode.turns]
+
+
+def test_verdicts_and_rewards_decide(make_episode: Make) -> None:
+    verdicts = [Verdict.OK, Verdict.MALFORMED, Verdict.INADMISSIBLE, Verdict.NO_EFFECT, Verdict.OK, Verdict.OK]
+    episode = play(make_episode, 6, verdict=verdicts, reward=[0.0, 0.0, 0.0, 0.0, 0.3, -0.1])
+    assert scores(episode) == [0, -1, -1, -1, 1, -1]
+
+
+def test_an_invalid_action_is_bad_even_where_it_ends_in_success(make_episode: Make) -> None:
+    episode = replace(play(make_episode, 1, verdict=[Verdict.NO_EFFECT], status=Status.COMPLETED), success=True)
+    assert scores(episode) == [-1]
+
+
+@pytest.mark.parametrize(
+    ("status", "success", "last"),
+    [
+        (Status.COMPLETED, True, 1),
+        (Status.COMPLETED, False, -1),
+        (Status.TRUNCATED_TURNS, False, 0),
+        (Status.TRUNCATED_DEPTH, False, 0),
+    ],
+)
+def test_how_the_episode_ends_is_the_last_turns_doing(
+    make_episode: Make, status: Status, success: bool, last: int
+) -> None:
+    episode = replace(play(make_episode, 3, status=status), success=success)
+    assert scores(episode, outcome=False) == [0, 0, last]
+    assert scores(episode) == ([1, 1, 1] if success else [0, 0, last])
+
+
+def test_progress_up_and_down(make_episode: Make) -> None:
+    assert scores(play(make_episode, 5, progress=[0.0, 0.5, 0.5, 0.25, 0.75])) == [0, 1, 0, -1, 1]
+    assert scores(play(make_episode, 2, progress=[0.5, 0.5])) == [1, 0]
+    assert scores(play(make_episode, 3, progress=[None, 0.5, None])) == [0, 0, 0]
+
+
+def test_the_same_action_with_the_same_answer_is_a_repetition(make_episode: Make) -> None:
+    episode = play(make_episode, 4, action=["look", "go", "look", "go"])
+    turns = list(episode.turns)
+    turns[1], turns[3] = replace(turns[1], observation="a room"), replace(turns[3], observation="a room")
+    episode = replace(episode, turns=tuple(turns))
+    assert scores(episode) == [0, 0, -1, 0]
+    assert scores(episode, repeats=False) == [0, 0, 0, 0]
+    assert scores(replace(episode, success=True)) == [1, 1, 1, 1]
+    moved = [replace(turn, progress=0.25 * (turn.index > 1)) for turn in turns]
+    assert scores(replace(episode, turns=tuple(moved)))[2] == 1
+
+
+def test_votes_are_texts_with_reasons(make_episode: Make) -> None:
+    episode = play(make_episode, 2, verdict=[Verdict.INADMISSIBLE, Verdict.OK])
+    found = RuleJudge().judge(requests(episode, "score"))
+    assert [item.votes for item in found] == [
+        ("The action was inadmissible. \\boxed{-1}",),
+        ("Nothing tells whether it helped. \\boxed{0}",),
+    ]
+    assert [read_score(item.votes[0] or "") for item in found] == [-1.0, 0.0]
+    [judged], _ = judge_episodes([episode], RuleJudge(), "score")
+    assert [majority(turn.judge_scores or ()) for turn in judged.turns] == [-1.0, 0.0]
+
+
+def test_hints_say_what_the_verdict_teaches(make_episode: Make) -> None:
+    verdicts = [Verdict.MALFORMED, Verdict.INADMISSIBLE, Verdict.NO_EFFECT, Verdict.OK]
+    [judged], _ = judge_episodes([play(make_episode, 4, verdict=verdicts)], RuleJudge(), "hint")
+    hints = [turn.hint for turn in judged.turns]
+    assert [None if hint is None else hint.split(".")[0] for hint in hints] == [
+        "Answer with exactly one action, written in the form that the instructions ask for",
+        "That action is not possible here",
+        "That action changes nothing here",
+        None,
+    ]
+    assert [turn.judge_scores for turn in judged.turns] == [(1.0,), (1.0,), (1.0,), (-1.0,)]
+
+
+def test_chat_sessions_have_no_verdicts(make_episode: Make) -> None:
+    episode = play(make_episode, 1)
+    chat = replace(episode, task=Task(env_id="proxy", task_id="s", sha256="0" * 64, split="live", category="session"))
+    [judged], error = judge_episodes([chat], RuleJudge(), "score")
+    assert judged.turns[0].judge_votes == (None,)
+    assert judged.turns[0].judge_scores is None
+    assert "verdicts and rewards" in error

@@ -1,0 +1,87 @@
+"""LUFFY's shaping functions: values by hand, gradients, and what the clip and the clamp stop."""
+
+from __future__ import annotations
+
+from math import exp, log, sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from turngym.trainers.reshape import Reshape, off_policy_loss, on_policy_loss
+
+P = torch.tensor([0.9, 0.5, 0.02], dtype=torch.float64)
+OLD = torch.tensor([0.8, 0.6, 0.02], dtype=torch.float64)
+
+OFF = {
+    "no_reshape": [0.9, 0.5, 0.02],
+    "logp": [0.3 * log(0.9), 0.3 * log(0.5), 0.3 * log(0.02)],
+    "p_logp": [0.9 + 0.3 * log(0.9), 0.5 + 0.3 * log(0.5), 0.02 + 0.3 * log(0.02)],
+    "square_root": [sqrt(0.9), sqrt(0.5), sqrt(0.02)],
+    "pow": [0.9**0.7, 0.5**0.7, 0.02**0.7],
+    "p_div_p_a": [0.9 / 1.0, 0.5 / 0.6, 0.02 / 0.12],
+}
+ON = {
+    "no_reshape": [0.9 / 0.8, 0.5 / 0.6, 1.0],
+    "logp": [0.3 * log(0.9 / 0.8), 0.3 * log(0.5 / 0.6), 0.0],
+    "p_logp": [0.9 / 0.8 + 0.3 * log(0.9 / 0.8), 0.5 / 0.6 + 0.3 * log(0.5 / 0.6), 1.0],
+    "square_root": [sqrt(0.9 / 0.8), sqrt(0.5 / 0.6), 1.0],
+    "pow": [(0.9 / 0.8) ** 0.7, (0.5 / 0.6) ** 0.7, 1.0],
+    "p_div_p_a": [0.9 / (0.8 / 0.9), (0.5 / 0.6) / (0.6 / 0.7), 1.0],
+}
+
+
+def shape(name: str) -> Reshape:
+    return Reshape(shape=name, a=0.1, w=0.3, e=0.7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [*OFF])
+def test_values_by_hand(name: str) -> None:
+    np.testing.assert_allclose(shape(name).off_policy(P.log()), OFF[name], rtol=1e-9)
+    np.testing.assert_allclose(shape(name).on_policy(P.log(), OLD.log()), ON[name], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", [*OFF])
+def test_gradients(name: str) -> None:
+    logp = P.log().requires_grad_()
+    advantage = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: off_policy_loss(x, advantage, shape(name)), logp)
+    assert torch.autograd.gradcheck(lambda x: on_policy_loss(x, OLD.log(), advantage, shape(name), None)[0], logp)
+
+
+def test_shaping_lifts_the_gradient_of_unlikely_tokens() -> None:
+    logp = torch.tensor([log(1e-3)], dtype=torch.float64, requires_grad=True)
+    (plain,) = torch.autograd.grad(off_policy_loss(logp, torch.ones(1), shape("no_reshape")).sum(), logp)
+    (shaped,) = torch.autograd.grad(off_policy_loss(logp, torch.ones(1), shape("p_div_p_a")).sum(), logp)
+    assert float(plain) == pytest.approx(-1e-3)
+    assert float(shaped) == pytest.approx(-1e-3 * 0.1 / 0.101**2)
+
+
+def test_clip_and_clamp_stop_the_gradient() -> None:
+    logp = P.log().requires_grad_()
+    advantage = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
+    loss, clipped = on_policy_loss(logp, OLD.log(), advantage, shape("no_reshape"), (0.1, 0.1))
+    np.testing.assert_allclose(loss.detach(), [-1.1, 0.9, -1.0])
+    assert clipped.tolist() == [True, True, False]
+    (gradient,) = torch.autograd.grad(loss.sum(), logp)
+    np.testing.assert_allclose(gradient, [0.0, 0.0, -1.0])
+    loss = off_policy_loss(logp, torch.ones(3), shape("no_reshape"), (0.1, 0.6))
+    np.testing.assert_allclose(loss.detach(), [-0.6, -0.5, -0.1])
+    (gradient,) = torch.autograd.grad(loss.sum(), logp)
+    np.testing.assert_allclose(gradient, [0.0, -0.5, 0.0])
+
+
+def test_extreme_log_probabilities_stay_finite() -> None:
+    logp = torch.tensor([-200.0, 0.0, -200.0])
+    old = torch.tensor([0.0, -200.0, -200.0])
+    for name in OFF:
+        ratio = shape(name).on_policy(logp, old)
+        assert ratio.isfinite().all(), name
+    assert float(shape("no_reshape").on_policy(logp, old)[1]) == pytest.approx(exp(20.0), rel=1e-5)
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(ValueError, match="shape is 'sqrt'; valid: no_reshape"):
+        Reshape(shape="sqrt")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"a is 0\.0"):
+        Reshape(a=0.0)

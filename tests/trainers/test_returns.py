@@ -1,0 +1,66 @@
+"""GAE and MiniLLM's returns on two ragged episodes, worked out by hand, and against a literal loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turngym.trainers.advantages import AdvantageError
+from turngym.trainers.returns import at_last_token, gae, minillm_returns, whiten
+
+EPISODE = np.array([0, 0, 0, 2])
+REWARD = np.array([1.0, 0.0, 2.0, 5.0])
+VALUE = np.array([0.5, 1.0, 1.5, 3.0])
+
+
+def test_gae_by_hand() -> None:
+    # gamma 0.5, lam 0.5; deltas of episode 0: 1 + 0.5 - 0.5 = 1; 0 + 0.75 - 1 = -0.25; 2 - 1.5 = 0.5
+    advantage, returns = gae(REWARD, VALUE, EPISODE, gamma=0.5, lam=0.5)
+    np.testing.assert_allclose(advantage, [1 + 0.25 * (-0.25 + 0.25 * 0.5), -0.25 + 0.25 * 0.5, 0.5, 2.0])
+    np.testing.assert_allclose(returns, advantage + VALUE)
+
+
+def test_without_discount_returns_are_sums_of_rewards() -> None:
+    advantage, returns = gae(REWARD, VALUE, EPISODE, gamma=1.0, lam=1.0)
+    np.testing.assert_allclose(returns, [3.0, 2.0, 2.0, 5.0])
+    np.testing.assert_allclose(advantage, [2.5, 1.0, 0.5, 2.0])
+
+
+def test_minillm_by_hand() -> None:
+    found = minillm_returns(REWARD, EPISODE, gamma=0.5)
+    np.testing.assert_allclose(found, [(1 + 0 + 0.5) / 1.75, (0 + 1) / 1.5, 2.0, 5.0])
+    np.testing.assert_allclose(minillm_returns(REWARD, EPISODE, gamma=1.0), [1.0, 1.0, 2.0, 5.0])
+
+
+def test_whitening_and_last_tokens() -> None:
+    white = whiten(REWARD)
+    assert white.mean() == pytest.approx(0.0, abs=1e-12)
+    assert white.std() == pytest.approx(1.0)
+    np.testing.assert_allclose(at_last_token(np.array([7.0, 8.0, 9.0]), EPISODE), [0.0, 0.0, 7.0, 9.0])
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
+def test_gae_equals_a_literal_loop(lengths: list[int], gamma: float, lam: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    reward, value = rng.normal(size=(2, len(episode)))
+    wanted = np.zeros(len(episode))
+    for i in reversed(range(len(episode))):
+        last = i + 1 == len(episode) or episode[i + 1] != episode[i]
+        following = 0.0 if last else value[i + 1]
+        carried = 0.0 if last else wanted[i + 1]
+        wanted[i] = reward[i] + gamma * following - value[i] + gamma * lam * carried
+    np.testing.assert_allclose(gae(reward, value, episode, gamma=gamma, lam=lam)[0], wanted, atol=1e-9)
+
+
+def test_errors_name_the_token() -> None:
+    with pytest.raises(AdvantageError, match=r"the reward of token 1 \(episode 0\) is nan"):
+        gae(np.array([0.0, np.nan, 0, 0]), VALUE, EPISODE)
+    with pytest.raises(AdvantageError, match="value has 3 tokens, the batch has 4"):
+        gae(REWARD, VALUE[:3], EPISODE)
+    with pytest.raises(AdvantageError, match="not adjacent"):
+        gae(REWARD, VALUE, np.array([0, 2, 0, 2]))
+    with pytest.raises(AdvantageError, match=r"gamma is 1\.5"):
+        minillm_returns(REWARD, EPISODE, gamma=1.5)

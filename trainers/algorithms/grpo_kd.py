@@ -1,0 +1,71 @@
+"""GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.depth import FixedDepth
+from turngym.trainers.kd_signals import GroupTeacherAdvantage, TeacherReward
+from turngym.trainers.pieces import Algorithm, Term
+from turngym.trainers.signals import WithReference
+from turngym.trainers.surrogate import KL_ESTIMATORS
+from turngym.trainers.token_losses import PolicyGradient
+from turngym.trainers.weights import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpoKdConfig:
+    """GRPO with knowledge-distillation rewards."""
+
+    n: int = 8
+    """Episodes per task: one group."""
+    reward: Literal["mean", "sum"] = "mean"
+    """Teacher log-likelihood per token, or of the whole episode (literal; favours saying little)."""
+    student_entropy: bool = False
+    """Subtract the student's own log-likelihood: the reward is then minus the sampled reverse KL."""
+    env_coef: float = 0.0
+    """Weight of the environment's return beside the teacher's reward."""
+    scale: Literal["std", "none"] = "std"
+    """Divide the advantage by the group's standard deviation, or not."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = 0.02
+    """Weight of the KL to the initial policy; 0 needs no copy of it."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that KL; k1 is literal and has no gradient in expectation on fresh rollouts."""
+    weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
+    """Whether every episode, every token or every response counts the same."""
+
+    def __post_init__(self) -> None:
+        if self.n < 2:
+            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
+
+
+def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) -> Algorithm:
+    """Clipped policy gradient on group-relative teacher log-likelihood.
+
+    r_j = mean_i log q(o_ji) [- log p(o_ji)] + env_coef R_j; A_j = (r_j - mean_g) / (std_g + 1e-6); l_i = surrogate(A)
+    + kl_coef KL_i(policy, initial). With `terms` (grpo-minillm) lambda * L_PT is added.
+    Source: algorithms specification section 8, Algorithms 1 and 2.
+    Differs from the paper: the reward is a mean over tokens (`reward=sum` is literal); k3 instead of k1.
+    """
+    low, high = config.clip
+    signal = GroupTeacherAdvantage(
+        reward=TeacherReward(student_entropy=config.student_entropy),
+        pool=config.reward,
+        env_coef=config.env_coef,
+        scale=config.scale,
+    )
+    return Algorithm(
+        name="grpo-minillm" if terms else "grpo-kd",
+        depth=FixedDepth(h_max=run.max_turns),
+        signal=WithReference(signal=signal) if config.kl_coef else signal,
+        weight=WEIGHTS[config.weight],
+        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),
+        group=config.n,
+        terms=terms,
+        needs_reference=bool(config.kl_coef),
+        settings=fingerprint(config),
+    )

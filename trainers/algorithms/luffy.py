@@ -1,0 +1,98 @@
+"""LUFFY: GRPO whose groups hold demonstrations, shaped so that unlikely expert tokens keep their gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.depth import FixedDepth
+from turngym.trainers.pieces import Algorithm
+from turngym.trainers.prefix import PrefixSchedule
+from turngym.trainers.reshape import Reshape, Shape
+from turngym.trainers.selection import MixedGroups
+from turngym.trainers.signals import Reward, SplitAdvantage, WithReference
+from turngym.trainers.token_losses import MixedPolicyGradient
+from turngym.trainers.weights import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LuffyConfig:
+    """Learning to reason under off-policy guidance, in turns."""
+
+    n: int = 8
+    """Episodes per task, prefixed ones included."""
+    prefix: PrefixSchedule = field(default_factory=PrefixSchedule)
+    """Which of them begin with a demonstration, and how much of it."""
+    reward: Reward = "return"
+    """What an episode is worth: its return, the environment's score, or 1 for success."""
+    advantage: Literal["grpo_split", "grpo"] = "grpo_split"
+    """Baseline from the policy's own episodes, or from all of the group."""
+    scale: Literal["std", "none"] = "std"
+    """Divide the advantage by the standard deviation, or not."""
+    alpha: float = 1.0
+    """Factor of the advantage on demonstrated tokens."""
+    beta: float = 1.0
+    """Factor of the advantage on the policy's own tokens."""
+    shape: Shape = "p_div_p_a"
+    """Shaping f of demonstrated tokens' probabilities."""
+    a: float = 0.1
+    """Of p_div_p_a."""
+    off_clamp: tuple[float | None, float | None] = (None, None)
+    """Bounds of f; None for no bound."""
+    on_shape: Shape = "no_reshape"
+    """Shaping of the policy's own ratios."""
+    clip: tuple[float, float] | None = (0.2, 0.2)
+    """Lower and upper clip of the policy's own ratios; None for no clip."""
+    entropy_coef: float = 0.001
+    """Weight of the entropy bonus."""
+    kl_coef: float = 0.0
+    """Weight of the KL (k3) to the initial policy in the loss; 0 needs no copy of it."""
+    filter_groups: bool = True
+    """Leave out groups that are all success or all failure."""
+
+    def __post_init__(self) -> None:
+        if self.n <= self.prefix.count:
+            raise ConfigError(
+                f"n is {self.n} with {self.prefix.count} prefixed episodes; a group needs at least 1 without a prefix"
+            )
+
+
+def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
+    """Mixed-policy gradient over the policy's episodes and demonstrated prefixes that it continues.
+
+    Own tokens: max(-A r, -A clip(r)), r = pi / pi_old. Demonstrated tokens: -A f(pi), f(pi) = pi / (pi + 0.1), their
+    behaviour probability taken as 1. One mean over both kinds, minus entropy_coef H.
+    Source: LUFFY; algorithms specification section 7.
+    Differs from the paper: a prefix is whole turns of the expert, replayed in the environment so that observations stay
+    true; groups without contrast are left out, which the published code computes but never applies.
+    """
+    signal = SplitAdvantage(
+        reward=config.reward,
+        scale=config.scale,
+        split=config.advantage == "grpo_split",
+        alpha=config.alpha,
+        beta=config.beta,
+    )
+    return Algorithm(
+        name="luffy",
+        depth=FixedDepth(h_max=run.max_turns),
+        signal=WithReference(signal=signal) if config.kl_coef else signal,
+        weight=WEIGHTS["token_mean"],
+        token_loss=MixedPolicyGradient(
+            off=Reshape(shape=config.shape, a=config.a),
+            on=Reshape(shape=config.on_shape, a=config.a),
+            off_clamp=config.off_clamp,
+            clip=config.clip,
+            entropy_coef=config.entropy_coef,
+            kl_coef=config.kl_coef,
+        ),
+        origins=("policy", "demonstration"),
+        group=config.n,
+        prefix=config.prefix,
+        select=MixedGroups() if config.filter_groups else None,
+        needs_teacher=False,
+        needs_reference=bool(config.kl_coef),
+        entropy_gradient=bool(config.entropy_coef),
+        settings=fingerprint(config),
+    )

@@ -1,0 +1,67 @@
+"""OPD with hindsight hints: the teacher is the policy itself, told what it should have known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
+from turngym.trainers.depth import FixedDepth
+from turngym.trainers.judge.select import HintedTurns
+from turngym.trainers.judge.signals import HintAdvantage, HintTopK
+from turngym.trainers.pieces import Algorithm, Signal, TokenLoss
+from turngym.trainers.reverse_kl import TAILS
+from turngym.trainers.signals import WithReference
+from turngym.trainers.token_losses import PolicyGradient, Regularised, SupportKL
+from turngym.trainers.weights import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpdHintsConfig:
+    """On-policy distillation from a teacher that has read a hint."""
+
+    form: Literal["sampled", "topk"] = "sampled"
+    """`sampled`: clipped surrogate with advantage log q - log p; `topk`: the reverse KL on the teacher's top-K."""
+    clip: tuple[float, float] = (0.2, 0.28)
+    """Lower and upper clip of the surrogate (`form=sampled`)."""
+    kl_coef: float = 0.02
+    """Weight of the KL (k3, cut to 10 nats) to the initial policy."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    hint_position: Literal["last_user", "last_message"] = "last_user"
+    """Which message gets the hint; they differ where observations are tool results."""
+    weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
+    """Whether every response, every episode or every token counts the same."""
+
+
+def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, teacher: bool = False) -> Algorithm:
+    """Clipped policy gradient with A_i = log q(y_i | prompt + hint, y_<i) - log p(y_i | prompt, y_<i).
+
+    l_i = max(-A_i r_i, -A_i clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i.
+    Turns without a hint are dropped. q is the frozen initial policy, or (`teacher`) a model of its own.
+    Source: OPD with hindsight hints; algorithms specification section 6.
+    Differs from the paper: the first response token gets its true log-probability, which the published code loses to an
+    offset; a failed request is an error, not zeros.
+    """
+    low, high = config.clip
+    signal: Signal = HintAdvantage()
+    loss: TokenLoss = PolicyGradient(
+        eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
+    )
+    if config.form == "topk":
+        signal = HintTopK(distill.top_k)
+        inner = SupportKL(tail=TAILS[distill.tail], importance=distill.importance)
+        loss = Regularised(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
+    return Algorithm(
+        name="opd-hints",
+        depth=FixedDepth(h_max=run.max_turns),
+        signal=WithReference(signal=signal) if config.kl_coef else signal,
+        weight=WEIGHTS[config.weight],
+        token_loss=loss,
+        select=HintedTurns(),
+        needs_teacher=teacher,
+        needs_reference=bool(config.kl_coef) or not teacher,
+        entropy_gradient=bool(config.entropy_coef),
+        distill_temperature=distill.temperature,
+        settings={**fingerprint(config), **fingerprint(distill)},
+    )

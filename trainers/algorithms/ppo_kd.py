@@ -1,0 +1,77 @@
+"""PPO with a critic, whose reward is the teacher's log-likelihood of what the student said; with or without L_PT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.critic import CriticConfig
+from turngym.trainers.depth import FixedDepth
+from turngym.trainers.kd_signals import CriticAdvantage, TeacherReward
+from turngym.trainers.pieces import Algorithm, Term
+from turngym.trainers.signals import WithReference
+from turngym.trainers.surrogate import kl_k3
+from turngym.trainers.token_losses import PolicyGradient
+from turngym.trainers.weights import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpoKdConfig:
+    """PPO with knowledge-distillation rewards. Epochs and minibatches are `optimiser.passes` and `minibatches`."""
+
+    teacher_coef: float = 1.0
+    """Weight of the teacher's log-likelihood per token; 0 is plain PPO on the environment's reward."""
+    student_entropy: bool = False
+    """Subtract the student's own log-likelihood: rewards then sum to minus the sampled reverse KL."""
+    env_coef: float = 0.0
+    """Weight of the environment's return, paid at the episode's last token."""
+    gamma: float = 1.0
+    """Discount per token."""
+    lam: float = 0.95
+    """Lambda of GAE."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = 0.0
+    """Weight of the KL (k3) to the initial policy; 0 needs no copy of it."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus (c_ent)."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+
+    def __post_init__(self) -> None:
+        if not self.teacher_coef and not self.env_coef:
+            raise ConfigError("teacher_coef and env_coef are both 0; one of them must reward something")
+
+
+def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bonus: float = 0.0) -> Algorithm:
+    """Clipped policy gradient on advantages that a critic estimates from the teacher's token rewards.
+
+    r_t = teacher_coef (log q - [log p]) + env_coef R at the last token; A = whitened GAE(gamma, lam) over supervised
+    tokens; l_i = surrogate(A) + kl_coef KL_i - entropy_coef H_i; the critic has its own loss and optimiser. With
+    `terms` (ppo-minillm) lambda * L_PT is added; `bonus` is the literal form of that term, a constant in the reward.
+    Source: algorithms specification section 8, Algorithms 3 and 4.
+    Differs from the paper: L_PT is a loss, since a constant bonus carries no gradient.
+    """
+    low, high = config.clip
+    reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)
+    signal = CriticAdvantage(
+        reward=reward if config.teacher_coef else None,
+        env_coef=config.env_coef,
+        gamma=config.gamma,
+        lam=config.lam,
+        bonus=bonus,
+    )
+    return Algorithm(
+        name="ppo-minillm" if terms or bonus else "ppo-kd",
+        depth=FixedDepth(h_max=run.max_turns),
+        signal=WithReference(signal=signal) if config.kl_coef else signal,
+        weight=WEIGHTS["token_mean"],
+        token_loss=PolicyGradient(
+            eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef
+        ),
+        terms=terms,
+        needs_teacher=bool(config.teacher_coef),
+        needs_reference=bool(config.kl_coef),
+        critic=config.critic,
+        entropy_gradient=bool(config.entropy_coef),
+        settings=fingerprint(config),
+    )

@@ -1,0 +1,57 @@
+"""Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turngym.trainers.config import RunConfig, fingerprint
+from turngym.trainers.depth import FixedDepth
+from turngym.trainers.judge.select import ScoredTurns
+from turngym.trainers.judge.signals import TurnScore
+from turngym.trainers.pieces import Algorithm
+from turngym.trainers.signals import WithReference
+from turngym.trainers.token_losses import PolicyGradient
+from turngym.trainers.weights import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrmRlConfig:
+    """Reinforcement learning from a process judge's votes."""
+
+    clip: tuple[float, float] = (0.2, 0.28)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = 0.02
+    """Weight of the KL (k3, cut to 10 nats) to the initial policy; 0 needs no copy of it."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    mask_neutral: bool = False
+    """Also leave out turns with a score of 0."""
+    exclude: Literal["none", "openclaw"] = "none"
+    """`openclaw`: neutral turns are left out; the first of them is kept where nothing else in the episode counts."""
+    weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
+    """Whether every response, every episode or every token counts the same."""
+
+
+def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
+    """Clipped policy gradient whose advantage is the judge's score of the turn, in {-1, 0, 1}.
+
+    l_i = max(-A_t r_i, -A_t clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i,
+    A_t the majority of the votes on the response of i; it is not normalised.
+    Source: binary PRM-RL; algorithms specification section 5.
+    Differs from the paper: in an environment the next observation is the next state; a judge that fails gives no score,
+    so its turn is left out (the published code counts it as 0).
+    """
+    low, high = config.clip
+    return Algorithm(
+        name="prm-rl",
+        depth=FixedDepth(h_max=run.max_turns),
+        signal=WithReference(signal=TurnScore()) if config.kl_coef else TurnScore(),
+        weight=WEIGHTS[config.weight],
+        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),
+        select=ScoredTurns(mask_neutral=config.mask_neutral, exclude=config.exclude),
+        needs_teacher=False,
+        needs_reference=bool(config.kl_coef),
+        entropy_gradient=bool(config.entropy_coef),
+        settings=fingerprint(config),
+    )

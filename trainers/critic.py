@@ -1,0 +1,118 @@
+"""PPO's critic: a value for every supervised token, learned beside the policy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turngym.trainers.batch import RolloutBatch, pad_rows, split_rows
+from turngym.trainers.config import ConfigError
+from turngym.trainers.model import hidden_states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticConfig:
+    """The critic of PPO."""
+
+    kind: Literal["model", "head"] = "model"
+    """`model`: a copy of the initial policy with a value head; `head`: a small network on the policy's own hidden
+    states, which its gradient does not reach."""
+    lr: float = 1e-5
+    """Learning rate. Tiny models need 1e-3."""
+    clip: float | None = 0.2
+    """Largest change of a value that still lowers the loss; None for the plain squared error."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0 or (self.clip is not None and not self.clip > 0):
+            raise ConfigError(f"critic lr is {self.lr} and clip {self.clip}; both must be above 0 (or clip None)")
+
+
+def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: float | None = 0.2) -> Tensor:
+    """l_i = max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2 per token: [N], with gradient.
+
+    `clip` None: (V - R)^2 / 2. Source: PPO; algorithms specification section 8.
+    """
+    plain_N = (value_N - return_N).square()
+    if clip is None:
+        return 0.5 * plain_N
+    clipped_N = old_value_N + (value_N - old_value_N).clamp(-clip, clip)
+    return 0.5 * torch.maximum(plain_N, (clipped_N - return_N).square())
+
+
+class Critic:
+    """Values of the states in which tokens were chosen. Its weights and optimiser belong to a run's checkpoints."""
+
+    def __init__(self, policy: Any, config: CriticConfig, *, micro_tokens: int = 8192, seed: int = 0) -> None:
+        self.config = config
+        self._micro_tokens = micro_tokens
+        own = config.kind == "model"
+        self._trunk: Any = copy.deepcopy(policy) if own else policy
+        self._head = _head(self._trunk, deep=not own, seed=seed)
+        parameters = [*(self._trunk.parameters() if own else ()), *self._head.parameters()]
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._optimiser = torch.optim.AdamW(self._parameters, lr=config.lr, weight_decay=0.0)
+
+    @torch.no_grad()
+    def values(self, batch: RolloutBatch) -> NDArray[np.float32]:
+        """V before each supervised token was chosen: float32 [N], in units of reward."""
+        value_N = np.zeros(batch.tokens, np.float32)
+        for tokens, found in self._forward(batch):
+            value_N[tokens] = found.cpu().numpy()
+        return value_N
+
+    def update(self, batch: RolloutBatch, return_N: NDArray[np.float32], old_value_N: NDArray[np.float32]) -> float:
+        """One optimiser update on all tokens of `batch`, which count the same; returns the mean loss."""
+        self._optimiser.zero_grad(set_to_none=True)
+        total = 0.0
+        for tokens, value_n in self._forward(batch):
+            target_n, old_n = (torch.from_numpy(column[tokens]).to(value_n) for column in (return_N, old_value_N))
+            loss = value_loss(value_n, target_n, old_n, self.config.clip).sum() / batch.tokens
+            loss.backward()
+            total += float(loss.detach())
+        norm = nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm)
+        if bool(torch.isfinite(norm)):
+            self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and optimiser state; a critic that is only a head leaves the policy's trunk out."""
+        trunk = self._trunk.state_dict() if self.config.kind == "model" else {}
+        return {"trunk": trunk, "head": self._head.state_dict(), "optimiser": self._optimiser.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        if self.config.kind == "model":
+            self._trunk.load_state_dict(state["trunk"])
+        self._head.load_state_dict(state["head"])
+        self._optimiser.load_state_dict(state["optimiser"])
+
+    def _forward(self, batch: RolloutBatch) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+        """Micro-batches: indices in N, and the values there."""
+        for micro in split_rows(batch, self._micro_tokens):
+            rows = pad_rows(batch, micro)
+            with torch.set_grad_enabled(self.config.kind == "model" and torch.is_grad_enabled()):
+                states = hidden_states(self._trunk, rows.input_ids_RL)
+            states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
+            yield micro.tokens, self._head(states.float())[:, 0]
+
+
+def _head(trunk: Any, *, deep: bool, seed: int) -> nn.Module:
+    """From hidden states to one value, zero at first, so that early advantages are the plain returns."""
+    width, device = int(trunk.config.hidden_size), next(trunk.parameters()).device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [nn.Linear(width, width), nn.Tanh()] if deep else []
+        last = nn.Linear(width, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last).to(device)

@@ -1,0 +1,40 @@
+"""A rollout source whose episodes come judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import Collect, CollectRequest, Judge
+from turngym.trainers.judge.episodes import JudgeError, Kind, judge_episodes
+
+
+@dataclass(slots=True, kw_only=True)
+class JudgedCollect:
+    """Implements `Collect`: another source's episodes with a judge's votes on every turn that has a next state.
+
+    Turns that were recorded with votes keep them. A vote that fails is counted (`judge/votes_failed`), but a judge none
+    of whose votes ever worked is a mistake: JudgeError with its first error.
+    """
+
+    collect: Collect
+    judge: Judge
+    kind: Kind = "score"
+    next_role: str = "user"
+    """The role in which the policy sees observations."""
+    enhance: Callable[[Sequence[Episode]], list[Episode]] | None = None
+    """Puts hints into prompts (`hint_prompt_ids`), where the messages and their template are known."""
+    record: Callable[[int, Sequence[Episode]], None] | None = None
+    """Called with the step and the judged episodes, to keep them."""
+    _worked: bool = field(default=False, init=False)
+
+    def __call__(self, request: CollectRequest) -> list[Episode]:
+        episodes, error = judge_episodes(self.collect(request), self.judge, self.kind, self.next_role)
+        votes = [vote for episode in episodes for turn in episode.turns for vote in turn.judge_votes or ()]
+        self._worked = self._worked or any(vote is not None for vote in votes)
+        if votes and not self._worked:
+            raise JudgeError(f"step {request.step}: all {len(votes)} votes of the judge failed; the first: {error}")
+        if self.record is not None:
+            self.record(request.step, episodes)
+        return episodes if self.enhance is None else self.enhance(episodes)

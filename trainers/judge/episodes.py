@@ -1,0 +1,98 @@
+"""Episodes before a judge: a request for every turn with a next state, and the votes written back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode, Turn
+from turngym.envs.protocols import Judge, Judgement, JudgeRequest
+from turngym.trainers.judge.votes import choose_hint, read_hint, read_score
+
+Kind = Literal["score", "hint"]
+
+
+class JudgeError(TurngymError):
+    """A judge that never answered, or not what it was asked."""
+
+
+def next_state(episode: Episode, turn: Turn) -> str | None:
+    """What followed `turn`: the next observation, or what the environment said last; None where nothing did."""
+    following = turn.index + 1
+    if following < episode.depth:
+        return episode.turns[following].observation
+    return episode.final_observation or None
+
+
+def is_trainable(turn: Turn) -> bool:
+    """Whether the policy chose the turn, in tokens, and nothing has excluded it yet."""
+    return turn.origin == "policy" and turn.excluded is None and turn.response_length > 0
+
+
+def turn_name(episode: Episode, turn: Turn) -> str:
+    """Names a turn in errors and random streams."""
+    return f"{episode.task.task_id} seed {episode.seed} sample {episode.sample}, turn {turn.index}"
+
+
+def requests(episode: Episode, kind: Kind, next_role: str = "user") -> list[JudgeRequest]:
+    """One for each of the policy's turns that has a next state and no votes yet; none for an episode that failed.
+
+    `next_role` is the role of observations; an episode that knows who spoke after each turn says so in
+    `meta["next_roles"]`.
+    """
+    if episode.status.is_error:
+        return []
+    found = []
+    roles = episode.meta.get("next_roles", ())
+    for turn in episode.turns:
+        state = next_state(episode, turn)
+        if is_trainable(turn) and state is not None and turn.judge_votes is None:
+            request = JudgeRequest(
+                name=turn_name(episode, turn),
+                kind=kind,
+                response=turn.response,
+                next_state=state,
+                next_role=roles[turn.index] if turn.index < len(roles) else next_role,
+                before=turn.observation,
+                episode=episode,
+                turn=turn.index,
+            )
+            found.append(request)
+    return found
+
+
+def judged(turn: Turn, kind: Kind, judgement: Judgement) -> Turn:
+    """`turn` with its votes; if every vote failed it has no scores, which is not the same as a score of 0."""
+    written = [vote for vote in judgement.votes if vote is not None]
+    if not written:
+        return replace(turn, judge_votes=judgement.votes)
+    if kind == "hint":
+        votes = [read_hint(vote) for vote in written]
+        scores, hint = [vote.score for vote in votes], choose_hint(votes)
+    else:
+        scores, hint = [read_score(vote) for vote in written], turn.hint
+    valid = tuple(score for score in scores if score is not None)
+    return replace(turn, judge_votes=judgement.votes, judge_scores=valid, hint=hint)
+
+
+def judge_episodes(
+    episodes: Sequence[Episode], judge: Judge, kind: Kind, next_role: str = "user"
+) -> tuple[list[Episode], str]:
+    """The episodes with votes on their turns, all asked for in one call, and the first error ("" if there was none).
+
+    Turns that have votes already keep them. Raises JudgeError if the judge answers another number of requests.
+    """
+    asked = [requests(episode, kind, next_role) for episode in episodes]
+    flat = [request for part in asked for request in part]
+    found = judge.judge(flat) if flat else []
+    if len(found) != len(flat):
+        raise JudgeError(f"the judge answered {len(found)} of {len(flat)} requests; it must answer every one")
+    answers = iter(found)
+    result = []
+    for episode, part in zip(episodes, asked, strict=True):
+        by_turn = {request.turn: next(answers) for request in part}
+        turns = [judged(t, kind, by_turn[t.index]) if t.index in by_turn else t for t in episode.turns]
+        result.append(replace(episode, turns=tuple(turns)) if by_turn else episode)
+    return result, next((judgement.error for judgement in found if judgement.error), "")

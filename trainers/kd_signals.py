@@ -1,0 +1,101 @@
+"""Knowledge distillation as a reward: how likely the teacher finds what the student said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.episode import Episode
+from turngym.trainers.advantages import grpo_advantage
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.pieces import Scorers, Targets
+from turngym.trainers.returns import at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.signals import SignalError, label_logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherReward:
+    """r_i = coef (log q(label_i), minus log p(label_i) with `student_entropy`): per token, nats."""
+
+    coef: float = 1.0
+    student_entropy: bool = False
+    """Subtract the student's own log-probability: rewards then sum to minus the sampled reverse KL."""
+
+    def __call__(self, batch: RolloutBatch, scorers: Scorers) -> NDArray[np.float64]:
+        reward_N = label_logprobs(scorers.teacher, batch, "teacher").astype(np.float64)
+        if self.student_entropy:
+            reward_N = reward_N - label_logprobs(scorers.student, batch, "student")
+        return self.coef * reward_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTeacherAdvantage:
+    """Group-relative advantages of the teacher's log-likelihood of whole episodes.
+
+    r_j = mean (or sum) over episode j's supervised tokens of the token reward, plus `env_coef` times its return.
+    Source: GRPO with distillation reward, Algorithm 1; algorithms specification section 8.
+    """
+
+    reward: TeacherReward
+    pool: Literal["mean", "sum"] = "mean"
+    env_coef: float = 0.0
+    scale: Literal["std", "none"] = "std"
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        token_N = self.reward(batch, scorers)
+        count_E = np.bincount(batch.episode_N, minlength=batch.episodes)
+        reward_E = np.bincount(batch.episode_N, weights=token_N, minlength=batch.episodes).astype(np.float64)
+        if self.pool == "mean":
+            reward_E = reward_E / np.maximum(count_E, 1)
+        reward_E = reward_E + self.env_coef * batch.reward_E
+        advantage_E = grpo_advantage(reward_E, batch.group_E, scale=self.scale)
+        return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticAdvantage:
+    """GAE of the token rewards against the critic; the episode's return, times `env_coef`, comes at its last token.
+
+    Source: PPO with distillation reward, Algorithm 3; algorithms specification section 8.
+    """
+
+    reward: TeacherReward | None
+    """None: only the environment's reward counts."""
+    env_coef: float = 0.0
+    gamma: float = 1.0
+    lam: float = 0.95
+    bonus: float = 0.0
+    """Added to every token's reward (the literal form of L_PT in the reward: it carries no gradient)."""
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        if scorers.critic is None:
+            raise SignalError("this algorithm needs a critic, and none was given")
+        reward_N = np.zeros(batch.tokens) if self.reward is None else self.reward(batch, scorers)
+        reward_N = reward_N + self.bonus + at_last_token(self.env_coef * batch.reward_E, batch.episode_N)
+        value_N = scorers.critic.values(batch)
+        advantage_N, return_N = gae(
+            reward_N, value_N.astype(np.float64), batch.episode_N, gamma=self.gamma, lam=self.lam
+        )
+        return Targets(
+            advantage_N=whiten(advantage_N).astype(np.float32),
+            return_N=return_N.astype(np.float32),
+            value_N=value_N,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniLLMAdvantage:
+    """MiniLLM's length-normalised returns of log q - log p as advantages.
+
+    Source: MiniLLM; algorithms specification section 8.
+    """
+
+    gamma: float = 0.95
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        reward_N = TeacherReward(student_entropy=True)(batch, scorers)
+        return Targets(advantage_N=minillm_returns(reward_N, batch.episode_N, gamma=self.gamma).astype(np.float32))

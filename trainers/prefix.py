@@ -1,0 +1,61 @@
+"""How much of a demonstration LUFFY's prefixed episodes begin with, by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from turngym.trainers.config import ConfigError
+
+WINDOWS = 10
+"""Of `linear_max`: the training is cut into so many parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixSchedule:
+    """Ratios in [low, high] for `count` prefixed episodes of each group.
+
+    With t = min((step - 1) / steps, 1): random U(low, high); linear high (1 - t); reverse_linear high t; linear_max
+    U(0, (10 - i) high / 10) in the i-th tenth of the training; fixed low + j (high - low) / (count - 1) for the j-th
+    prefixed episode, high if there is only one. Source: LUFFY; algorithms specification section 7.
+    Differs from the published code: one prefixed episode does not divide by zero in `fixed`.
+    """
+
+    strategy: Literal["random", "linear", "linear_max", "reverse_linear", "fixed"] = "random"
+    """How ratios follow the step."""
+    count: int = 1
+    """Prefixed episodes per group (n_prefix)."""
+    low: float = 1.0
+    """Smallest ratio."""
+    high: float = 1.0
+    """Largest ratio; 1.0 is the whole demonstration."""
+    steps: int = 100
+    """Steps over which linear strategies run (S)."""
+    share: bool = False
+    """One draw per group instead of one per prefixed episode."""
+    seed: int = 0
+    """Of the random strategies."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low <= self.high <= 1.0:
+            raise ConfigError(f"prefix ratios are {self.low} to {self.high}; valid: 0 <= low <= high <= 1")
+        if self.count < 1 or self.steps < 1:
+            raise ConfigError(f"prefix count is {self.count} and steps {self.steps}; both must be at least 1")
+
+    def ratios(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
+        """[groups][count], for `step` (1-based)."""
+        done = min((step - 1) / self.steps, 1.0)
+        low, high = self.low, self.high
+        if self.strategy == "linear":
+            low = high = high * (1.0 - done)
+        elif self.strategy == "reverse_linear":
+            low = high = high * done
+        elif self.strategy == "linear_max":
+            low, high = 0.0, high * (WINDOWS - min(int(done * WINDOWS), WINDOWS - 1)) / WINDOWS
+        elif self.strategy == "fixed":
+            width = (high - low) / max(self.count - 1, 1)
+            return (tuple(high - width * (self.count - 1 - j) for j in range(self.count)),) * groups
+        drawn = np.random.default_rng([self.seed, step]).uniform(low, high, (groups, 1 if self.share else self.count))
+        return tuple(tuple(float(value) for value in np.broadcast_to(row, self.count)) for row in drawn)
