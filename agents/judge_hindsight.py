@@ -1,0 +1,96 @@
+"""A judge that asks an expert: it plays each episode again and compares every turn with what the expert would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turngym.agents.agent import reset_seed
+from turngym.agents.scripted import MakeExpert, PrivilegedExpert
+from turngym.envs.core import TurngymError, Verdict
+from turngym.envs.episode import Episode
+from turngym.envs.guard import guard_of
+from turngym.envs.protocols import Judgement, JudgeRequest
+
+
+def expert_hint(action: str) -> str:
+    """What an expert who would do `action` tells the policy."""
+    return f"The best action here is: {action}"
+
+
+@dataclass(slots=True, kw_only=True)
+class ExpertJudge:
+    r"""Implements `Judge` with one vote per request, for tests and small experiments: the expert may be privileged.
+
+    Score: 1 where the action is the expert's own in that state, -1 where it differs and was not even valid or changed
+    nothing, 0 where it is another possible one (which may be as good). Hint:
+    `expert_hint`, also where they agree (`agreeing`; else `\boxed{-1}` there). The default expert sees the hidden
+    state, so its hints are more than hindsight: they are the solution. `scripted.named_player("searching")` and its
+    kin know only what was observed.
+
+    A vote fails where the request has no episode, the environment fails or answers otherwise than recorded, or the
+    expert knows no action. Environments that answer at random cannot be played again.
+    """
+
+    make_env: Callable[[], Any]
+    expert: MakeExpert = PrivilegedExpert
+    agreeing: bool = True
+    _env: Any = field(default=None, init=False)
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
+        known: dict[int, list[str | None] | str] = {}
+        for request in requests:
+            episode = request.episode
+            if episode is not None and id(episode) not in known:
+                known[id(episode)] = self._advice(episode)
+        return [self._judgement(request, known.get(id(request.episode), "no episode")) for request in requests]
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _judgement(self, request: JudgeRequest, advice: list[str | None] | str) -> Judgement:
+        if isinstance(advice, str):
+            return Judgement(votes=(None,), error=f"{request.name}: {advice}")
+        action = advice[request.turn]
+        if action is None or request.episode is None:
+            return Judgement(votes=(None,), error=f"{request.name}: the expert knows no action")
+        turn = request.episode.turns[request.turn]
+        agrees = action == turn.action
+        if request.kind == "score":
+            score = 1 if agrees else 0 if turn.verdict is Verdict.OK else -1
+            return Judgement(votes=(f"The expert would do: {action} \\boxed{{{score}}}",))
+        if agrees and not self.agreeing:
+            return Judgement(votes=("The expert would do the same. \\boxed{-1}",))
+        return Judgement(votes=(f"[HINT_START]{expert_hint(action)}[HINT_END] \\boxed{{1}}",))
+
+    def _advice(self, episode: Episode) -> list[str | None] | str:
+        """The expert's action before each turn, or why it cannot be had."""
+        try:
+            return self._replay(episode)
+        except TurngymError as error:
+            self.close()
+            return f"{type(error).__name__}: {error}"
+
+    def _replay(self, episode: Episode) -> list[str | None] | str:
+        if self._env is None:
+            self._env = self.make_env()
+        guard = guard_of(self._env)
+        task = episode.task.task_id
+        observation, _ = self._env.reset(seed=reset_seed(task, episode.seed), options={"task": task})
+        player = self.expert(guard)
+        actions: list[str | None] = []
+        for turn in episode.turns:
+            if observation != turn.observation:
+                said = f"begins with {observation[:80]!r}, not {turn.observation[:80]!r}"
+                return f"played again, turn {turn.index} {said}"
+            action = player.act()
+            actions.append(None if action is None else guard.base.canonical(action))
+            observation, _, terminated, truncated, _ = self._env.step(turn.response)
+            if turn.action is not None and turn.verdict.valid:
+                player.observe(turn.action)
+            if (terminated or truncated) and turn.index < episode.depth - 1:
+                return f"played again, the episode ends at turn {turn.index} of {episode.depth}"
+        return actions

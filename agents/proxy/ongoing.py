@@ -1,0 +1,87 @@
+"""A request under way: waited for, or abandoned by a client that went away."""
+
+from __future__ import annotations
+
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from turngym.agents.proxy.bridge import Ticket
+from turngym.agents.proxy.chat import Prompt
+from turngym.agents.proxy.errors import busy
+from turngym.agents.proxy.messages import ChatMessage
+from turngym.agents.proxy.records import TurnRecord
+from turngym.agents.proxy.request import ChatRequest
+from turngym.agents.proxy.session import Session
+
+if TYPE_CHECKING:
+    from turngym.agents.proxy.service import ProxyService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """An answered request."""
+
+    reply: ChatMessage
+    finish: str
+    """`stop`, `length` or `tool_calls`."""
+    record: TurnRecord
+    prompt_tokens: int
+    number: int
+    """Of the request, since the server started."""
+
+
+class Ongoing:
+    """A request under way. Exactly one of `wait` (until it returns an answer) and `abandon` ends it."""
+
+    def __init__(
+        self,
+        service: ProxyService,
+        request: ChatRequest,
+        session: Session | None,
+        prompt: Prompt,
+        ticket: Ticket,
+        number: int,
+        deadline: float,
+    ) -> None:
+        self.service, self.request, self.session, self.prompt = service, request, session, prompt
+        self.ticket, self.number, self.deadline = ticket, number, deadline
+        self._over = False
+
+    def wait(self, seconds: float) -> Finished | None:
+        """The answer; None if it is not there after `seconds`.
+
+        Raises:
+            ApiError: 500 for an engine that failed, 503 when the deadline has passed. The request is over then.
+        """
+        try:
+            generation = self.ticket.answer.result(seconds)
+        except FutureTimeout:
+            if self.service._clock() < self.deadline:
+                return None
+            self.abandon("timed_out")
+            raise busy("the request waited too long for the engine", status=503, seconds=5) from None
+        except BaseException:
+            self._end("failed")
+            raise
+        try:
+            finished = self.service.take_in(self, generation)
+        except BaseException:
+            self._end("failed")
+            raise
+        self._end("")
+        return finished
+
+    def abandon(self, why: str = "disconnected") -> None:
+        """Nobody waits for the answer any more: it is not generated, or dropped. Does nothing once it is over."""
+        if not self._over:
+            self.ticket.cancel()
+            # While it is being generated the session's next request must not reach the engine.
+            self.ticket.answer.add_done_callback(lambda _: self._end(why))
+
+    def _end(self, why: str) -> None:
+        if not self._over:
+            self._over = True
+            if why:
+                self.service.bridge.release(self.ticket.request.session)
+            self.service.closed(self.session, why)

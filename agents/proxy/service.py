@@ -1,0 +1,269 @@
+"""What the proxy does with a request: find its session, generate, write down, answer; and with sessions that end."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.agent import task_number
+from turngym.agents.proxy.bridge import STOPPING, EngineBridge
+from turngym.agents.proxy.chat import ChatRenderer, ChatThread, Prompt
+from turngym.agents.proxy.episodes import episode_of
+from turngym.agents.proxy.errors import busy, invalid
+from turngym.agents.proxy.messages import ChatMessage
+from turngym.agents.proxy.ongoing import Finished, Ongoing
+from turngym.agents.proxy.records import Recorder, TurnRecord
+from turngym.agents.proxy.request import ChatRequest
+from turngym.agents.proxy.restore import mark, restore
+from turngym.agents.proxy.session import Session, Sessions
+from turngym.agents.proxy.settings import ProxySettings
+from turngym.agents.proxy.tools import split_calls
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import GenerateRequest, Generation, Policy, Sampling
+
+MAX_TOKENS = 512
+
+
+class ProxyService:
+    """Sessions over one policy.
+
+    Args:
+        folder: where the records are; sessions that are open in them go on.
+        max_context: most ids of prompt and answer together.
+        temperature: of main turns, whatever clients ask for: the trainer's own, so that log-probabilities as sampled
+            mean the same to it. None: what the client asks for, as side turns always get.
+        resumed_from: step of the checkpoint that training goes on from: what later steps used is unused again.
+        on_episode: gets every session that ended with at least one main turn.
+
+    Raises:
+        ProxyError: records of a newer version.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        renderer: ChatRenderer,
+        folder: Path,
+        settings: ProxySettings | None = None,
+        *,
+        max_context: int,
+        temperature: float | None = None,
+        seed: int = 0,
+        resumed_from: int | None = None,
+        on_episode: Callable[[Episode], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings or ProxySettings()
+        self.renderer, self.max_context, self.temperature = renderer, max_context, temperature
+        self.name = self.settings.name or "turngym"
+        self.stopping = False
+        self.run_id = secrets.token_hex(4)
+        """Makes the ids of answers unique among servers; nothing depends on it."""
+        self.counts: Counter[str] = Counter()
+        self.ignored: Counter[str] = Counter()
+        """Fields of requests that were not honoured."""
+        self._seed, self._clock, self._on_episode = seed, clock, on_episode
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self.bridge = EngineBridge(
+            policy,
+            max_batch=self.settings.max_batch,
+            max_waiting=self.settings.max_waiting,
+            window=self.settings.window_ms / 1000,
+        )
+        self.recorder = Recorder(folder)
+        if resumed_from is not None:
+            self.recorder.write(mark("resumed", resumed_from))
+        past = restore(folder, renderer, want_ended=on_episode is not None, temperature=temperature)
+        self.sessions = Sessions(
+            idle=self.settings.idle, limit=self.settings.max_sessions, clock=clock, serial=past.serial
+        )
+        self.sessions.restore(past.open)
+        self.unused = past.ended
+        """Sessions that ended before, as far as no trainer has used them."""
+
+    def begin(self, request: ChatRequest) -> Ongoing:
+        """Take a request on: its session is entered and its prompt queued.
+
+        Raises:
+            ApiError: 400 for what can never be answered, 429 and 503 for what cannot be answered now.
+        """
+        self._admit()
+        deadline, session = self._clock() + self.settings.deadline, None
+        try:
+            if request.session_id is not None:
+                session = self._enter(request.session_id, deadline)
+            if session is not None and request.main and len(session.turns) >= self.settings.session_turns:
+                self._split(session, request)
+            thread = session.thread if session is not None and request.main else ChatThread()
+            prompt = self.renderer.prompt(thread, request.messages, request.tools)
+            number = next(self._numbers)
+            ticket = self.bridge.submit(self._generate_request(request, prompt, session, number))
+        except BaseException:
+            self.closed(session, "refused")
+            raise
+        with self._lock:
+            self.ignored.update(request.ignored)
+        return Ongoing(self, request, session, prompt, ticket, number, deadline)
+
+    def end(self, session_id: str, final: tuple[ChatMessage, ...] = ()) -> int:
+        """The client says that a session is over; `final` came after its last answer. Its number of turns."""
+        self._admit()
+        session = None
+        try:
+            session = self._enter(session_id, self._clock() + self.settings.deadline)
+            turns = len(session.turns)
+            self._finish(session, "done", session.heard_in(final) or final)
+            self.sessions.end(session)
+        finally:
+            self.closed(session, "")
+        return turns
+
+    def sweep(self) -> int:
+        """End sessions that nobody has used for too long; how many."""
+        gone = self.sessions.expired()
+        for session in gone:
+            self._finish(session, "idle")
+        return len(gone)
+
+    def health(self) -> dict[str, Any]:
+        with self._lock:
+            counts, ignored = dict(self.counts), dict(self.ignored)
+        shown = ("main", "side", "sessions_ended", "underway")
+        return {
+            "status": "stopping" if self.stopping else "updating" if self.bridge.paused else "ok",
+            "model": self.name,
+            "turns": {"main": counts.get("main", 0), "side": counts.get("side", 0)},
+            "sessions": {"open": len(self.sessions), "ended": counts.get("sessions_ended", 0)},
+            "underway": counts.get("underway", 0),
+            "engine": self.bridge.as_json(),
+            "ignored": ignored,
+            **{name: value for name, value in sorted(counts.items()) if name not in shown},
+        }
+
+    def close(self) -> None:
+        """Answer what waits and close the records; open sessions stay in them for the next start. Twice is fine."""
+        self.stopping = True
+        self.bridge.close()
+        self.recorder.close()
+
+    def _enter(self, session_id: str, deadline: float) -> Session:
+        session, gone = self.sessions.enter(session_id, deadline)
+        for other in gone:
+            self._finish(other, "room")
+        return session
+
+    def _admit(self) -> None:
+        if self.stopping:
+            raise busy(STOPPING, status=503, seconds=5)
+        with self._lock:
+            if self.counts["underway"] >= self.settings.max_waiting:
+                self.counts["turned_away"] += 1
+                raise busy(f"{self.settings.max_waiting} requests are under way already; ask again later")
+            self.counts["underway"] += 1
+
+    def _generate_request(
+        self, request: ChatRequest, prompt: Prompt, session: Session | None, number: int
+    ) -> GenerateRequest:
+        room = self.max_context - len(prompt.ids)
+        if room < 1:
+            raise invalid(
+                f"the messages are {len(prompt.ids)} tokens; with an answer this model holds {self.max_context}",
+                "messages",
+                "context_length_exceeded",
+            )
+        fixed = self.temperature if request.main else None
+        sampling = Sampling(
+            temperature=request.temperature if fixed is None else fixed,
+            max_new_tokens=min(request.max_tokens or self.settings.max_tokens or MAX_TOKENS, room),
+            stop_ids=self.renderer.stop_ids,
+            stop_text=request.stop,
+        )
+        if session is None or not request.main:
+            name, stream = f"side/{number}", (self._seed, 0, number)
+        else:
+            segment = len(session.thread.segments) - (0 if prompt.opens else 1)
+            name, stream = f"{session.key}/{segment}", (self._seed, task_number(session.key), len(session.turns))
+        if request.seed is not None:
+            stream = (request.seed & (2**63 - 1), *stream[1:])
+        return GenerateRequest(session=name, prompt_ids=prompt.ids, sampling=sampling, stream=stream)
+
+    def _split(self, session: Session, request: ChatRequest) -> None:
+        """A long session is handed on, and goes on under a new key."""
+        key = self.sessions.new_key(session)
+        self._finish(session, "part", session.heard_in(request.messages), key)
+        session.begin_part(key)
+
+    def _finish(self, session: Session, why: str, final: tuple[ChatMessage, ...] = (), following: str = "") -> None:
+        """The end of a session in the records, for the engine and for the trainer."""
+        if not session.turns:
+            return
+        messages = [message.as_json() for message in final]
+        self.recorder.write({"kind": "end", "session": session.key, "why": why, "final": messages, "next": following})
+        self.bridge.release(f"{session.key}/{len(session.thread.segments) - 1}")
+        with self._lock:
+            self.counts["sessions_ended"] += 1
+        if self._on_episode is not None:
+            self._on_episode(episode_of(session, why, final, temperature=self.temperature))
+
+    def take_in(self, ongoing: Ongoing, generation: Generation) -> Finished:
+        """Write down a finished turn, then let its session go on. Called once per ongoing request."""
+        request, prompt, session = ongoing.request, ongoing.prompt, ongoing.session
+        text, _ = self.renderer.decode(generation.ids)
+        reply, finish = self._reply(
+            request, text, generation.finish, f"{self._seed}/{ongoing.ticket.request.session}/{len(prompt.ids)}"
+        )
+        main = request.main and session is not None
+        record = TurnRecord(
+            session="" if session is None else session.key,
+            main=main,
+            kept=prompt.kept,
+            messages=prompt.rest,
+            tools=prompt.tools if session is None or prompt.tools != session.thread.tools else None,
+            opens=prompt.opens,
+            prompt_ids=prompt.added,
+            ids=generation.ids,
+            logprobs=generation.logprobs,
+            reply=reply,
+            text=text,
+            finish=generation.finish,
+            version=generation.policy_version,
+            temperature=ongoing.ticket.request.sampling.temperature,
+            retry=prompt.retry,
+        )
+        self.recorder.write(record.as_json())
+        if session is not None and main:
+            if prompt.opens and session.thread.segments:
+                self.bridge.release(f"{session.key}/{len(session.thread.segments) - 1}")
+            session.apply(self.renderer, record, prompt.text)
+        else:
+            self.bridge.release(ongoing.ticket.request.session)
+        with self._lock:
+            self.counts["main" if main else "side"] += 1
+        if request.done and session is not None:
+            self._finish(session, "done")
+            self.sessions.end(session)
+        return Finished(reply=reply, finish=finish, record=record, prompt_tokens=len(prompt.ids), number=ongoing.number)
+
+    def _reply(self, request: ChatRequest, text: str, finish: str, salt: str) -> tuple[ChatMessage, str]:
+        """What the client gets: without stop texts and control tokens, calls taken out where it has tools."""
+        ends = [place for stop in request.stop if (place := text.find(stop)) >= 0]
+        text = self.renderer.clean(text[: min(ends)] if ends else text)
+        content, calls = split_calls(text, salt) if request.tools else (text, ())
+        reply = ChatMessage(role="assistant", content=content, tool_calls=calls)
+        return reply, "tool_calls" if calls else finish
+
+    def closed(self, session: Session | None, dropped: str) -> None:
+        """A request is over; `dropped` says why it was not answered, if it was not."""
+        with self._lock:
+            self.counts["underway"] -= 1
+            if dropped:
+                self.counts[dropped] += 1
+        if session is not None:
+            self.sessions.leave(session)

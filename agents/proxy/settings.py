@@ -1,0 +1,50 @@
+"""What the proxy may be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turngym.agents.proxy.errors import ProxyError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxySettings:
+    """Limits and sessions of one proxy."""
+
+    name: str | None = None
+    """Name of the model, as clients ask for it; None: that of its folder."""
+    max_tokens: int | None = None
+    """Most tokens of an answer where a request does not say; None: as the model was trained."""
+    max_waiting: int = 128
+    """Requests under way; more are refused with 429 until some are answered."""
+    max_batch: int = 64
+    """Most requests generated together."""
+    window_ms: float = 5.0
+    """How long a batch waits for company while several clients are busy; an idle engine never waits."""
+    deadline: float = 300.0
+    """Seconds that a request may wait for its turn, an update of the weights included; then 503."""
+    idle: float = 900.0
+    """Seconds without a request after which a session has ended."""
+    max_sessions: int = 1024
+    """Open sessions; who was away longest makes room."""
+    session_turns: int = 50
+    """Turns after which a session is handed on in parts, so that long ones are trained on before they end."""
+    max_body: int = 8 * 2**20
+    """Largest request body, in bytes."""
+    max_messages: int = 4096
+    """Most messages in one request."""
+    max_tools: int = 128
+    """Most tools in one request."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_waiting", "max_batch", "max_sessions", "session_turns", "max_body"):
+            _check(name, getattr(self, name) >= 1, getattr(self, name), "at least 1")
+        for name in ("deadline", "idle"):
+            _check(name, getattr(self, name) > 0, getattr(self, name), "more than 0 seconds")
+        _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, self.max_tokens, "at least 1")
+        _check("name", self.name is None or (self.name != "" and self.name.isprintable()), self.name, "printable text")
+
+
+def _check(name: str, fine: bool, value: object, valid: str) -> None:
+    if not fine:
+        raise ProxyError(f"proxy setting {name} is {value!r}; it must be {valid}")

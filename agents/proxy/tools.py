@@ -1,0 +1,63 @@
+"""Tool calls in what a model wrote, in the form of Qwen and Hermes templates; and tools for templates without them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turngym.agents.proxy.messages import ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def split_calls(text: str, salt: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """(text without its calls, the calls). What is no well-formed call stays text, and so does a call in a thought.
+
+    `salt` makes the ids of the calls unique among conversations; the same salt gives the same ids.
+    """
+    thought, closed, body = text.partition("</think>")
+    if not closed:
+        thought, body = "", text
+    if "<think>" in body:
+        return text, ()
+    calls: list[ToolCall] = []
+    kept: list[str] = []
+    while True:
+        before, opened, rest = body.partition(OPEN)
+        kept.append(before)
+        if not opened:
+            break
+        inside, closed_call, after = rest.partition(CLOSE)
+        call = _read(inside, f"{salt}/{len(calls)}")
+        if call is None:
+            kept.append(opened + inside + closed_call)
+        else:
+            calls.append(call)
+        body = after
+    if not calls:
+        return text, ()
+    return (thought + closed + "".join(kept)).strip(), tuple(calls)
+
+
+def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What a system message says about `tools` where the chat template says nothing."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return (
+        f"You can call these functions:\n{listed}\n"
+        f'To call one, write {OPEN}\n{{"name": the function, "arguments": an object}}\n{CLOSE}'
+    )
+
+
+def _read(inside: str, salt: str) -> ToolCall | None:
+    try:
+        call = json.loads(inside)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return None
+    arguments = call.get("arguments", call.get("parameters", {}))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    name = f"call_{hashlib.sha256(salt.encode()).hexdigest()[:24]}"
+    return ToolCall(id=name, name=call["name"], arguments=text)

@@ -1,0 +1,1 @@
+"""Servers: one module per verb of `turngym serve`."""

@@ -1,0 +1,155 @@
+"""From the options of `turngym serve proxy` to a service and the training that goes on beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from turngym.agents.local import LocalEngine
+from turngym.agents.proxy.chat import ChatRenderer
+from turngym.agents.proxy.hints import SessionHints
+from turngym.agents.proxy.service import ProxyService
+from turngym.agents.proxy.words import WordJudge
+from turngym.agents.settings import ChatSettings
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import Judge, Judgement, JudgeRequest
+from turngym.scripts.judge_wiring import make_judge
+from turngym.scripts.serve.proxy import ServeProxy, named
+from turngym.scripts.serve.proxy_training import Lines, Training
+from turngym.scripts.train import Options
+from turngym.scripts.train_build import JUDGED, build_algorithm, load_reference, load_student, load_teacher
+from turngym.scripts.train_wiring import weights_hash
+from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
+from turngym.trainers.judge.episodes import JudgeError, judge_episodes
+from turngym.trainers.loop import Trainer
+
+
+def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
+    """Load the models and put the run together; a folder that holds a run goes on.
+
+    Raises TurngymError for a judge, a teacher or a folder that does not fit.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    chat = ChatSettings.load(config.student)
+    model, tokenizer = load_student(config.student, config.dtype, config.device)
+    settings = named(config.proxy, config.student, chat)
+    engine = LocalEngine(model, tokenizer=tokenizer, max_length=chat.max_context, max_batch=settings.max_batch)
+    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
+    stop_ids = (more,) if isinstance(more, int) else tuple(more)
+    renderer = ChatRenderer(tokenizer, thinking=chat.thinking, stop_ids=stop_ids)
+    seed, max_context = config.run.seed, engine.max_length
+    if not config.train:
+        return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
+    options = _options(config)
+    algorithm = build_algorithm(options, tokenizer)
+    if algorithm.needs_teacher and config.teacher is None:
+        raise TurngymError(f"--algorithm {config.algorithm} distils from a teacher: name its folder with --teacher")
+    teacher, vocab_size = load_teacher(options, model, tokenizer, algorithm)
+    judge = _judge(config, renderer, max_context)
+    checkpoint = latest_checkpoint(config.out) if list_checkpoints(config.out) else None
+    step = 0 if checkpoint is None else read_state(checkpoint)["step"]
+    training = Training(out=config.out, algorithm=algorithm, resume=checkpoint is not None, step=step)
+    service = ProxyService(
+        engine,
+        renderer,
+        config.out,
+        settings,
+        max_context=max_context,
+        temperature=config.run.temperature,
+        seed=seed,
+        resumed_from=step,
+        on_episode=training.put,
+    )
+    source = training.connect(service, judge, engine.weights_changed, config.batch_turns)
+
+    def save_extra(folder: Path) -> None:
+        tokenizer.save_pretrained(str(folder))
+        chat.save(folder)
+
+    identity = {"env": "proxy", "chat": asdict(chat), "batch_turns": config.batch_turns}
+    if config.teacher is not None:
+        identity["teacher"] = weights_hash(config.teacher)
+    training.trainer = Trainer(
+        model=model,
+        algorithm=algorithm,
+        collect=source,
+        out=config.out,
+        run=config.run,
+        optimiser=config.optimiser,
+        teacher=teacher,
+        reference=load_reference(options, algorithm, vocab_size),
+        on_update=training.updated,
+        save_extra=save_extra,
+        vocab_size=vocab_size,
+        identity=identity,
+        progress=Lines(),
+    )
+    return service, training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionJudge:
+    """Judges a proxy's sessions: every next message with the role that spoke it."""
+
+    judge: Judge
+    kind: Literal["score", "hint"]
+    enhance: Callable[[Sequence[Episode]], list[Episode]] | None = None
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Raises JudgeError if every vote failed."""
+        judged, error = judge_episodes(episodes, _Roles(self.judge), self.kind)
+        votes = [vote for episode in judged for turn in episode.turns for vote in turn.judge_votes or ()]
+        if votes and all(vote is None for vote in votes):
+            raise JudgeError(f"all {len(votes)} votes on {len(judged)} sessions failed; the first: {error}")
+        return judged if self.enhance is None else self.enhance(judged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    judge_by: Judge
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
+        return self.judge_by.judge([replace(request, next_role=_role(request)) for request in requests])
+
+
+def _role(request: JudgeRequest) -> str:
+    roles = [] if request.episode is None else request.episode.meta.get("next_roles", [])
+    return str(roles[request.turn]) if request.turn < len(roles) else request.next_role
+
+
+def _judge(config: ServeProxy, renderer: ChatRenderer, max_context: int) -> SessionJudge | None:
+    kind = JUDGED.get(config.algorithm)
+    if kind is None:
+        return None
+    name = config.judging.judge
+    if name in ("rules", "expert"):
+        raise TurngymError(
+            f"--judge {name} reads an environment's verdicts, which sessions of a proxy do not have; "
+            "use words, model:FOLDER or the url of an OpenAI-compatible endpoint"
+        )
+    judge: Judge
+    if name in ("auto", "words"):
+        judge = WordJudge()
+    else:
+        judge = make_judge(config.judging, kind, make_env=_no_env, seed=config.run.seed, device=config.device)
+    hints = SessionHints(renderer=renderer, max_context=max_context, position=config.opd_hints.hint_position)
+    return SessionJudge(judge=judge, kind=kind, enhance=hints if kind == "hint" else None)
+
+
+def _no_env() -> Any:
+    raise TurngymError("sessions of a proxy have no environment")
+
+
+def _options(config: ServeProxy) -> Options:
+    """The same settings as `turngym train` knows them."""
+    names = (
+        *("student", "out", "algorithm", "teacher", "run", "optimiser", "distill", "prm_rl", "opd_hints", "opd"),
+        *("turnopd", "judging", "device", "dtype", "teacher_dtype", "threads"),
+    )
+    return Options(**{name: getattr(config, name) for name in names})

@@ -1,0 +1,164 @@
+"""Training beside a proxy: a thread that takes what clients' sessions give, and the files it leaves."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from turngym.agents.proxy.restore import mark
+from turngym.agents.proxy.service import ProxyService
+from turngym.agents.proxy.source import Judge, SessionSource
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode
+from turngym.envs.trace import TraceWriter, iter_trace
+from turngym.trainers.judge.episodes import is_trainable
+from turngym.trainers.loop import Trainer
+from turngym.trainers.pieces import Algorithm
+
+SESSIONS = "sessions.jsonl"
+"""Judged sessions, as a trace."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """One trainer on one proxy's sessions."""
+
+    out: Path
+    algorithm: Algorithm
+    resume: bool
+    trainer: Trainer | None = None
+    error: str = ""
+    """Why training ended early."""
+    finished: bool = False
+    """Whether all steps are done."""
+    step: int = 0
+    """Of the weights."""
+    _service: ProxyService | None = field(default=None, init=False)
+    _source: SessionSource | None = field(default=None, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _trace: TraceWriter | None = field(default=None, init=False)
+
+    def connect(
+        self, service: ProxyService, judge: Judge | None, new_version: Callable[[int], None], batch_turns: int
+    ) -> SessionSource:
+        """The source that the trainer collects from; what an earlier process left unused goes into it first."""
+        self._service = service
+        judged = self._judged_before({episode.task.task_id for episode in service.unused})
+        self._trace = TraceWriter(self.out / SESSIONS)
+        self._source = SessionSource(
+            judge=judge,
+            usable=self._usable,
+            rest=service.bridge.pause,
+            work=service.bridge.resume,
+            new_version=new_version,
+            written=self._written,
+            batch_turns=batch_turns,
+        )
+        for episode in service.unused:
+            if episode.task.task_id in judged:
+                self._source.put_judged([judged[episode.task.task_id]])
+            else:
+                self._source.put(episode)
+        service.unused = []
+        return self._source
+
+    def put(self, episode: Episode) -> None:
+        """A session has ended."""
+        if self._source is not None and not self.finished:
+            self._source.put(episode)
+
+    def updated(self, step: int) -> None:
+        """The trainer has changed the weights."""
+        assert self._source is not None
+        self.step = step
+        self._source.updated(step)
+
+    def start(self, on_failure: Callable[[], None]) -> None:
+        """Train in a thread; `on_failure` is called if that fails."""
+        self._thread = threading.Thread(target=self._run, args=(on_failure,), name="proxy-trainer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step under way, save, end."""
+        if self._source is not None:
+            self._source.close()
+        if self._thread is not None:
+            self._thread.join()
+        if self._trace is not None:
+            self._trace.close()
+
+    def health(self) -> Mapping[str, Any]:
+        state = "failed" if self.error else "finished" if self.finished else "running"
+        sessions = {} if self._source is None else self._source.as_json()
+        return {"training": {"state": state, "algorithm": self.algorithm.name, "step": self.step, **sessions}}
+
+    def _run(self, on_failure: Callable[[], None]) -> None:
+        assert self.trainer is not None
+        assert self._source is not None
+        try:
+            self.trainer.train(resume=self.resume)
+            self.finished = True
+            print("all training steps are done; serving goes on", flush=True)
+        except KeyboardInterrupt:
+            pass  # the wish to stop; everything is saved
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            if not isinstance(error, TurngymError):
+                traceback.print_exc()
+            on_failure()
+        finally:
+            self._source.let_work()
+
+    def _usable(self, episode: Episode) -> int:
+        select = self.algorithm.select
+        kept = [episode] if select is None else select([episode])
+        return sum(is_trainable(turn) for found in kept for turn in found.turns)
+
+    def _written(self, what: str, step: int, episodes: Sequence[Episode]) -> None:
+        assert self._service is not None
+        assert self._trace is not None
+        if what == "judged":
+            for episode in episodes:
+                self._trace.write(episode)
+            return
+        self._service.recorder.write(mark(what, step, episodes))
+
+    def _judged_before(self, wanted: set[str]) -> dict[str, Episode]:
+        path = self.out / SESSIONS
+        found = iter_trace(path) if wanted and path.exists() else ()
+        return {item.task.task_id: item for item in found if isinstance(item, Episode) and item.task.task_id in wanted}
+
+
+class Lines:
+    """One line per training step, on standard output."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def phase(self, name: str) -> None:
+        return
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        if row.get("kind") != "train":
+            return
+        numbers = {
+            "sessions": row.get("episodes"),
+            "tokens": row.get("tokens"),
+            "score": row.get("judge/score"),
+            "loss": row.get("loss"),
+            "gap": row.get("gap_max"),
+            "update s": row.get("time/update_s"),
+        }
+        said = ", ".join(f"{name} {_short(value)}" for name, value in numbers.items() if value is not None)
+        print(f"step {row['step']}: {said}", flush=True)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,82 @@
+"""Serve an index over HTTP: Search-R1's /retrieve with batching, /health and /stats.
+
+Examples:
+    turngym serve retrieval --index indexes/wiki
+    turngym serve retrieval --index indexes/wiki --port 8001 --topk 5 --window-ms 5
+    curl -d '{"query": "who wrote Hamlet", "return_scores": true}' http://127.0.0.1:8000/retrieve
+
+Any Search-R1 client works against it, and `turngym` takes its address wherever it takes an index. SIGTERM or Ctrl-C
+stops listening, answers what was accepted, and ends; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import tyro
+
+from turngym.envs.core import TurngymError
+from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.server.run import THREADS, RetrievalServer
+from turngym.retrieval.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRetrieval:
+    """What to serve, and where."""
+
+    index: str
+    """Folder that `turngym index build` made, or a corpus to index in memory: `bm25:corpus.jsonl`."""
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no password: another than this one opens the corpus to the network."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    threads: int = THREADS
+    """Requests in work at the same time: at least the number of clients, or they cannot share batches."""
+    processes: int = 1
+    """Further processes for batches, so that searching and HTTP do not wait for one interpreter. Each maps the index
+    and loads the encoder; 0 searches in this process alone."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
+    settings: tyro.conf.OmitArgPrefixes[ServerSettings] = field(default_factory=ServerSettings)
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        return serve(tyro.cli(ServeRetrieval, args=list(argv), prog="turngym serve retrieval", description=__doc__))
+    except RetrievalError as error:
+        raise TurngymError(str(error)) from error
+
+
+def serve(config: ServeRetrieval) -> int:
+    """Serve until a signal."""
+    # before faiss loads: its threads spin while they wait for each other, which takes the cores from the clients
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from turngym.retrieval.open import open_retriever
+    from turngym.retrieval.server.app import create_app
+    from turngym.retrieval.server.process import ProcessRetriever
+
+    opener = partial(open_retriever, config.index)
+    retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
+    settings = replace(config.settings, workers=max(config.processes, config.settings.workers))
+    try:
+        app = create_app(retriever, settings)
+        server = RetrievalServer(app, host=config.host, port=config.port, threads=config.threads, drain=config.drain)
+    except RetrievalError:
+        retriever.close()
+        raise
+    server.stop_on_signals()
+    passages = "?" if server.service.passages is None else f"{server.service.passages:,}"
+    print(f"ready: {server.url}, {passages} passages, fingerprint {server.service.fingerprint}", flush=True)
+    server.run()
+    # whoever started this may have stopped reading
+    with contextlib.suppress(BrokenPipeError):
+        print(
+            "stopped; everything accepted was answered" if server.drained else "stopped before all was answered",
+            flush=True,
+        )
+    return 0

@@ -1,0 +1,144 @@
+"""Serve the shop as web pages: shop for a goal in the browser, by the rules that agents play by.
+
+Examples:
+    turngym serve webshop
+    turngym serve webshop --profile 1k-synthetic --data ~/webshop --out mine.jsonl
+    turngym trace print mine.jsonl
+
+Every visit is appended to a trace as an episode like any other. Pages need no scripts in the browser. SIGTERM or Ctrl-C
+ends the server; visits under way are recorded.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from turngym.envs.core import TurngymError
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeWebshop:
+    """Which shop, for whom, and where."""
+
+    profile: str = "embedded"
+    """`embedded` (generated, needs no data), `1k-synthetic`, `1k-human`, `full-synthetic`, `full-human`."""
+    data: Path | None = None
+    """Folder of the original's files; by default $WEBSHOP_DATA."""
+    split: str | None = None
+    """Which goals are drawn at random: `train` or `eval`. Any goal can be chosen by its number."""
+    compat: Literal["webshop", "repaired"] = "webshop"
+    """`webshop` keeps the original's faults, as agents meet them by default."""
+    attributes: bool = False
+    """Show the page Attributes, which agents do not see by default."""
+    pictures: bool = True
+    """Let the browser load pictures from where the shop's data says."""
+    out: Path | None = Path("webshop-sessions.jsonl")
+    """Trace file to which visits are appended; None records nothing."""
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no password: another than this one opens the shop to the network."""
+    port: int = 3000
+    """Port to listen on; 0 takes a free one."""
+    visits: int = 256
+    """People in the shop at a time; who was away longest makes room."""
+    idle: float = 3600.0
+    """Seconds without a click after which a visit ends."""
+    seed: int | None = None
+    """Of the goals drawn at random; by default another order every time."""
+    threads: int = 8
+    """Requests in work at the same time."""
+
+
+def main(argv: Sequence[str]) -> int:
+    return serve(tyro.cli(ServeWebshop, args=list(argv), prog="turngym serve webshop", description=__doc__))
+
+
+def serve(config: ServeWebshop) -> int:
+    """Serve until a signal."""
+    from turngym.envs.webshop.shop import open_shop
+    from turngym.envs.webshop.web.app import create_app
+    from turngym.envs.webshop.web.recording import Recorder
+
+    settings = settings_of(config)
+    recorder = None if config.out is None else Recorder(config.out)
+    shop = open_shop(config.profile, config.data, progress=lambda what, count: print(f"{what}: {count:,}", flush=True))
+    try:
+        app = create_app(shop, settings, recorder)
+        server = listen(app, config)
+        signal.signal(signal.SIGTERM, _stop)
+        kept = "nothing is recorded" if recorder is None else f"visits are recorded in {recorder.path}"
+        print(
+            f"ready: {address(server)}, {len(shop.products):,} products, {len(shop.goals):,} goals, {kept}", flush=True
+        )
+        server.run()
+        app.extensions["webshop"].visits.close()
+    finally:
+        shop.close()
+        if recorder is not None:
+            recorder.close()
+    return 0
+
+
+def settings_of(config: ServeWebshop) -> Any:
+    """The settings of the pages in `config`. Raises TurngymError for limits below 1 and ports that do not exist."""
+    from turngym.envs.webshop.web.app import WebSettings
+    from turngym.envs.webshop.web.visits import VisitLimits
+
+    for name, value in (("visits", config.visits), ("threads", config.threads), ("idle", config.idle)):
+        if value < 1:
+            raise TurngymError(f"--{name} is {value}; it must be at least 1")
+    # the system would take another number modulo 65,536
+    if not 0 <= config.port <= 65535:
+        raise TurngymError(f"--port is {config.port}; it must be from 0 to 65535")
+    return WebSettings(
+        split=config.split,
+        compat=config.compat,
+        attributes=config.attributes,
+        pictures=config.pictures,
+        seed=config.seed,
+        limits=VisitLimits(visits=config.visits, idle=config.idle),
+    )
+
+
+def listen(app: Flask, config: ServeWebshop) -> Any:
+    """A waitress server that listens already. Raises TurngymError where it cannot."""
+    from turngym.envs.webshop.web.app import MAX_FORM
+
+    try:
+        from waitress import create_server
+    except ImportError as error:
+        raise TurngymError("the shop's web server needs waitress: pip install 'turngym[serve]'") from error
+    try:
+        return create_server(
+            app,
+            host=config.host,
+            port=config.port,
+            threads=config.threads,
+            max_request_body_size=4 * MAX_FORM,
+            ident="turngym",
+        )
+    except (OSError, ValueError, OverflowError) as error:
+        raise TurngymError(
+            f"cannot listen on {config.host}, port {config.port}: {error}; choose a free port"
+        ) from error
+
+
+def address(server: Any) -> str:
+    """Where the server can be reached."""
+    host, port = next(iter(getattr(server, "effective_listen", [])), None) or (
+        server.effective_host,
+        server.effective_port,
+    )
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit

@@ -1,0 +1,108 @@
+"""An engine whose answers and timing a test decides, and a service around it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turngym.agents.proxy.chat import ChatRenderer
+from turngym.agents.proxy.messages import ChatMessage
+from turngym.agents.proxy.ongoing import Finished
+from turngym.agents.proxy.request import read_request
+from turngym.agents.proxy.service import ProxyService
+from turngym.agents.proxy.settings import ProxySettings
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import GenerateRequest, Generation
+
+
+class EchoPolicy:
+    """Answers `answer(request)`, by default how often it was asked; waits while `gate` is closed."""
+
+    def __init__(self, tokenizer: Any, end_id: int) -> None:
+        self.tokenizer, self.end_id = tokenizer, end_id
+        self.answer: Callable[[GenerateRequest], str] = lambda request: f"answer {self.asked}"
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.asked = 0
+        self.version = 0
+        self.prompts: list[str] = []
+        self.requests: list[GenerateRequest] = []
+        self.batches: list[int] = []
+        self.released: list[str] = []
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        self.entered.set()
+        assert self.gate.wait(20)
+        self.batches.append(len(requests))
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: GenerateRequest) -> Generation:
+        self.asked += 1
+        self.requests.append(request)
+        self.prompts.append(self.tokenizer.decode(request.prompt_ids, skip_special_tokens=False))
+        ids = [*self.tokenizer(self.answer(request), add_special_tokens=False)["input_ids"], self.end_id]
+        ids = ids[: request.sampling.max_new_tokens]
+        finish = "stop" if ids[-1] == self.end_id else "length"
+        logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 8
+        return Generation(ids=np.array(ids, np.int32), logprobs=logprobs, finish=finish, policy_version=self.version)
+
+    def release(self, session: str) -> None:
+        self.released.append(session)
+
+
+class Bench:
+    """A service over an `EchoPolicy`, with a clock that a test moves."""
+
+    def __init__(self, tokenizer: Any, folder: Path, **options: Any) -> None:
+        self.now = 100.0
+        self.episodes: list[Episode] = []
+        self.renderer = ChatRenderer(tokenizer)
+        self.policy = EchoPolicy(tokenizer, self.renderer.template.end_id or 0)
+        names = ("temperature", "seed", "resumed_from", "max_context")
+        service = {name: options.pop(name) for name in names if name in options}
+        service.setdefault("max_context", 4096)
+        self.service = ProxyService(
+            self.policy,
+            self.renderer,
+            folder,
+            ProxySettings(**options),
+            on_episode=self.episodes.append,
+            clock=lambda: self.now,
+            **service,
+        )
+
+    def request(self, messages: Sequence[Any], session: str | None = None, **fields: Any) -> Any:
+        body = {"messages": [as_dict(m) for m in messages], **fields}
+        if session is not None:
+            body["session_id"] = session
+        return read_request(body, {}, self.service.settings, self.service.name)
+
+    def begin(self, messages: Sequence[Any], session: str | None = None, **fields: Any) -> Any:
+        return self.service.begin(self.request(messages, session, **fields))
+
+    def ask(self, messages: Sequence[Any], session: str | None = None, **fields: Any) -> Finished:
+        finished = self.begin(messages, session, **fields).wait(20)
+        assert finished is not None
+        return finished
+
+    def talk(self, session: str, turns: int, first: str = "hello", **fields: Any) -> list[Any]:
+        """`turns` turns; the messages afterwards, the last answer included."""
+        messages: list[Any] = [user(first)]
+        for turn in range(turns):
+            if turn:
+                messages.append(user(f"{session} says {turn}"))
+            messages.append(self.ask(messages, session, **fields).reply)
+        return messages
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    return message.as_json() if isinstance(message, ChatMessage) else message

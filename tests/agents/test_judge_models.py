@@ -1,0 +1,209 @@
+"""Judges that are models: behind a policy in this process, and behind an endpoint that speaks OpenAI's dialect."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turngym.agents.agent import AgentError
+from turngym.agents.judge_http import KEY, HttpJudge
+from turngym.agents.judge_local import PolicyJudge
+from turngym.agents.judge_prompts import LIMIT, messages
+from turngym.agents.template import ChatTemplate
+from turngym.envs.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
+
+
+def ask(number: int = 0, **more: Any) -> JudgeRequest:
+    facts: dict[str, Any] = {"kind": "score", "response": f"reply {number}", "next_state": "Nothing happens."}
+    return JudgeRequest(**{"name": f"house/{number} seed 0 sample 0, turn 0", **facts, **more})
+
+
+class Voter:
+    """Writes a box drawn from the request's own stream; fails or stays silent where it is told to."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self.batches: list[list[GenerateRequest]] = []
+        self.released: list[str] = []
+        self.fail: Callable[[str], Exception | None] = lambda prompt: None
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        self.batches.append(list(requests))
+        prompts = [self.template.decode(request.prompt_ids.tolist()) for request in requests]
+        for prompt in prompts:
+            if (error := self.fail(prompt)) is not None:
+                raise error
+        return [self._one(*pair) for pair in zip(requests, prompts, strict=True)]
+
+    def _one(self, request: GenerateRequest, prompt: str) -> Generation:
+        score = int(np.random.default_rng(request.stream).integers(-1, 2))
+        ids = np.append(self.template.encode(f"so \\boxed{{{score}}}"), self.template.end_id).astype(np.int32)
+        ids = ids[:0] if "too long" in prompt else ids
+        return Generation(ids=ids, logprobs=np.zeros(len(ids), np.float32), finish="stop")
+
+    def release(self, session: str) -> None:
+        self.released.append(session)
+
+
+@pytest.fixture
+def voter(make_tokenizer: Callable[..., Any]) -> Voter:
+    return Voter(ChatTemplate(make_tokenizer()))
+
+
+def local(voter: Voter, **more: Any) -> PolicyJudge:
+    return PolicyJudge(policy=voter, template=voter.template, **more)
+
+
+def test_all_votes_are_one_batch_and_each_depends_on_its_request_alone(voter: Voter) -> None:
+    judge = local(voter, votes=5)
+    together = judge.judge([ask(n) for n in range(4)])
+    assert [len(batch) for batch in voter.batches] == [20]
+    assert sorted(voter.released) == sorted({request.session for request in voter.batches[0]})
+    assert len(set(voter.released)) == 20
+    assert {request.sampling.temperature for request in voter.batches[0]} == {0.6}
+    assert voter.template.end_id in voter.batches[0][0].sampling.stop_ids
+    assert len({vote for item in together for vote in item.votes}) == 3
+    assert all(vote is not None and vote.startswith("so \\boxed{") for item in together for vote in item.votes)
+    assert all("<|im_end|>" not in (vote or "") for item in together for vote in item.votes)
+    assert judge.judge([ask(2)]) == [together[2]]
+    assert local(voter, votes=5, seed=1).judge([ask(2)]) != [together[2]]
+    assert judge.judge([]) == []
+
+
+def test_failed_votes_are_none_and_the_others_stay(voter: Voter) -> None:
+    judge = local(voter, votes=2)
+    before = judge.judge([ask(n) for n in range(3)])
+    voter.fail = lambda prompt: RuntimeError("out of memory") if "reply 1" in prompt else None
+    found = judge.judge([ask(n) for n in range(3)])
+    assert [found[0], found[2]] == [before[0], before[2]]
+    assert found[1].votes == (None, None)
+    assert "house/1" in found[1].error
+    assert "out of memory" in found[1].error
+    [silent] = judge.judge([ask(next_state="too long")])
+    assert silent.votes == (None, None)
+    assert "no room" in silent.error
+    voter.fail = lambda prompt: KeyError("a mistake")
+    with pytest.raises(KeyError):
+        judge.judge([ask()])
+    with pytest.raises(AgentError, match="votes is 0"):
+        local(voter, votes=0)
+
+
+def test_prompts_show_the_parts_and_cut_the_middle() -> None:
+    system, shown = messages(ask(before="You are in a room.", next_role="tool"))
+    assert "\\boxed{0}" in system
+    assert shown.index("You are in a room.") < shown.index("reply 0") < shown.index("Nothing happens.")
+    assert "role tool" in shown
+    hints, shown = messages(ask(kind="hint", next_state="a" * LIMIT + "middle" + "b" * LIMIT))
+    assert "[HINT_START]" in hints
+    assert "middle" not in shown
+    assert f"{LIMIT + 6} characters left out" in shown
+    assert len(shown) < LIMIT + 200
+    assert "in front of it" not in shown
+
+
+@dataclass
+class Endpoint:
+    """A server that answers what `answer` says: (status, body)."""
+
+    answer: Callable[[dict[str, Any], int], tuple[int, Any]] = lambda body, number: (200, said("\\boxed{1}"))
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    url: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def said(text: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    state = Endpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with state.lock:
+                number = len(state.bodies)
+                state.bodies.append({"path": self.path, **body})
+                state.keys.append(self.headers.get("Authorization"))
+            status, answer = state.answer(body, number)
+            data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *parts: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    state.url = f"http://127.0.0.1:{server.server_port}/v1"
+    yield state
+    server.shutdown()
+    server.server_close()
+
+
+def remote(endpoint: Endpoint, **more: Any) -> HttpJudge:
+    return HttpJudge(url=endpoint.url, sleep=lambda seconds: None, **more)
+
+
+def test_each_vote_is_one_request_with_a_seed_of_its_own(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "secret")
+    endpoint.answer = lambda body, number: (200, said(f"{body['messages'][1]['content'][-16:]} {body['seed']}"))
+    judge = remote(endpoint, votes=2, model="wise", max_tokens=7)
+    first, second = judge.judge([ask(0), ask(1)])
+    assert len(endpoint.bodies) == 4
+    assert {body["path"] for body in endpoint.bodies} == {"/v1/chat/completions"}
+    assert {(body["model"], body["temperature"], body["max_tokens"]) for body in endpoint.bodies} == {("wise", 0.6, 7)}
+    assert set(endpoint.keys) == {"Bearer secret"}
+    assert len({body["seed"] for body in endpoint.bodies}) == 4
+    assert first.error == second.error == ""
+    assert remote(endpoint, votes=2).judge([ask(1)]) == [second]
+    judge.close()
+
+
+def test_busy_servers_are_asked_again_and_refusals_are_not(endpoint: Endpoint) -> None:
+    endpoint.answer = lambda body, number: (200, said("\\boxed{-1}")) if number == 2 else (503, b"busy")
+    assert remote(endpoint, votes=1).judge([ask()])[0].votes == ("\\boxed{-1}",)
+    endpoint.bodies.clear()
+    endpoint.answer = lambda body, number: (401, b"who are you")
+    [refused] = remote(endpoint, votes=1).judge([ask()])
+    assert refused.votes == (None,)
+    assert "status 401" in refused.error
+    assert "house/0" in refused.error
+    assert len(endpoint.bodies) == 1
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"no json", b"[]", {"choices": []}, said(None), said(3), {"choices": "x"}])
+def test_rubbish_is_a_failed_vote(endpoint: Endpoint, rubbish: Any) -> None:
+    endpoint.answer = lambda body, number: (200, rubbish)
+    [found] = remote(endpoint, votes=2, tries=1).judge([ask()])
+    assert found.votes == (None, None)
+    assert found.error
+
+
+def test_an_endpoint_that_is_not_there_fails_every_vote() -> None:
+    judge = HttpJudge(url="http://127.0.0.1:1/v1", votes=2, sleep=lambda seconds: None)
+    [found] = judge.judge([ask()])
+    assert found.votes == (None, None)
+    assert "ConnectError" in found.error
+    assert judge.judge([]) == []
+    with pytest.raises(AgentError, match="must begin with http"):
+        HttpJudge(url="localhost:8000")
+    with pytest.raises(AgentError, match="parallel of a judge is 0"):
+        HttpJudge(url="http://x", parallel=0)
+
+
+def test_sampling_defaults_are_the_documented_ones(voter: Voter) -> None:
+    judge = local(voter)
+    assert (judge.votes, judge.sampling) == (3, Sampling(temperature=0.6, max_new_tokens=1024))

@@ -1,0 +1,148 @@
+"""Reading chat requests: what is taken, and what exactly is said about a bad one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from turngym.agents.proxy.errors import ApiError, ProxyError
+from turngym.agents.proxy.request import read_json, read_request
+from turngym.agents.proxy.settings import ProxySettings
+
+USER = {"role": "user", "content": "hi"}
+
+
+def read(headers: dict[str, str] | None = None, **fields: Any) -> Any:
+    return read_request({"messages": [USER], **fields}, headers or {}, ProxySettings(), "tiny")
+
+
+def test_defaults() -> None:
+    request = read()
+    assert (request.session_id, request.main, request.done, request.stream) == (None, False, False, False)
+    assert (request.max_tokens, request.temperature, request.stop, request.tools) == (None, 1.0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "main", "done"),
+    [
+        ({}, {"session_id": "a"}, True, False),
+        ({"X-Session-Id": "a"}, {}, True, False),
+        ({"X-Session-Id": "a", "X-Turn-Type": "side"}, {"turn_type": "main"}, False, False),
+        ({}, {"session_id": "a", "turn_type": "side"}, False, False),
+        ({}, {}, False, False),
+        ({"X-Session-Done": "1"}, {"session_id": "a"}, True, True),
+        ({"X-Session-Done": "false"}, {"session_id": "a", "session_done": True}, True, False),
+        ({}, {"session_id": "a", "session_done": True}, True, True),
+    ],
+)
+def test_sessions_and_turn_types(headers: dict[str, str], fields: dict[str, Any], main: bool, done: bool) -> None:
+    request = read(headers, **fields)
+    assert (request.main, request.done) == (main, done)
+    assert request.session_id == ("a" if headers.get("X-Session-Id") or "session_id" in fields else None)
+
+
+def test_developers_are_systems_and_parts_are_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+    ]
+    found = read(messages=messages).messages
+    assert [(m.role, m.content) for m in found] == [
+        ("system", "be brief"),
+        ("user", "a\nb"),
+        ("assistant", ""),
+        ("tool", "42"),
+    ]
+    assert found[2].text == '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    assert found[3].as_json() == messages[3]
+
+
+def test_what_is_ignored_is_named_and_what_is_harmless_is_not() -> None:
+    request = read(top_p=0.9, presence_penalty=1, user="me", tool_choice="required", frequency_penalty=None)
+    assert request.ignored == ("top_p", "presence_penalty", "tool_choice")
+
+
+def test_limits_of_answers() -> None:
+    request = read(max_tokens=7, max_completion_tokens=5, temperature=0, stop="END", seed=3)
+    assert (request.max_tokens, request.temperature, request.stop, request.seed) == (5, 0.0, ("END",), 3)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert len(read(tools=tools).tools) == 1
+    assert read(tools=tools, tool_choice="none").tools == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "text"),
+    [
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": "hi"}, "messages", '"hi"'),
+        ({"messages": None}, "messages", "null"),
+        ({"messages": ["hi"]}, "messages[0]", "an object with role and content"),
+        ({"messages": [{"role": "usr", "content": "x"}]}, "messages[0].role", "Did you mean 'user'"),
+        ({"messages": [USER, {"role": "user"}]}, "messages[1].content", "no content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "text or a list"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text parts"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate at character 0"),
+        ({"messages": [{**USER, "tool_calls": [{"function": {"name": "f"}}]}]}, "messages[0]", "only the assistant"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+            "messages[0].tool_calls[0]",
+            '"arguments" as JSON text',
+        ),
+        ({"session_id": 5}, "session_id", "text of 1 to 256"),
+        ({"session_id": "x" * 257}, "session_id", "1 to 256"),
+        ({"turn_type": "main"}, "session_id", "needs a session"),
+        ({"turn_type": "both"}, "turn_type", "valid: main, side"),
+        ({"stream": "yes"}, "stream", "true or false"),
+        ({"temperature": 3}, "temperature", "from 0 to 2"),
+        ({"temperature": True}, "temperature", "from 0 to 2"),
+        ({"max_tokens": 0}, "max_tokens", "from 1"),
+        ({"max_tokens": 1.5}, "max_tokens", "whole number"),
+        ({"n": 2}, "n", "it must be 1"),
+        ({"stop": [""]}, "stop", "none empty"),
+        ({"tools": [{"type": "function"}]}, "tools[0]", "type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "no name"),
+        ({"stream_options": 3}, "stream_options", "an object"),
+        ({"messages": [USER] * 4097}, "messages", "at most 4096"),
+    ],
+)
+def test_bad_fields(fields: dict[str, Any], param: str, text: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read(**fields)
+    body = caught.value.as_json()["error"]
+    assert caught.value.status == 400
+    assert (body["type"], body["param"]) == ("invalid_request_error", param)
+    assert text in body["message"]
+
+
+def test_another_model() -> None:
+    with pytest.raises(ApiError, match=r'the model "tyni" does not exist.*\'tiny\'.*mean') as caught:
+        read(model="tyni")
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert read(model="tiny").messages
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'"x"'])
+def test_bodies_that_are_no_request(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_json(body)
+    assert caught.value.status == 400
+
+
+def test_a_huge_value_is_shown_short() -> None:
+    with pytest.raises(ApiError) as caught:
+        read(temperature="9" * 10_000)
+    assert len(json.dumps(caught.value.as_json())) < 400
+
+
+@pytest.mark.parametrize(
+    "bad", [{"max_waiting": 0}, {"idle": 0.0}, {"name": ""}, {"max_tokens": 0}, {"deadline": -1.0}]
+)
+def test_settings_out_of_range(bad: dict[str, Any]) -> None:
+    with pytest.raises(ProxyError, match=f"proxy setting {next(iter(bad))} is"):
+        ProxySettings(**bad)

@@ -1,0 +1,441 @@
+"""Sessions over an engine: order, ends, restarts, updates, limits, clients that go away."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turngym.agents.proxy.errors import ApiError, ProxyError
+from turngym.agents.proxy.messages import ChatMessage
+from turngym.agents.proxy.records import read_records
+from turngym.envs.trace import episode_to_json
+
+sys.path.append(str(Path(__file__).parent))
+tools = importlib.import_module("proxy_tools")
+user = tools.user
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(make_tokenizer: Callable[..., Any], tmp_path: Path) -> Iterator[Make]:
+    made: list[Any] = []
+
+    def bench(folder: str = "run", **options: Any) -> Any:
+        made.append(tools.Bench(make_tokenizer(), tmp_path / folder, **options))
+        return made[-1]
+
+    yield bench
+    for one in made:
+        one.policy.gate.set()
+        one.service.close()
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except Exception as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, result
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ready = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        ready.wait(0.005)
+    raise AssertionError("it never happened")
+
+
+def kinds(folder: Path) -> list[str]:
+    return [record["kind"] for record in read_records(folder)]
+
+
+def test_a_session_becomes_an_episode(make: Make) -> None:
+    bench = make()
+    name = "../../etc/my agent"
+    messages = [user("hello"), bench.ask([user("hello")], name).reply, user("more")]
+    bench.ask(messages, name)
+    bench.ask([user("unrelated")], None)
+    assert bench.service.end(name) == 2
+    (episode,) = bench.episodes
+    assert (episode.task.env_id, episode.depth, episode.status.value, episode.ret) == ("proxy", 2, "completed", 0.0)
+    assert episode.final_observation == ""
+    assert episode.meta["ended"] == "done"
+    key, _, number = episode.task.task_id.rpartition("-")
+    assert (len(key), int(key, 16) > 0, number) == (32, True, "1")
+    assert "etc" not in bench.service.recorder.path.read_text()
+    assert bench.service.health()["turns"] == {"main": 2, "side": 1}
+    assert len(bench.service.sessions) == 0
+    assert episode_to_json(episode)  # a trace can hold it
+
+
+def test_a_side_turn_leaves_the_session_alone(make: Make) -> None:
+    bench = make()
+    messages = bench.talk("a", 1)
+    bench.ask([user("title this")], "a", turn_type="side")
+    bench.ask([*messages, user("next")], "a", session_done=True)
+    assert [turn.observation for turn in bench.episodes[0].turns] == ["hello", "next"]
+    assert len(bench.episodes[0].segments) == 1
+    assert bench.policy.requests[1].session.startswith("side/")
+    assert bench.policy.requests[1].session in bench.policy.released
+
+
+def test_the_second_request_of_a_session_waits_for_the_first(make: Make) -> None:
+    bench = make()
+    bench.policy.gate.clear()
+    first = bench.begin([user("one")], "a")
+    thread, result = in_thread(lambda: bench.begin([user("one"), user("two")], "a").wait(20))
+    until(lambda: bench.service.counts["underway"] == 2)
+    assert len(bench.service.bridge._queue) <= 1
+    bench.policy.gate.set()
+    assert first.wait(20).reply.content == "answer 1"
+    thread.join(20)
+    assert result[0].reply.content == "answer 2"
+    assert len(bench.policy.batches) == 2
+
+
+def test_waiting_for_the_session_has_a_deadline(make: Make) -> None:
+    bench = make(deadline=0.05)
+    bench.policy.gate.clear()
+    first = bench.begin([user("one")], "a")
+    bench.service.sessions._clock = iter([100.0, *[200.0] * 20]).__next__
+    with pytest.raises(ApiError, match="still being answered") as caught:
+        bench.begin([user("two")], "a")
+    assert (caught.value.status, caught.value.retry_after) == (503, 5)
+    bench.policy.gate.set()
+    assert first.wait(20) is not None
+    assert bench.service.counts["underway"] == 0
+
+
+def test_requests_of_many_sessions_are_generated_together(make: Make) -> None:
+    bench = make()
+    bench.policy.gate.clear()
+    first = bench.begin([user("0")], "s0")
+    until(bench.policy.entered.is_set)
+    others = [bench.begin([user(str(n))], f"s{n}") for n in range(1, 9)]
+    bench.policy.gate.set()
+    assert all(one.wait(20) is not None for one in [first, *others])
+    assert bench.policy.batches == [1, 8]
+    assert bench.service.bridge.largest == 8
+
+
+def test_too_many_requests_are_turned_away_and_nothing_leaks(make: Make) -> None:
+    bench = make(max_waiting=2)
+    bench.policy.gate.clear()
+    taken = [bench.begin([user("x")], f"s{n}") for n in range(2)]
+    with pytest.raises(ApiError) as caught:
+        bench.begin([user("x")], "s3")
+    assert (caught.value.status, caught.value.retry_after, caught.value.as_json()["error"]["type"]) == (
+        429,
+        1,
+        "rate_limit_error",
+    )
+    bench.policy.gate.set()
+    for one in taken:
+        one.wait(20)
+    assert bench.ask([user("x")], "s3").reply.content
+    assert bench.service.counts["underway"] == 0
+
+
+def test_while_weights_are_updated_requests_wait(make: Make) -> None:
+    bench = make()
+    bench.service.bridge.pause()
+    asked = bench.begin([user("x")], "a")
+    assert asked.wait(0.05) is None
+    assert bench.policy.asked == 0
+    assert bench.service.health()["status"] == "updating"
+    bench.policy.version = 7
+    bench.service.bridge.resume()
+    assert asked.wait(20).record.version == 7
+
+
+def test_a_pause_waits_for_the_batch_under_way(make: Make) -> None:
+    bench = make()
+    bench.policy.gate.clear()
+    asked = bench.begin([user("x")], "a")
+    until(bench.policy.entered.is_set)
+    thread, done = in_thread(bench.service.bridge.pause)
+    assert not done
+    bench.policy.gate.set()
+    thread.join(20)
+    assert done == [None]
+    assert asked.wait(20) is not None
+    bench.service.bridge.resume()
+
+
+def test_an_update_that_takes_too_long_is_503(make: Make) -> None:
+    bench = make(deadline=5.0)
+    bench.service.bridge.pause()
+    asked = bench.begin([user("x")], "a")
+    bench.now += 6
+    with pytest.raises(ApiError, match="waited too long") as caught:
+        asked.wait(0.01)
+    assert (caught.value.status, caught.value.retry_after) == (503, 5)
+    bench.service.bridge.resume()
+    assert bench.ask([user("x")], "a").reply.content == "answer 1"  # the first was never generated
+    assert bench.service.health()["timed_out"] == 1
+
+
+def test_a_client_that_leaves_while_it_waits_costs_nothing(make: Make) -> None:
+    bench = make()
+    bench.service.bridge.pause()
+    bench.begin([user("x")], "a").abandon()
+    bench.service.bridge.resume()
+    assert bench.ask([user("y")], "a").reply.content == "answer 1"
+    assert bench.service.health()["disconnected"] == 1
+    assert kinds(bench.service.recorder.path.parent) == ["turn"]
+
+
+def test_a_client_that_leaves_during_generation_is_dropped_and_its_session_goes_on(make: Make) -> None:
+    bench = make()
+    bench.policy.gate.clear()
+    asked = bench.begin([user("x")], "a")
+    until(bench.policy.entered.is_set)
+    asked.abandon()
+    assert bench.service.counts["underway"] == 1  # the engine is still at it
+    bench.policy.gate.set()
+    until(lambda: bench.service.counts["underway"] == 0)
+    assert bench.ask([user("x")], "a", session_done=True).reply.content == "answer 2"
+    assert bench.episodes[0].depth == 1
+    until(lambda: any(session.endswith("-1/0") for session in bench.policy.released))
+
+
+def test_asking_again_replaces_the_answer(make: Make) -> None:
+    bench = make()
+    messages = bench.talk("a", 2)
+    bench.ask(messages[:-1], "a")
+    bench.ask([*messages[:-1], {"role": "assistant", "content": "answer 3"}, user("go")], "a", session_done=True)
+    (episode,) = bench.episodes
+    assert [turn.response for turn in episode.turns] == ["answer 1", "answer 3", "answer 4"]
+    assert (episode.meta["superseded"], [t.index for t in episode.turns]) == (1, [0, 1, 2])
+    for turn in episode.turns:
+        text = bench.renderer.decode(episode.response_ids(turn))[0]
+        assert text == turn.response
+
+
+def test_going_back_leaves_the_last_answer_without_a_next_state(make: Make) -> None:
+    bench = make()
+    messages = bench.talk("a", 3)
+    bench.ask(messages[:1], "a", session_done=True)
+    assert [turn.excluded for turn in bench.episodes[0].turns] == [None, None, "no next state", None]
+
+
+def test_idle_sessions_end(make: Make) -> None:
+    bench = make(idle=60.0)
+    bench.talk("a", 1)
+    bench.now += 30
+    bench.talk("b", 1)
+    bench.now += 40
+    assert bench.service.sweep() == 1
+    assert [episode.meta["ended"] for episode in bench.episodes] == ["idle"]
+    assert len(bench.service.sessions) == 1
+    bench.talk("a", 1)
+    assert len({s.key for s in bench.service.sessions._open.values()}) == 2
+
+
+def test_a_busy_session_is_not_idle(make: Make) -> None:
+    bench = make(idle=60.0)
+    bench.policy.gate.clear()
+    asked = bench.begin([user("x")], "a")
+    bench.now += 100
+    assert bench.service.sweep() == 0
+    bench.policy.gate.set()
+    assert asked.wait(20) is not None
+
+
+def test_the_session_that_was_away_longest_makes_room(make: Make) -> None:
+    bench = make(max_sessions=2)
+    for name in ("a", "b"):
+        bench.talk(name, 1)
+        bench.now += 1
+    bench.talk("c", 1)
+    assert [episode.meta["ended"] for episode in bench.episodes] == ["room"]
+    assert bench.episodes[0].turns[0].response == "answer 1"
+    assert len(bench.service.sessions) == 2
+
+
+def test_a_long_session_is_handed_on_in_parts(make: Make) -> None:
+    bench = make(session_turns=2)
+    messages = bench.talk("a", 5)
+    bench.service.end("a", (ChatMessage(role="tool", content="the end"),))
+    parts = bench.episodes
+    assert [part.depth for part in parts] == [2, 2, 1]
+    assert [part.meta["ended"] for part in parts] == ["part", "part", "done"]
+    assert [part.final_observation for part in parts] == ["a says 2", "a says 4", "the end"]
+    assert [part.status.value for part in parts] == ["truncated_turns", "truncated_turns", "completed"]
+    assert len({part.task.task_id for part in parts}) == 3
+    whole = bench.renderer.ids([m if isinstance(m, dict) else m.as_json() for m in messages[:-1]])
+    assert parts[2].prompt_ids(parts[2].turns[0]).tolist() == whole.tolist()
+
+
+def test_a_full_context_is_an_error_that_clients_know(make: Make) -> None:
+    bench = make(max_context=60)
+    with pytest.raises(ApiError, match="tokens; with an answer this model holds 60") as caught:
+        bench.ask([user("x" * 60)], "a")
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    finished = bench.ask([user("x" * 20)], "a")
+    assert finished.prompt_tokens + len(finished.record.ids) <= 60
+
+
+def test_stop_texts_are_cut_from_the_answer_but_not_from_the_ids(make: Make) -> None:
+    bench = make()
+    bench.policy.answer = lambda request: "one STOP two"
+    finished = bench.ask([user("x")], "a", stop=["STOP"])
+    assert finished.reply.content == "one "
+    assert finished.record.text == "one STOP two"
+    assert bench.policy.requests[0].sampling.stop_text == ("STOP",)
+
+
+@pytest.mark.parametrize(("fixed", "main", "side"), [(1.0, 1.0, 0.3), (None, 0.3, 0.3)])
+def test_temperatures(make: Make, fixed: float | None, main: float, side: float) -> None:
+    bench = make(temperature=fixed)
+    bench.ask([user("x")], "a", temperature=0.3)
+    bench.ask([user("x")], None, temperature=0.3)
+    assert [request.sampling.temperature for request in bench.policy.requests] == [main, side]
+
+
+def test_turns_of_another_temperature_are_not_trained_on(make: Make) -> None:
+    first = make(temperature=None)
+    messages = first.talk("a", 1, temperature=0.3)
+    first.service.close()
+    second = make(temperature=1.0)
+    second.ask([*messages, user("next")], "a", session_done=True)
+    assert [turn.excluded for turn in second.episodes[0].turns] == ["sampled at temperature 0.3", None]
+
+
+def test_random_streams(make: Make) -> None:
+    bench = make(seed=5)
+    messages = bench.talk("a", 2)
+    bench.ask([*messages, user("x")], "a", seed=9)
+    streams = [request.stream for request in bench.policy.requests]
+    assert [stream[0] for stream in streams] == [5, 5, 9]
+    assert [stream[2] for stream in streams] == [0, 1, 2]
+
+
+def test_a_restart_goes_on_in_the_same_segment(make: Make) -> None:
+    first = make()
+    messages = first.talk("a", 2)
+    first.talk("b", 1)
+    first.service.end("b")
+    first.service.close()
+    second = make()
+    assert len(second.service.sessions) == 1
+    assert [episode.turns[0].response for episode in second.service.unused] == ["answer 3"]
+    assert episode_to_json(second.service.unused[0]) == episode_to_json(first.episodes[0])
+    second.ask([*messages, user("back again")], "a", session_done=True)
+    (episode,) = second.episodes
+    assert (episode.depth, len(episode.segments)) == (3, 1)
+    assert np.array_equal(episode.prompt_ids(episode.turns[2]), second.policy.requests[0].prompt_ids)
+    assert episode.turns[0].logprobs is not None
+    assert episode.turns[0].logprobs.tolist() == (-np.arange(1, 10, dtype=np.float32) / 8).tolist()
+
+
+def test_a_restart_in_the_middle_of_a_long_session(make: Make) -> None:
+    first = make(session_turns=2)
+    messages = first.talk("a", 3)
+    first.service.close()
+    second = make(session_turns=2)
+    assert [episode.depth for episode in second.service.unused] == [2]
+    second.ask([*messages, user("more")], "a", session_done=True)
+    assert (second.episodes[0].depth, len(second.episodes[0].segments)) == (2, 1)
+    assert second.episodes[0].meta["before"][0]["content"] == "hello"
+
+
+def test_a_torn_record_costs_only_itself(make: Make) -> None:
+    first = make()
+    messages = first.talk("a", 2)
+    first.service.close()
+    path = first.service.recorder.path
+    path.write_bytes(path.read_bytes()[:-30])
+    second = make()
+    second.ask([*messages, user("next")], "a")
+    second.service.close()
+    lines = path.read_text().splitlines()
+    assert len(lines) == 3
+    last = json.loads(lines[-1])
+    assert last["kept"] == 2  # the second answer is not known as one's own any more: it is part of the prompt
+    assert [message["content"] for message in last["messages"]] == ["a says 1", "answer 2", "next"]
+
+
+def test_two_processes_cannot_share_a_folder(make: Make) -> None:
+    make()
+    with pytest.raises(ProxyError, match="another process serves"):
+        make()
+
+
+def test_records_of_a_newer_version(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "records.jsonl").write_text('{"v":2,"kind":"turn"}\n')
+    with pytest.raises(ProxyError, match="line 1: records of version 2"):
+        make()
+
+
+def test_what_was_trained_on_is_not_handed_on_again_unless_its_step_was_lost(make: Make) -> None:
+    first = make(resumed_from=0)
+    for name in ("a", "b", "c"):
+        first.talk(name, 1)
+        first.service.end(name)
+    keys = [episode.task.task_id for episode in first.episodes]
+    for step, key in ((1, keys[0]), (2, keys[1])):
+        first.service.recorder.write({"kind": "trained", "step": step, "sessions": [key]})
+    first.service.close()
+    again = make(resumed_from=1)
+    assert [episode.task.task_id for episode in again.service.unused] == [keys[1], keys[2]]
+    again.service.recorder.write({"kind": "trained", "step": 2, "sessions": [keys[2]]})
+    again.service.close()
+    last = make(resumed_from=2)
+    assert [episode.task.task_id for episode in last.service.unused] == [keys[1]]
+
+
+def test_an_engine_that_fails_fails_only_the_request_at_fault(make: Make) -> None:
+    bench = make()
+    bench.policy.gate.clear()
+    first = bench.begin([user("first")], "s0")
+    until(bench.policy.entered.is_set)
+
+    def answer(request: Any) -> str:
+        if "poison" in bench.policy.prompts[-1]:
+            raise RuntimeError("out of memory")
+        return "fine"
+
+    bench.policy.answer = answer
+    asked = [bench.begin([user(text)], text) for text in ("a", "poison", "b")]
+    bench.policy.gate.set()
+    assert first.wait(20).reply.content == "fine"
+    assert asked[0].wait(20).reply.content == "fine"
+    with pytest.raises(ApiError, match="RuntimeError: out of memory") as caught:
+        asked[1].wait(20)
+    assert caught.value.status == 500
+    assert asked[2].wait(20).reply.content == "fine"
+    assert bench.service.health()["failed"] == 1
+    assert bench.service.counts["underway"] == 0
+
+
+def test_stopping_answers_what_was_accepted(make: Make) -> None:
+    bench = make()
+    bench.service.bridge.pause()
+    asked = [bench.begin([user("x")], f"s{n}") for n in range(3)]
+    thread, _ = in_thread(lambda: [one.wait(20) for one in asked])
+    bench.service.stopping = True
+    with pytest.raises(ApiError, match="stopping"):
+        bench.begin([user("x")], "new")
+    bench.service.bridge.resume()
+    thread.join(20)
+    bench.service.close()
+    assert kinds(bench.service.recorder.path.parent) == ["turn"] * 3

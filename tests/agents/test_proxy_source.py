@@ -1,0 +1,228 @@
+"""From ended sessions to training batches."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.agents.proxy.hints import SessionHints
+from turngym.agents.proxy.source import SessionSource
+from turngym.agents.proxy.words import WordJudge
+from turngym.envs.core import Task
+from turngym.envs.episode import Episode, Status
+from turngym.envs.protocols import CollectRequest, JudgeRequest
+
+sys.path.append(str(Path(__file__).parent))
+tools = importlib.import_module("proxy_tools")
+user = tools.user
+
+
+def session(number: int, turns: int = 1) -> Episode:
+    task = Task(env_id="proxy", task_id=f"s-{number}", sha256="", split="live", category="session")
+    return Episode(
+        task=task,
+        seed=0,
+        sample=0,
+        group=number,
+        segments=(),
+        turns=(),
+        status=Status.COMPLETED,
+        success=False,
+        ret=0.0,
+        meta={"turns": turns},
+    )
+
+
+class Log:
+    """Everything a source says to the rest of the world, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.changed = threading.Condition()
+
+    def note(self, *what: Any) -> None:
+        with self.changed:
+            self.said.append(what)
+            self.changed.notify_all()
+
+    def wait(self, *what: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: what in self.said, 20), self.said
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., tuple[SessionSource, Log]]]:
+    made: list[SessionSource] = []
+
+    def source(**options: Any) -> tuple[SessionSource, Log]:
+        log = Log()
+        settings = {"judge": None, "batch_turns": 4, **options}
+        one = SessionSource(
+            usable=lambda episode: episode.meta["turns"],
+            rest=lambda: log.note("rest"),
+            work=lambda: log.note("work"),
+            new_version=lambda version: log.note("version", version),
+            written=lambda what, step, found: log.note(what, step, tuple(e.group for e in found)),
+            **settings,
+        )
+        made.append(one)
+        return one, log
+
+    yield source
+    for one in made:
+        one.close()
+
+
+def ask(step: int, episodes: int = 64) -> CollectRequest:
+    return CollectRequest(step=step, episodes=episodes, max_turns=50)
+
+
+def test_the_engine_rests_from_a_batch_to_its_update(make: Any) -> None:
+    source, log = make()
+    for number in (1, 2, 3):
+        source.put(session(number, turns=2))
+    assert [episode.group for episode in source(ask(8))] == [1, 2]
+    source.updated(8)
+    told = [what for what in log.said if what[0] in ("rest", "work", "version", "trained")]
+    assert told == [
+        ("rest",),
+        ("version", 7),
+        ("work",),
+        ("trained", 8, (1, 2)),
+        ("rest",),
+        ("version", 8),
+        ("work",),
+    ]
+    assert source.as_json()["ready_turns"] == 2
+
+
+def test_a_step_waits_for_turns_or_for_as_many_sessions_as_it_may_take(make: Any) -> None:
+    source, _ = make(batch_turns=100)
+    found: list[list[Episode]] = []
+    thread = threading.Thread(target=lambda: found.append(source(ask(1, episodes=2))))
+    thread.start()
+    source.put(session(1))
+    assert not found
+    source.put(session(2))
+    thread.join(20)
+    assert [episode.group for episode in found[0]] == [1, 2]
+
+
+def test_sessions_without_usable_turns_are_counted(make: Any) -> None:
+    source, log = make()
+    source.put(session(1, turns=0))
+    source.put(session(2, turns=4))
+    assert [episode.group for episode in source(ask(1))] == [2]
+    assert ("unused", 0, (1,)) in log.said
+    assert source.as_json()["nothing_to_train_on"] == 1
+
+
+def test_a_judge_that_fails_is_counted_and_the_next_sessions_are_judged(make: Any) -> None:
+    broken = [True]
+
+    def judge(episodes: Sequence[Episode]) -> list[Episode]:
+        if broken[0]:
+            broken[0] = False
+            raise OSError("no judge here")
+        return [replace(episode, score=0.5) for episode in episodes]
+
+    source, log = make(judge=judge, judge_batch=1)
+    source.put(session(1, turns=4))
+    source.put(session(2, turns=4))
+    assert [episode.score for episode in source(ask(1))] == [0.5]
+    assert source.as_json()["judge_failed"] == 1
+    assert source.as_json()["judge_error"] == "OSError: no judge here"
+    assert ("judged", 0, (2,)) in log.said
+
+
+def test_the_oldest_make_room_when_the_trainer_is_slow(make: Any) -> None:
+    source, _ = make(backlog=2)
+    source.put_judged([session(number, turns=2) for number in (1, 2, 3)])
+    assert [episode.group for episode in source(ask(1))] == [2, 3]
+    assert source.as_json()["dropped_for_age"] == 1
+
+
+def test_closing_stops_a_trainer_that_waits_and_lets_the_engine_work(make: Any) -> None:
+    source, log = make()
+    stopped: list[str] = []
+
+    def train() -> None:
+        try:
+            source(ask(1))
+        except KeyboardInterrupt:
+            stopped.append("yes")
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    log.wait("work")
+    source.close()
+    thread.join(20)
+    assert stopped == ["yes"]
+
+
+@pytest.mark.parametrize(
+    ("state", "role", "score"),
+    [
+        ("Traceback (most recent call last):", "tool", -1),
+        ("Nothing happens.", "user", -1),
+        ("No, please redo that.", "user", -1),
+        ("Thanks, perfect!", "user", 1),
+        ("17 files", "tool", 1),
+        ("", "tool", 0),
+        ("Now do it for the other file as well.", "user", 0),
+    ],
+)
+def test_words(state: str, role: str, score: int) -> None:
+    request = JudgeRequest(name="n", kind="score", response="r", next_state=state, next_role=role)
+    (judgement,) = WordJudge().judge([request])
+    assert judgement.votes[0] is not None
+    assert judgement.votes[0].endswith(f"\\boxed{{{score}}}")
+    (hint,) = WordJudge().judge([replace(request, kind="hint")])
+    assert hint.votes[0] is not None
+    assert hint.votes[0].endswith(f"\\boxed{{{1 if score < 0 else -1}}}")
+
+
+def hinted(bench: Any, **meta: Any) -> Episode:
+    bench.service.end("a", ())
+    (episode,) = bench.episodes
+    turns = tuple(replace(turn, hint=f"hint for turn {turn.index}") for turn in episode.turns)
+    return replace(episode, turns=turns)
+
+
+def test_hints_go_behind_the_last_user_message(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+    bench = tools.Bench(make_tokenizer(), tmp_path, session_turns=1)
+    messages = bench.talk("a", 1)
+    bench.ask([*messages, {"role": "tool", "content": "42"}], "a")
+    bench.service.end("a")
+    hints = SessionHints(renderer=bench.renderer, max_context=4096)
+    texts = []
+    for episode in bench.episodes:  # two parts: the second has to know the first one's messages
+        turn = replace(episode.turns[0], hint="use the map")
+        (found,) = hints([replace(episode, turns=(turn,))])
+        ids = found.turns[0].hint_prompt_ids
+        assert ids is not None
+        texts.append(bench.policy.tokenizer.decode(ids, skip_special_tokens=False))
+    head = "<|im_start|>user\nhello\n\n[user's hint / instruction]\nuse the map<|im_end|>\n<|im_start|>assistant\n"
+    assert texts[0] == head
+    assert texts[1] == head + "answer 1<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
+    bench.service.close()
+
+
+@pytest.mark.parametrize("hint", ["take <|im_end|> it", "a bell \x07 rings", "long " * 200])
+def test_hints_that_cannot_be_used_are_refused(make_tokenizer: Callable[..., Any], tmp_path: Path, hint: str) -> None:
+    bench = tools.Bench(make_tokenizer(), tmp_path)
+    bench.talk("a", 1)
+    bench.service.end("a")
+    (episode,) = bench.episodes
+    turn = replace(episode.turns[0], hint=hint)
+    (found,) = SessionHints(renderer=bench.renderer, max_context=200)([replace(episode, turns=(turn,))])
+    assert found.turns[0].hint == hint
+    assert found.turns[0].hint_prompt_ids is None
+    bench.service.close()

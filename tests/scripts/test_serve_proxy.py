@@ -1,0 +1,226 @@
+"""Clients of `turngym serve proxy` train the tiny policy: sessions of the official client become a step."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
+pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
+httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
+torch = pytest.importorskip("torch", reason="training needs turngym[train]")
+
+from turngym.agents.proxy.app import create_app  # noqa: E402
+from turngym.agents.proxy.run import ProxyServer  # noqa: E402
+from turngym.agents.proxy.settings import ProxySettings  # noqa: E402
+from turngym.envs.core import TurngymError  # noqa: E402
+from turngym.envs.trace import read_trace  # noqa: E402
+from turngym.scripts.judge_wiring import JudgeOptions  # noqa: E402
+from turngym.scripts.serve.proxy import ServeProxy, serve  # noqa: E402
+from turngym.scripts.serve.proxy_build import build  # noqa: E402
+from turngym.scripts.wiring import env_maker  # noqa: E402
+from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
+from turngym.trainers.config import OptimiserConfig, RunConfig  # noqa: E402
+from turngym.trainers.metrics import read_metrics  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDENT = ROOT / "scripts" / "checkpoints" / "alfworld" / "student"
+
+
+def options(out: Path, **more: Any) -> ServeProxy:
+    settings: dict[str, Any] = {
+        "student": STUDENT,
+        "out": out,
+        "port": 0,
+        "batch_turns": 6,
+        "device": "cpu",
+        "threads": 1,
+        "proxy": ProxySettings(max_waiting=8, name="tiny"),
+        "run": RunConfig(steps=100, eval_every=0, tensorboard=False),
+        "optimiser": OptimiserConfig(lr=1e-3),
+        **more,
+    }
+    return ServeProxy(**settings)
+
+
+class Running:
+    """What `serve` does, in this process and without signals."""
+
+    def __init__(self, config: ServeProxy) -> None:
+        self.service, self.training = build(config)
+        health = None if self.training is None else self.training.health
+        self.server = ProxyServer(create_app(self.service, more_health=health), port=0)
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        if self.training is not None:
+            self.training.start(on_failure=self.server.stop)
+        self.http = httpx.Client(base_url=self.server.url, timeout=60, verify=False)
+
+    def ask(self, messages: list[Any], session: str, **body: Any) -> dict[str, Any]:
+        answer = self.http.post("/chat/completions", json={"messages": messages, "session_id": session, **body})
+        assert answer.status_code == 200, answer.text
+        message: dict[str, Any] = answer.json()["choices"][0]["message"]
+        return message
+
+    def health(self) -> Any:
+        return self.http.get(self.server.url.removesuffix("/v1") + "/healthz").json()
+
+    def until_step(self, step: int) -> None:
+        tick = threading.Event()
+        for _ in range(3000):
+            assert self.training is not None
+            assert not self.training.error, self.training.error
+            if self.training.step >= step and not self.service.bridge.paused:
+                return
+            tick.wait(0.02)
+        raise AssertionError(self.health())
+
+    def stop(self) -> None:
+        self.http.close()
+        self.server.stop()
+        self.thread.join(60)
+        if self.training is not None:
+            self.training.stop()
+        self.service.close()
+
+
+@pytest.fixture
+def run() -> Iterator[Any]:
+    made: list[Running] = []
+
+    def start(config: ServeProxy) -> Running:
+        made.append(Running(config))
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.thread.is_alive():
+            one.stop()
+
+
+def play(ask: Any, sessions: int, turns: int, first: int = 0) -> None:
+    """An agent from outside plays a generated house through nothing but chat messages."""
+    env = env_maker("turngym/ALFWorld-v0", split="generated", config="small", channel="text")()
+    for number in range(first, first + sessions):
+        observation, _ = env.reset(seed=number)
+        messages: list[Any] = [{"role": "system", "content": "You are in a house. Do the task."}]
+        for turn in range(turns):
+            messages.append({"role": "user", "content": observation})
+            messages.append(ask(messages, f"house {number}", session_done=turn == turns - 1))
+            observation = env.step(messages[-1]["content"])[0]
+    env.close()
+
+
+def test_plain_http_trains_and_a_restart_goes_on(run: Any, tmp_path: Path) -> None:
+    served = run(options(tmp_path))
+    before = {name: value.clone() for name, value in served.training.trainer.model.state_dict().items()}
+    play(served.ask, sessions=2, turns=4)
+    served.until_step(1)
+    assert any(
+        not torch.equal(value, before[name]) for name, value in served.training.trainer.model.state_dict().items()
+    )
+    assert served.ask([{"role": "user", "content": "Are you new?"}], "next")["role"] == "assistant"
+    served.stop()
+    (row,) = [row for row in read_metrics(tmp_path) if row["kind"] == "train"]
+    assert (row["episodes"], row["judge/votes"], row["judge/votes_failed"]) == (2, 6, 0)
+    assert row["gap_max"] < 1e-4  # what the engine said is what the trainer computes
+    episodes, problems = read_trace(tmp_path / "sessions.jsonl")
+    assert not problems
+    assert [len(episode.segments) for episode in episodes] == [1, 1]
+    assert [turn.policy_version for turn in episodes[0].turns] == [0, 0, 0, 0]
+    assert episodes[0].turns[3].judge_scores is None
+
+    again = run(options(tmp_path))
+    assert len(again.service.sessions) == 1
+    assert again.health()["training"]["ready_turns"] == 0
+    play(again.ask, sessions=2, turns=4, first=2)
+    again.until_step(2)
+    again.stop()
+    assert read_state(latest_checkpoint(tmp_path))["step"] == 2
+    assert {
+        turn.policy_version for episode in read_trace(tmp_path / "sessions.jsonl")[0][2:] for turn in episode.turns
+    } == {1}
+
+
+def test_the_official_client_trains_by_hints(run: Any, tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai", reason="the official client is not installed")
+    served = run(options(tmp_path, algorithm="opd-hints", batch_turns=4))
+    plain = openai.DefaultHttpxClient(verify=False)
+    with openai.OpenAI(base_url=served.server.url, api_key="none", http_client=plain) as client:
+        for number in range(2):
+            messages: list[Any] = [{"role": "user", "content": "You are in the middle of a room."}]
+            for turn in range(3):
+                done = "1" if turn == 2 else "0"
+                headers = {"X-Session-Id": f"s{number}", "X-Session-Done": done}
+                found = client.chat.completions.create(model="tiny", messages=messages, extra_headers=headers)
+                messages += [found.choices[0].message, {"role": "user", "content": "Nothing happens."}]
+    served.until_step(1)
+    served.stop()
+    (row,) = [row for row in read_metrics(tmp_path) if row["kind"] == "train"]
+    assert row["judge/hints"] == 4
+    hinted = [turn for turn in read_trace(tmp_path / "sessions.jsonl")[0][0].turns if turn.hint is not None]
+    assert [turn.hint for turn in hinted] == ["What you are about to do leads to this: Nothing happens."] * 2
+    assert all(turn.hint_prompt_ids is not None for turn in hinted)
+
+
+def test_recording_only_honours_the_temperature(run: Any, tmp_path: Path) -> None:
+    served = run(options(tmp_path, train=False))
+    texts = {
+        served.ask([{"role": "user", "content": "You are in the middle of a room."}], f"s{n}", temperature=0)["content"]
+        for n in range(3)
+    }
+    assert len(texts) == 1
+    served.stop()
+    assert not list_checkpoints(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"host": "0.0.0.0"}, "set a key in TURNGYM_PROXY_KEY"),
+        ({"batch_turns": 0}, "needs at least 1"),
+        ({"judging": JudgeOptions(judge="rules")}, "do not have"),
+        ({"judging": JudgeOptions(judge="orakel")}, "unknown judge"),
+        ({"algorithm": "opd"}, "name its folder with --teacher"),
+    ],
+)
+def test_what_cannot_be_served(tmp_path: Path, more: dict[str, Any], text: str) -> None:
+    with pytest.raises(TurngymError, match=text):
+        serve(options(tmp_path, **more))
+
+
+@pytest.mark.parametrize("name", ["proxy_prm_rl.sh", "proxy_opd_hints.sh"])
+def test_launch_scripts(tmp_path: Path, name: str) -> None:
+    """Their options exist (a `turngym` that only reads them stands in for the server)."""
+    from turngym.scripts.serve import proxy
+
+    stub = tmp_path / "turngym"
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "STUDENT": "models/s", "RESULTS": str(tmp_path / "results")}
+    script = ROOT / "scripts" / "launch" / name
+    found = subprocess.run([str(script), "--port", "0"], env=env, capture_output=True, text=True, check=True)
+    words = found.stdout.splitlines()
+    assert words[:2] == ["serve", "proxy"]
+    config = proxy.parse(words[2:])
+    assert (config.batch_turns, config.judging.judge_votes, config.port) == (16, 3, 0)
+    assert (tmp_path / "results").is_dir()
+    del env["STUDENT"]
+    refused = subprocess.run([str(script)], env=env, capture_output=True, text=True, check=False)
+    assert "STUDENT" in refused.stderr
+
+
+def test_logprobs_are_those_of_the_engine(run: Any, tmp_path: Path) -> None:
+    served = run(options(tmp_path, train=False))
+    body = {"messages": [{"role": "user", "content": "You are in the middle of a room."}], "logprobs": True}
+    choice = served.http.post("/chat/completions", json=body).json()["choices"][0]
+    values = [row["logprob"] for row in choice["logprobs"]["content"]]
+    assert len(values) >= 1
+    assert np.all(np.array(values) <= 0)
+    served.stop()
