@@ -50,7 +50,7 @@ def quickstart(arguments: list[str]) -> int:
 
 def test(arguments: list[str]) -> int:
     """Lint, types and tests. The reference engine compiles C++; without it the tests against it skip with a reason."""
-    set_up("train,parquet,dev")
+    set_up("train,parquet,serve,dense,dev")
     if install("-e", ".[alfworld]", check=False):
         say("the [alfworld] extra did not install (it needs cmake and g++): tests against TextWorld will be skipped")
     tools = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]

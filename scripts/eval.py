@@ -19,7 +19,7 @@ from turngym.agents.evaluate import EvalResult, evaluate
 from turngym.agents.show import behaviour_table, columns, print_table, success_table, write_json
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import Panel, load_panel, verify_panel
-from turngym.scripts.wiring import AgentOptions, Wired, env_maker, json_object, wire_agent
+from turngym.scripts.wiring import AgentOptions, Wired, env_maker, json_object, probe, wire_agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def run(options: Options) -> EvalResult:
     tasks = panel.tasks if options.limit is None else panel.tasks[: options.limit]
     _check(panel, overrides, options)
     kwargs = {**panel.make_kwargs, **overrides}
-    wired = wire_agent(options.player, lambda: _tool(panel.env_id, kwargs))
+    wired = wire_agent(options.player, lambda: probe(panel.env_id, kwargs))
     trace = None if options.out is None else options.out / "trace.jsonl"
     result = evaluate(
         panel if options.limit is None else tasks,
@@ -120,11 +120,3 @@ def _check(panel: Panel, overrides: dict[str, Any], options: Options) -> None:
             f"{len(problems)} of {len(panel.tasks)} tasks are not those of {panel.full_name}: {problems[0]}; get the "
             "data that the panel names (`turngym panel verify` lists every difference)"
         )
-
-
-def _tool(env_id: str, kwargs: dict[str, Any]) -> Any:
-    env = env_maker(env_id, **kwargs)()
-    try:
-        return env.unwrapped.tool  # type: ignore[attr-defined]
-    finally:
-        env.close()

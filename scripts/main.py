@@ -20,7 +20,9 @@ VERBS = {
     "panel": "turngym.scripts.panel",
     "trace": "turngym.scripts.trace",
     "report": "turngym.scripts.report",
+    "index": "turngym.scripts.index",
     "pretrain": "turngym.scripts.pretrain",
+    "serve": "turngym.scripts.serve.main",
     "bench": "turngym.scripts.bench.main",
 }
 """Each module has `main(argv) -> exit status`; the first line of its docstring is the verb's help."""

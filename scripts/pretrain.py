@@ -11,13 +11,16 @@ from typing import Literal
 import tyro
 
 from turngym.envs.core import TurngymError
-from turngym.scripts import embedded
+from turngym.scripts.worlds import load_world
+from turngym.scripts.worlds.world import TinyRecipe, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pretrain:
-    """Supervised fine-tuning of a tiny model on noisy episodes of the searching expert."""
+    """Supervised fine-tuning of a tiny model on noisy episodes of an expert."""
 
+    env: str = "alfworld"
+    """Embedded world: alfworld or webshop."""
     role: Literal["teacher", "student"] = "teacher"
     """Which of the two shipped models to make."""
     out: Path = Path("runs/pretrain")
@@ -33,26 +36,21 @@ class Pretrain:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym pretrain` with `argv` (without the verb itself)."""
     options = tyro.cli(Pretrain, args=list(argv), prog="turngym pretrain", description=(__doc__ or "").split("\n")[0])
+    world = load_world(options.env)
     changes = {name: getattr(options, name) for name in ("steps", "seed") if getattr(options, name) is not None}
-    print(f"model in {pretrain(replace(embedded.RECIPES[options.role], **changes), options.out, options.resume)}")
+    print(f"model in {pretrain(world, replace(world.recipes[options.role], **changes), options.out, options.resume)}")
     return 0
 
 
-def pretrain(recipe: embedded.TinyRecipe, out: Path, resume: bool = False) -> Path:
+def pretrain(world: World, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:
     """Make a model by `recipe`; returns the folder that holds weights, tokenizer and chat settings.
 
     Raises TurngymError where `turngym[train]` is missing or `out` holds another run.
     """
     from turngym.scripts import train
 
-    start, run = embedded.write_untrained(recipe, out / "untrained"), out / "sft"
-    low, high = recipe.noise
-    words = ["--algorithm", "sft", "--student", str(start), "--out", str(run), "--expert", "searching"]
-    words += ["--noise", str(low), str(high), "--blunders", str(recipe.blunders)]
-    words += ["--steps", str(recipe.steps), "--episodes", str(recipe.episodes)]
-    words += ["--seed", str(recipe.seed), "--optimiser.lr", str(recipe.lr), "--optimiser.schedule", "cosine"]
-    words += ["--optimiser.lr-warmup", str(min(20, recipe.steps // 5)), "--optimiser.betas", "0.9", "0.95"]
-    words += [*embedded.train_words(), "--checkpoint-every", "50", "--micro-tokens", "2048"]
+    start, run = world.write_untrained(recipe, out / "untrained"), out / "sft"
+    words = ["--student", str(start), "--out", str(run), *world.sft_words(recipe)]
     train.main([*words, *(["--resume"] if resume else [])])
     newest = max(run.glob("checkpoints/step_*/model"), default=None)
     if newest is None:

@@ -20,7 +20,7 @@ from turngym.agents.scores import score
 from turngym.agents.show import behaviour_table, columns, print_table, progress_bar, success_table
 from turngym.envs.core import TurngymError
 from turngym.envs.trace import TraceWriter
-from turngym.scripts.wiring import AgentOptions, EnvOptions, env_maker, wire_agent
+from turngym.scripts.wiring import AgentOptions, EnvOptions, env_maker, probe, wire_agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         for group, task_id in enumerate(ids)
         if (task_id, sample, options.seed) not in done
     ]
-    wired = wire_agent(options.player, lambda: _peek(bare, "tool"))
+    wired = wire_agent(options.player, lambda: probe(options.world.env, options.world.kwargs()))
     make = env_maker(options.world.env, **options.world.kwargs(), channel=wired.channel)
     meta = {"temperature": wired.temperature}
     with TraceWriter(options.out) as writer, progress_bar("rollout", len(jobs)) as report:

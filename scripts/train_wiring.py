@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from turngym.agents.evaluate import evaluate
 from turngym.agents.local import LocalEngine
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.render import ChatRenderer
 from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent, PrivilegedExpert, SearchingPlayer
+from turngym.agents.scripted import ExpertAgent, named_player
 from turngym.agents.settings import ChatSettings
 from turngym.envs.channels import make_channel
 from turngym.envs.core import Task, ToolSpec, TurngymError
@@ -25,7 +25,6 @@ from turngym.trainers.dataset import draw
 from turngym.trainers.loop import EvalPoint
 
 MakeEnv = Callable[[], Any]
-EXPERTS: dict[str, Any] = {"expert": PrivilegedExpert, "searching": SearchingPlayer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +65,15 @@ class LiveCollect:
     slots: int = 64
     held_out: Sequence[Task] = ()
     """Tasks that must not be trained on."""
-    expert: Literal["expert", "searching"] = "expert"
+    expert: str = "expert"
     """Who plays the first turns when a curriculum asks for demonstrations."""
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         jobs = step_jobs(self.task_ids, self.seed, request)
         if request.demonstration_turns is not None:
             jobs = self._demonstrated(jobs, request.demonstration_turns)
+        if request.prefix_ratios:
+            jobs = self._prefixed(jobs, request)
         agent = self.player.agent(request.temperature)
         episodes = rollout(
             jobs,
@@ -86,9 +87,27 @@ class LiveCollect:
         assert_disjoint([episode.task for episode in episodes], self.held_out)
         return episodes
 
+    def _prefixed(self, jobs: Sequence[Job], request: CollectRequest) -> list[Job]:
+        """The first jobs of each group begin with their share of the expert's turns, at least one where it is not 0."""
+        chosen = {
+            place: ratio
+            for place, job in enumerate(jobs)
+            if (member := place % request.group) < len(request.prefix_ratios[job.group])
+            and (ratio := request.prefix_ratios[job.group][member]) > 0
+        }
+        shown = rollout([jobs[place] for place in chosen], self.make_env, self._demonstrator(), slots=self.slots)
+        plans = dict(zip(chosen, shown, strict=True))
+        return [
+            replace(job, demonstration=_share(plans[place], chosen[place])) if place in chosen else job
+            for place, job in enumerate(jobs)
+        ]
+
+    def _demonstrator(self) -> ExpertAgent:
+        return ExpertAgent(expert=named_player(self.expert))
+
     def _demonstrated(self, jobs: Sequence[Job], turns: int) -> list[Job]:
         """The jobs with all but the expert's last `turns` actions played beforehand."""
-        shown = rollout(jobs, self.make_env, ExpertAgent(expert=EXPERTS[self.expert]), slots=self.slots)
+        shown = rollout(jobs, self.make_env, self._demonstrator(), slots=self.slots)
         plans = [[turn.action or "" for turn in episode.turns] for episode in shown]
         return [
             replace(job, demonstration=tuple(plan[: max(0, len(plan) - turns)]))
@@ -107,12 +126,12 @@ class ExpertCollect:
     seed: int = 0
     slots: int = 64
     held_out: Sequence[Task] = ()
-    expert: Literal["expert", "searching"] = "expert"
+    expert: str = "expert"
     noise: tuple[float, float] = (0.0, 0.0)
     blunders: float = 0.0
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
-        agent = ExpertAgent(self.renderer, expert=EXPERTS[self.expert], noise=self.noise, blunders=self.blunders)
+        agent = ExpertAgent(self.renderer, expert=named_player(self.expert), noise=self.noise, blunders=self.blunders)
         jobs = step_jobs(self.task_ids, self.seed, request)
         episodes = rollout(
             jobs,
@@ -126,14 +145,29 @@ class ExpertCollect:
         return episodes
 
 
+def _share(episode: Episode, ratio: float) -> tuple[str, ...]:
+    """The first `ratio` of the expert's actions, rounded down but never to none."""
+    actions = [turn.action for turn in episode.turns if turn.action is not None]
+    return tuple(actions[: max(1, int(len(actions) * ratio))])
+
+
 def step_jobs(task_ids: Sequence[str], seed: int, request: CollectRequest) -> list[Job]:
-    """The jobs of a step: tasks go by in epochs, each a permutation, and every step has random streams of its own."""
+    """The jobs of a step: tasks go by in epochs, each a permutation, and every step has random streams of its own.
+
+    Samples are numbered through the step, so that two groups that happen to play one task differ in their streams.
+    """
     if not len(task_ids):
         raise TurngymError("the training split has no tasks")
-    places = draw(len(task_ids), seed=seed, step=request.step, batch=request.episodes)
+    places = draw(len(task_ids), seed=seed, step=request.step, batch=request.episodes // request.group)
     return [
-        Job(task_id=task_ids[place], sample=number, group=number, seed=seed * 1_000_003 + request.step)
+        Job(
+            task_id=task_ids[place],
+            sample=number * request.group + member,
+            group=number,
+            seed=seed * 1_000_003 + request.step,
+        )
         for number, place in enumerate(places)
+        for member in range(request.group)
     ]
 
 

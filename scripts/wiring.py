@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +13,14 @@ import gymnasium as gym
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.agents.agent import Agent, AgentError
-from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, SearchingPlayer
+from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.settings import ChatSettings
-from turngym.envs.core import TurngymError, content_hash
+from turngym.envs.base import TextEnv
+from turngym.envs.core import ToolSpec, TurngymError, content_hash
+from turngym.envs.guard import guard_of
 from turngym.envs.suggest import did_you_mean
 
-KINDS = ("expert", "searching", "random", "replay:TRACE", "model:FOLDER")
+KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +28,8 @@ class AgentOptions:
     """Which agent plays, and how it speaks."""
 
     agent: str = "expert"
-    """`expert` (sees the hidden state), `searching` (an expert that knows only what it saw), `random`, `replay:TRACE`
-    or `model:FOLDER` (a Hugging Face causal model with its tokenizer)."""
+    """`expert` (sees the hidden state), one of the environment's own players (ALFWorld: `searching`; WebShop:
+    `first-hit`; Search: `single-shot`), `random`, `replay:TRACE` or `model:FOLDER` (a Hugging Face causal model)."""
     temperature: float = 0.85
     """Sampling temperature of a model; 0 is greedy."""
     noise: float = 0.0
@@ -86,8 +88,8 @@ class Wired:
     """Of a model's files: two checkpoints of one name are not the same player."""
 
 
-def wire_agent(options: AgentOptions, tool_of: Callable[[], Any]) -> Wired:
-    """The agent that `options.agent` names. `tool_of` gives the environment's ToolSpec if it is needed.
+def wire_agent(options: AgentOptions, probe: Callable[[], TextEnv]) -> Wired:
+    """The agent that `options.agent` names. `probe` gives the environment it will play, if it must be asked.
 
     Raises:
         AgentError: an unknown agent, a missing trace, a folder that holds no model.
@@ -96,9 +98,6 @@ def wire_agent(options: AgentOptions, tool_of: Callable[[], Any]) -> Wired:
     channel = None if options.channel in ("auto", "none") else options.channel
     if kind == "expert":
         return Wired(agent=ExpertAgent(noise=options.noise, name=_noisy("expert", options.noise)), channel=channel)
-    if kind == "searching":
-        name = _noisy("searching", options.noise)
-        return Wired(agent=ExpertAgent(expert=SearchingPlayer, noise=options.noise, name=name), channel=channel)
     if kind == "random":
         return Wired(agent=RandomAgent(), channel=channel)
     if kind == "replay" and argument:
@@ -106,11 +105,16 @@ def wire_agent(options: AgentOptions, tool_of: Callable[[], Any]) -> Wired:
 
         return Wired(agent=ReplayAgent(read_trace(argument)[0], name=f"replay {Path(argument).name}"), channel=channel)
     if kind == "model" and argument:
-        return _wire_model(argument, options, tool_of)
-    raise AgentError(f"unknown agent {options.agent!r}; agents are: {', '.join(KINDS)}.{did_you_mean(kind, [*KINDS])}")
+        return _wire_model(argument, options, probe().tool)
+    players = probe().players
+    if options.agent in players:
+        agent = ExpertAgent(expert=named_player(kind), noise=options.noise, name=_noisy(kind, options.noise))
+        return Wired(agent=agent, channel=channel)
+    known = [*KINDS, *players]
+    raise AgentError(f"unknown agent {options.agent!r}; agents are: {', '.join(known)}.{did_you_mean(kind, known)}")
 
 
-def _wire_model(folder: str, options: AgentOptions, tool_of: Callable[[], Any]) -> Wired:
+def _wire_model(folder: str, options: AgentOptions, tool: ToolSpec) -> Wired:
     settings = _settings(ChatSettings.load(folder), options)
     model, tokenizer = load_policy(folder, options.device, options.dtype)
     from turngym.agents.local import LocalEngine
@@ -118,7 +122,7 @@ def _wire_model(folder: str, options: AgentOptions, tool_of: Callable[[], Any]) 
     from turngym.envs.channels import make_channel
     from turngym.envs.protocols import Sampling
 
-    tool, path = tool_of(), Path(folder).resolve()
+    path = Path(folder).resolve()
     engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=options.batch)
     renderer = renderer_of(model, tokenizer, settings, tool)
     agent = ModelAgent(
@@ -207,6 +211,13 @@ def env_maker(env_id: str, **kwargs: Any) -> Callable[[], gym.Env[str, str]]:
         known = [name for name in gym.registry if name.startswith("turngym/")]
         raise TurngymError(f"unknown environment {env_id!r}; known: {', '.join(known)}.{did_you_mean(env_id, known)}")
     return lambda: gym.make(env_id, disable_env_checker=True, **kwargs)
+
+
+def probe(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
+    """An environment, closed already, to be asked for its tool and players."""
+    env = env_maker(env_id, **kwargs)()
+    env.close()
+    return guard_of(env).base
 
 
 def json_object(flag: str, text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measure turngym against a named peer in one run: alfworld, rollout."""
+"""Measure turngym against a named peer in one run: alfworld, retrieval, rollout, webshop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from turngym.scripts.main import dispatch
 
 VERBS = {
     "alfworld": "turngym.scripts.bench.alfworld",
+    "proxy": "turngym.scripts.bench.proxy",
+    "retrieval": "turngym.scripts.bench.retrieval",
     "rollout": "turngym.scripts.bench.rollout",
+    "webshop": "turngym.scripts.bench.webshop",
 }
 
 

@@ -15,8 +15,13 @@ SHARED = ("core", "episode", "protocols")
 """Modules of envs that define what all rooms exchange."""
 ENV_PACKAGES = ("alfworld", "webshop", "search")
 ENVS_MAY_USE = {"numpy", "gymnasium"}
-REFERENCE_ENGINES = {"textworld", "alfworld"}
-"""Extras that one environment may import when its reference engine is asked for."""
+PART_MAY_USE = {
+    "alfworld": {"textworld", "alfworld"},
+    "webshop": {"rapidfuzz", "spacy", "flask"},
+    "search": {"pyarrow"},
+}
+"""What a single environment may import besides: small libraries, or extras where they are asked for."""
+RETRIEVAL_MAY_USE = {"numpy", "regex", "faiss", "torch", "transformers", "flask", "waitress", "httpx", "rich"}
 
 
 def modules(room: str) -> list[Path]:
@@ -70,9 +75,11 @@ def problem(room: str, part: str, name: str) -> str | None:
 
 
 def _foreign(room: str, part: str, top: str) -> str | None:
-    if room != "envs" or top in sys.stdlib_module_names or top in ENVS_MAY_USE:
+    if top in sys.stdlib_module_names or room not in ("envs", "retrieval"):
         return None
-    if part == "alfworld" and top in REFERENCE_ENGINES:
+    if room == "retrieval":
+        return None if top in RETRIEVAL_MAY_USE else f"retrieval may only import {', '.join(sorted(RETRIEVAL_MAY_USE))}"
+    if top in ENVS_MAY_USE or top in PART_MAY_USE.get(part, ()):
         return None
     return f"envs may only import the standard library, {', '.join(sorted(ENVS_MAY_USE))}"
 

@@ -10,18 +10,21 @@ import pytest
 pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents.settings import ChatSettings
+from turngym.envs.core import TurngymError
 from turngym.envs.panels import load_panel
 from turngym.envs.trace import read_trace
-from turngym.scripts import embedded, main
+from turngym.scripts import main
+from turngym.scripts.worlds import WORLDS, load_world
 from turngym.trainers.metrics import read_metrics
 
 
-def test_quickstart_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    words = ["quickstart", "--out", str(tmp_path), "--steps", "2", "--limit", "4", "--samples", "1"]
+@pytest.mark.parametrize("name", [*WORLDS])
+def test_quickstart_runs_and_goes_on_where_it_stopped(name: str, tmp_path: Path) -> None:
+    words = ["quickstart", "--env", name, "--out", str(tmp_path), "--steps", "2", "--limit", "4", "--samples", "1"]
     assert main.main(words) == 0
     report = (tmp_path / "report.md").read_text()
-    for name in ("student", "teacher", "opd", "turnopd"):
-        assert f"| {name} |" in report
+    for row in ("student", "teacher", "opd", "turnopd"):
+        assert f"| {row} |" in report
     for method in ("opd", "turnopd"):
         steps = [row["step"] for row in read_metrics(tmp_path / method) if row["kind"] == "train"]
         assert steps == [1, 2]
@@ -34,18 +37,26 @@ def test_quickstart_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "opd" / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("role", sorted(embedded.RECIPES))
-def test_shipped_models_speak_the_embedded_world(role: str) -> None:
-    folder = embedded.CHECKPOINTS / role
-    assert ChatSettings.load(folder) == embedded.CHAT
+@pytest.mark.parametrize("role", ["student", "teacher"])
+@pytest.mark.parametrize("name", [*WORLDS])
+def test_shipped_models_speak_the_embedded_world(name: str, role: str) -> None:
+    world = load_world(name)
+    folder = world.checkpoint(role)
+    assert ChatSettings.load(folder) == world.chat
     shipped = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    made = json.loads(embedded.make_tokenizer().backend_tokenizer.to_str())["model"]["vocab"]
+    made = json.loads(world.make_tokenizer().backend_tokenizer.to_str())["model"]["vocab"]
     assert shipped == made
     assert (folder / "model.safetensors").stat().st_size < 3_000_000
 
 
-def test_the_panel_is_played_as_the_student_trains() -> None:
-    kwargs = load_panel(embedded.PANEL).make_kwargs
-    assert kwargs["max_turns"] == embedded.MAX_TURNS
-    assert kwargs["on_invalid"] == "noop"
-    assert kwargs["part"] == "eval"
+@pytest.mark.parametrize("name", [*WORLDS])
+def test_the_panel_is_played_as_the_student_trains(name: str) -> None:
+    world = load_world(name)
+    kwargs = load_panel(world.panel).make_kwargs
+    assert kwargs["max_turns"] == world.max_turns
+    assert {key: kwargs[key] for key in world.make} == dict(world.make)
+
+
+def test_an_unknown_world_is_named() -> None:
+    with pytest.raises(TurngymError, match="the embedded worlds are alfworld"):
+        load_world("alfword")

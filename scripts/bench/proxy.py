@@ -1,0 +1,220 @@
+"""Load the training proxy with many sessions at once: lost turns, crossed sessions, leaks, rates.
+
+Examples:
+    turngym bench proxy
+    turngym bench proxy --sessions 64 --seconds 120 --no-train
+
+A server in a process of its own serves the tiny model and trains on what comes; `--sessions` clients talk to it at a
+time, each with an id of its own in every message, and begin a new session when one is done. Afterwards the records are
+read: every turn a client was answered must be there once, in its own session, with only its own id in its messages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from turngym.envs.core import TurngymError
+
+STUDENT = Path(__file__).parents[1] / "checkpoints" / "alfworld" / "student"
+WORD = re.compile(r"client [0-9]+ session [0-9]+\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchProxy:
+    """How hard the proxy is worked."""
+
+    student: Path = STUDENT
+    """Folder of the model."""
+    sessions: int = 64
+    """Clients that talk at the same time."""
+    turns: int = 6
+    """Turns of a session."""
+    seconds: float = 60.0
+    """How long clients begin new sessions."""
+    train: bool = True
+    """Train meanwhile."""
+    out: Path | None = None
+    """Folder of the run; a temporary one by default."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the clients saw."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    answers: dict[str, list[str]] = field(default_factory=dict)
+    """Session id -> the answers it got, in order."""
+    seconds: list[float] = field(default_factory=list)
+    refused: Counter[int] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+
+
+def main(argv: Sequence[str]) -> int:
+    config = tyro.cli(BenchProxy, args=list(argv), prog="turngym bench proxy", description=__doc__)
+    if config.out is not None:
+        return bench(config, config.out)
+    with tempfile.TemporaryDirectory() as folder:
+        return bench(config, Path(folder))
+
+
+def bench(config: BenchProxy, out: Path) -> int:
+    """Run the load and check the records; 0 if nothing was lost, crossed or leaked."""
+    server, url = _start(config, out)
+    tally = Tally()
+    try:
+        memory, health, spent = _load(config, url, server.pid, tally)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        said = server.communicate(timeout=300)[0]
+    problems = [*tally.errors[:5], *check(out, tally)]
+    if "everything accepted was answered" not in said:
+        problems.append(f"the server did not end cleanly: {said[-500:]!r}")
+    if memory and memory[-1] > 1.15 * memory[len(memory) // 2] + 20:
+        problems.append(f"memory grew in the second half: {memory[len(memory) // 2]:.0f} to {memory[-1]:.0f} MB")
+    for line in _report(config, tally, memory, health, spent):
+        print(line)
+    print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "no lost turn, no crossed session, no leak")
+    return 1 if problems else 0
+
+
+def _start(config: BenchProxy, out: Path) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", "--student", str(config.student)]
+    command += ["--out", str(out), "--port", "0", "--threads", "1", "--run.no-tensorboard", "--optimiser.lr", "1e-5"]
+    command += ["--batch-turns", "64"] if config.train else ["--no-train"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    found = re.search(r"http://\S+/v1", line)
+    if found is None:
+        server.kill()
+        raise TurngymError(f"the server did not start: {line!r}")
+    return server, found.group()
+
+
+def _load(config: BenchProxy, url: str, pid: int, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
+    """(server's memory in MB over time, /healthz while clients are busy, seconds)."""
+    import httpx
+
+    began = time.perf_counter()
+    http = httpx.Client(base_url=url, timeout=300, limits=httpx.Limits(max_connections=None))
+    clients = [
+        threading.Thread(target=_client, args=(config, http, number, began + config.seconds, tally))
+        for number in range(config.sessions)
+    ]
+    for client in clients:
+        client.start()
+    memory: list[float] = []
+    health: dict[str, Any] = {}
+    while any(client.is_alive() for client in clients):
+        time.sleep(min(2.0, config.seconds / 20))
+        memory.append(_megabytes(pid))
+        if time.perf_counter() < began + config.seconds:
+            health = http.get(url.removesuffix("/v1") + "/healthz").json()
+    spent = time.perf_counter() - began
+    http.close()
+    return memory, health, spent
+
+
+def _client(config: BenchProxy, http: Any, number: int, until: float, tally: Tally) -> None:
+    session = 0
+    while time.perf_counter() < until and not tally.errors:
+        name = f"client {number} session {session}"
+        messages = [{"role": "system", "content": "You are in a house."}]
+        for turn in range(config.turns):
+            messages.append({"role": "user", "content": f"{name} turn {turn}"})
+            headers = {"X-Session-Id": name, "X-Session-Done": "1" if turn == config.turns - 1 else "0"}
+            reply = _ask(http, messages, headers, tally)
+            if reply is None:
+                return
+            messages.append(reply)
+            with tally.lock:
+                tally.answers.setdefault(name, []).append(reply["content"])
+        session += 1
+
+
+def _ask(http: Any, messages: list[Any], headers: dict[str, str], tally: Tally) -> Any:
+    began = time.perf_counter()
+    while True:
+        try:
+            answer = http.post("/chat/completions", json={"messages": messages}, headers=headers)
+        except Exception as error:
+            with tally.lock:
+                tally.errors.append(f"{type(error).__name__}: {error}")
+            return None
+        if answer.status_code == 200:
+            break
+        with tally.lock:
+            tally.refused[answer.status_code] += 1
+            if answer.status_code not in (429, 503):
+                tally.errors.append(answer.text[:300])
+                return None
+        time.sleep(float(answer.headers.get("Retry-After", 1)))
+    with tally.lock:
+        tally.seconds.append(time.perf_counter() - began)
+    return answer.json()["choices"][0]["message"]
+
+
+def check(out: Path, tally: Tally) -> list[str]:
+    """What is wrong with the records, given what the clients saw."""
+    found: dict[str, list[str]] = {}
+    owners: dict[str, str] = {}
+    problems = []
+    for line in (out / "records.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["kind"] != "turn":
+            continue
+        names = set(WORD.findall(json.dumps(record["messages"])))
+        name = owners.setdefault(record["session"], next(iter(names), "nobody"))
+        if names != {name}:
+            problems.append(f"session {record['session']} of {name} holds {sorted(names)}")
+        found.setdefault(name, []).append(record["reply"]["content"])
+    if len(set(owners.values())) != len(owners):
+        problems.append(f"{len(owners)} sessions in the records have {len(set(owners.values()))} owners")
+    for name, answers in tally.answers.items():
+        if found.get(name) != answers:
+            problems.append(f"{name}: {len(answers)} answers, {len(found.get(name, []))} records, or other texts")
+    return problems[:10]
+
+
+def _report(config: BenchProxy, tally: Tally, memory: list[float], health: dict[str, Any], spent: float) -> list[str]:
+    times = sorted(tally.seconds) or [0.0]
+    engine, training = health.get("engine", {}), health.get("training", {})
+    lines = [
+        f"{config.sessions} clients, {spent:.0f} s: {len(tally.answers):,} sessions, {len(times):,} turns, "
+        f"{len(times) / spent:.1f} turns/s, {sum(tally.refused.values())} refusals {dict(tally.refused)}",
+        f"seconds per turn: median {times[len(times) // 2]:.2f}, 99 % {times[int(0.99 * (len(times) - 1))]:.2f}, "
+        f"worst {times[-1]:.2f}",
+        f"engine: {engine.get('batches')} batches, largest {engine.get('largest_batch')}, "
+        f"{engine.get('generated_tokens', 0) / spent:.0f} tokens/s",
+        f"server's memory: {memory[0]:.0f} MB at the start, {memory[len(memory) // 2]:.0f} half way, "
+        f"{memory[-1]:.0f} at the end",
+    ]
+    if training:
+        lines.append(
+            f"training: {training['step']} steps, {training.get('turns_trained', 0):,} turns trained on, "
+            f"{training['ready_turns']:,} ready, {training['to_judge']} to judge"
+        )
+    return lines
+
+
+def _megabytes(pid: int) -> float:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -1,0 +1,244 @@
+"""From the options of `turngym train` to a trainer: algorithm, models, environment, evaluation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from turngym.agents.hinted_env import HintedObservations
+from turngym.agents.judge_hints import HintPrompts
+from turngym.agents.settings import ChatSettings
+from turngym.envs.core import TurngymError
+from turngym.envs.panels import assert_disjoint, load_panel
+from turngym.envs.trace import read_trace
+from turngym.scripts.judge_wiring import JudgedTraces, make_judge
+from turngym.scripts.train import Options
+from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, PanelEvaluation, Player, weights_hash
+from turngym.scripts.wiring import env_maker, json_object
+from turngym.trainers.algorithms import grpo, grpo_kd, luffy, opd, opd_hints, ppo_kd, prm_rl, sft, tcod, turnopd
+from turngym.trainers.dataset import DatasetCollect
+from turngym.trainers.judge.collect import JudgedCollect
+from turngym.trainers.loop import Trainer
+from turngym.trainers.model import load_model, vocabulary_size
+from turngym.trainers.pieces import Algorithm, Term
+from turngym.trainers.progress import LiveProgress
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.text_term import TextTerm
+from turngym.trainers.vocab_check import common_vocabulary
+
+JUDGED: Mapping[str, Literal["score", "hint"]] = {"prm-rl": "score", "opd-hints": "hint"}
+"""Algorithms that learn from a judge, and what they ask it."""
+
+
+def build_algorithm(options: Options, tokenizer: Any = None) -> Algorithm:
+    """The composition that `options.algorithm` names; algorithms that read text need the student's tokenizer."""
+
+    def text() -> tuple[Term, ...]:
+        def encode(document: str) -> list[int]:
+            return list(tokenizer.encode(document, add_special_tokens=False))
+
+        return (TextTerm(options.lpt, encode, micro_tokens=run.micro_tokens),)
+
+    run, distill = options.run, options.distill
+    builders: dict[str, Callable[[], Algorithm]] = {
+        "sft": lambda: sft.build(options.sft, run),
+        "opd": lambda: opd.build(options.opd, distill, run),
+        "turnopd": lambda: turnopd.build(options.turnopd, distill, run),
+        "tcod": lambda: tcod.build(options.tcod, distill, run),
+        "grpo": lambda: grpo.build(options.grpo, run),
+        "luffy": lambda: luffy.build(options.luffy, run),
+        "prm-rl": lambda: prm_rl.build(options.prm_rl, run),
+        "opd-hints": lambda: opd_hints.build(options.opd_hints, distill, run, teacher=options.teacher is not None),
+        "grpo-kd": lambda: grpo_kd.build(options.grpo_kd, run),
+        "grpo-minillm": lambda: grpo_kd.build(options.grpo_kd, run, text()),
+        "ppo-kd": lambda: ppo_kd.build(options.ppo_kd, run),
+        "ppo-minillm": lambda: _ppo_minillm(options, text),
+    }
+    return builders[options.algorithm]()
+
+
+def _ppo_minillm(options: Options, text: Callable[[], tuple[Term, ...]]) -> Algorithm:
+    bonus = options.lpt.in_reward
+    if not bonus:
+        return ppo_kd.build(options.ppo_kd, options.run, text())
+    warnings.warn("--lpt.in-reward adds a constant to every reward: it carries no gradient", stacklevel=2)
+    return ppo_kd.build(options.ppo_kd, options.run, bonus=bonus)
+
+
+def build_trainer(options: Options) -> Trainer:
+    """Load models and environment and put the run together; nothing is written yet."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    settings = ChatSettings.load(options.student)
+    model, tokenizer = load_student(options.student, options.dtype, options.device)
+    algorithm = build_algorithm(options, tokenizer)
+    if algorithm.needs_teacher and options.teacher is None:
+        raise TurngymError(f"--algorithm {options.algorithm} distils from a teacher: name its folder with --teacher")
+    player = Player.of(model, tokenizer, settings, _peek(options, "tool"), batch=options.slots)
+    evaluation = _evaluation(options, player)
+    teacher, vocab_size = load_teacher(options, model, tokenizer, algorithm)
+    reference = load_reference(options, algorithm, vocab_size)
+
+    def save_extra(folder: Path) -> None:
+        tokenizer.save_pretrained(str(folder))
+        settings.save(folder)
+
+    identity = {"env": options.env, "split": options.split, "make": options.make, "chat": asdict(settings)}
+    if options.teacher is not None and algorithm.needs_teacher:
+        identity["teacher"] = weights_hash(options.teacher)
+    if options.algorithm in JUDGED:
+        identity["judge"] = {**asdict(options.judging), "judge_every": None, "expert": options.expert}
+    return Trainer(
+        model=model,
+        algorithm=algorithm,
+        collect=_judged(options, player, _collect(options, player, evaluation)),
+        out=options.out,
+        run=options.run,
+        optimiser=options.optimiser,
+        teacher=teacher,
+        reference=reference,
+        evaluate=evaluation,
+        on_update=player.engine.weights_changed,
+        save_extra=save_extra,
+        vocab_size=vocab_size,
+        identity=identity,
+        progress=LiveProgress(options.algorithm, options.run.steps),
+    )
+
+
+def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
+    """A model to train and its tokenizer."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+    target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    model = load_model(folder, dtype=dtype, device=target)
+    try:
+        return model, AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise TurngymError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
+
+
+def load_teacher(
+    options: Options, student: Any, tokenizer: Any, algorithm: Algorithm
+) -> tuple[LocalScorer | None, int | None]:
+    """The teacher as a scorer, and the number of ids that it shares with the student."""
+    if options.teacher is None or not algorithm.needs_teacher:
+        return None, None
+    model, other = load_student(options.teacher, options.teacher_dtype, options.device)
+    size = common_vocabulary(tokenizer, other, vocabulary_size(student), vocabulary_size(model))
+    return _scorer(options, model, algorithm, size), size
+
+
+def load_reference(options: Options, algorithm: Algorithm, vocab_size: int | None) -> LocalScorer | None:
+    """The initial policy: --student names it, in a resumed run too."""
+    if not algorithm.needs_reference:
+        return None
+    model, _ = load_student(options.student, options.teacher_dtype, options.device)
+    return _scorer(options, model, algorithm, vocab_size)
+
+
+def _scorer(options: Options, model: Any, algorithm: Algorithm, vocab_size: int | None) -> LocalScorer:
+    return LocalScorer(
+        model=model,
+        vocab_size=vocab_size,
+        temperature=algorithm.distill_temperature,
+        max_tokens=options.run.micro_tokens,
+    )
+
+
+def _make_env(options: Options, **more: Any) -> Callable[[], Any]:
+    kwargs = {"split": options.split, "max_turns": options.run.max_turns, **json_object("--make", options.make)}
+    if options.data is not None:
+        kwargs["data"] = options.data
+    return env_maker(options.env, **kwargs, **more)
+
+
+def _peek(options: Options, name: str) -> Any:
+    env = _make_env(options)()
+    try:
+        return getattr(env.unwrapped, name)
+    finally:
+        env.close()
+
+
+def _evaluation(options: Options, player: Player) -> PanelEvaluation | None:
+    if options.panel is None:
+        return None
+    from turngym.scripts.train_wiring import PanelEvaluation
+
+    panel = load_panel(options.panel)
+    more = {key: value for key, value in json_object("--make", options.make).items() if key in ("on_invalid", "engine")}
+    kwargs = {"max_turns": options.run.max_turns, **more, **panel.make_kwargs, "channel": player.settings.channel}
+    if options.data is not None:
+        kwargs["data"] = options.data
+    return PanelEvaluation(
+        panel=panel,
+        player=player,
+        make_env=env_maker(panel.env_id, **kwargs),
+        folder=options.out / "eval",
+        samples=options.eval_samples,
+        temperature=options.eval_temperature,
+        seed=options.run.seed,
+        slots=options.slots,
+        limit=options.eval_limit,
+    )
+
+
+def _collect(options: Options, player: Player, evaluation: PanelEvaluation | None) -> Any:
+    held_out = () if evaluation is None else evaluation.panel.tasks
+    if options.traces and options.algorithm in ("sft", *JUDGED):
+        episodes = [episode for path in options.traces for episode in read_trace(path)[0]]
+        assert_disjoint([episode.task for episode in episodes], held_out)
+        return DatasetCollect(episodes=episodes, seed=options.run.seed)
+    make_env = _make_env(options, channel=player.settings.channel)
+    shared = {
+        "make_env": make_env,
+        "task_ids": _peek(options, "task_ids")(),
+        "seed": options.run.seed,
+        "slots": options.slots,
+        "held_out": held_out,
+        "expert": options.expert,
+    }
+    if options.algorithm == "sft":
+        if options.hints:
+            shared["make_env"] = lambda: HintedObservations(make_env(), options.hints)
+        return ExpertCollect(
+            renderer=player.renderer, settings=player.settings, noise=options.noise, blunders=options.blunders, **shared
+        )
+    return LiveCollect(player=player, **shared)
+
+
+def _judged(options: Options, player: Player, collect: Any) -> Any:
+    """`collect` itself, or for the algorithms that learn from a judge its episodes with votes and hints."""
+    kind = JUDGED.get(options.algorithm)
+    if kind is None:
+        return collect
+    hints = HintPrompts(
+        renderer=player.renderer,
+        position=options.opd_hints.hint_position,
+        max_context=player.engine.max_length,
+    )
+    judge = make_judge(
+        options.judging,
+        kind,
+        make_env=_make_env(options, channel=player.settings.channel),
+        expert=options.expert,
+        seed=options.run.seed,
+        device=options.device,
+    )
+    return JudgedCollect(
+        collect=collect,
+        judge=judge,
+        kind=kind,
+        next_role=player.settings.observation_role,
+        enhance=hints if kind == "hint" else None,
+        record=JudgedTraces(options.out / "judged", options.judging.judge_every),
+    )

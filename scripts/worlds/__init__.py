@@ -1,0 +1,24 @@
+"""The embedded worlds: one small generated task family per environment, with models tiny enough for two CPU cores."""
+
+from __future__ import annotations
+
+import importlib
+
+from turngym.envs.core import TurngymError
+from turngym.envs.suggest import did_you_mean
+from turngym.scripts.worlds.world import World
+
+WORLDS = {
+    "alfworld": "turngym.scripts.worlds.alfworld",
+    "webshop": "turngym.scripts.worlds.webshop",
+}
+"""Name on the command line -> module with `WORLD`; imported when asked for."""
+
+
+def load_world(name: str) -> World:
+    """The embedded world called `name`; raises TurngymError if there is none."""
+    if name not in WORLDS:
+        known = ", ".join(WORLDS)
+        raise TurngymError(f"--env {name!r}: the embedded worlds are {known}.{did_you_mean(name, [*WORLDS])}")
+    world: World = importlib.import_module(WORLDS[name]).WORLD
+    return world

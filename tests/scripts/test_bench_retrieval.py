@@ -1,0 +1,43 @@
+"""`turngym bench retrieval` on a few hundred passages: both servers start, answer alike, and the figures are there."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from turngym.scripts.bench import retrieval as bench
+from turngym.scripts.bench.retrieval_load import Tally
+
+pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
+pytest.importorskip("waitress", reason="the bench needs turngym[serve]")
+
+
+def test_the_load_test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
+    options = {"passages": 300, "dim": 16, "clients": 4, "seconds": 0.3, "rounds": 1, "json": out}
+    bench.main([text for name, value in options.items() for text in (f"--{name}", str(value))])
+    shown = capsys.readouterr().out
+    assert "both found the same passages in" in shown
+    assert "errors: 0 (target none: met)" in shown
+    assert "same passages" in shown
+    figures = json.loads(out.read_text())
+    for clients in (1, 4):
+        for side in ("Search-R1 per request", "turngym"):
+            assert figures[f"load/{clients}/{side}"]["rate"] > 0
+            assert figures[f"load/{clients}/{side}"]["errors"] == 0
+
+
+def test_no_query_comes_twice() -> None:
+    queries = bench.distinct_queries(3, 5000)
+    assert len(set(queries)) == len(queries) > 4990
+    assert queries == bench.distinct_queries(3, 5000) != bench.distinct_queries(4, 5000)
+
+
+def test_a_tally_adds_up() -> None:
+    tally = Tally(seconds=1.0, latencies=[0.001, 0.002])
+    assert math.isnan(Tally().milliseconds(50))
+    tally.add(Tally(seconds=3.0, latencies=[0.003, 0.004], errors=["x"]))
+    assert (tally.rate, tally.milliseconds(0), tally.milliseconds(100), tally.errors) == (1.0, 1.0, 4.0, ["x"])
