@@ -16,7 +16,7 @@ from turngym.agents.local_model import CausalModel, EngineError, prefill
 from turngym.agents.local_probe import choose_cache, context_limit
 from turngym.agents.sampling import Decoder, StopText, check_sampling, draw, greedy, uniforms
 from turngym.agents.slots import SlotTable
-from turngym.envs.protocols import GenerateRequest, Generation
+from turngym.envs.protocols import GenerateRequest, Generation, Watch
 
 __all__ = ["EngineError", "LocalEngine"]
 
@@ -91,7 +91,13 @@ class LocalEngine:
 
         Raises EngineError for a request that makes no sense, before any work, and for logits that are not finite.
         """
+        return self.stream(requests, [None] * len(requests))
+
+    def stream(self, requests: Sequence[GenerateRequest], watches: Sequence[Watch | None]) -> list[Generation]:
+        """`generate`, each watch hearing the ids of its request as they are drawn; one that says False ends its row."""
         rows = [self._row(index, request) for index, request in enumerate(requests)]
+        for row, watch in zip(rows, watches, strict=True):
+            row.watch = watch
         stamp = self._model.weights_stamp()
         if stamp != self._stamp:
             self._table.clear()
@@ -207,6 +213,8 @@ class LocalEngine:
             row.tokens.append(int(token))
             row.logprobs.append(logprob)
             row.finish = self._finish(row)
+            if row.watch is not None and not row.watch(int(token), logprob):
+                row.finish = row.finish or "aborted"
         return ids
 
     def _finish(self, row: Row) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.agents.slots import Moves
-from turngym.envs.protocols import Generation, Sampling
+from turngym.envs.protocols import Generation, Sampling, Watch
 
 
 @dataclass(slots=True)
@@ -28,6 +28,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     finish: str = ""
     """Empty while the row is being decoded."""
+    watch: Watch | None = None
 
     @property
     def length(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ class Generation:
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     finish: str
-    """`stop` or `length`."""
+    """`stop` or `length`; `aborted` where a `Watch` wanted no more."""
     policy_version: int = 0
 
 
@@ -55,6 +55,21 @@ class Policy(Protocol):
 
     def release(self, session: str) -> None:
         """Forget `session`; unknown sessions are fine."""
+
+
+class Watch(Protocol):
+    """Hears every id of one request when it is drawn, with its log-probability; must not raise, and not take long."""
+
+    def __call__(self, token: int, logprob: float, /) -> bool:
+        """False: nobody wants the rest; the request may end here as `aborted`."""
+
+
+@runtime_checkable
+class StreamingPolicy(Policy, Protocol):
+    """A policy that says what it draws while it draws; whoever holds a `Policy` may ask whether it is one."""
+
+    def stream(self, requests: Sequence[GenerateRequest], watches: Sequence[Watch | None]) -> list[Generation]:
+        """What `generate` returns, each watch having heard the ids of its request, possibly from another thread."""
 
 
 class Scorer(Protocol):
