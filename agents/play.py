@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.agent import Conversation, Reply
-from turngym.envs.core import Task, Verdict
+from turngym.agents.agent import Conversation, Reply, reset_seed
+from turngym.agents.render import ChatRenderer
+from turngym.envs.core import EnvBackendError, Task, TaskError, Verdict
 from turngym.envs.episode import Episode, Status, Turn
-from turngym.envs.guard import ActionGuard
+from turngym.envs.guard import ActionGuard, guard_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,26 @@ class Play:
     error: str = ""
     timings: dict[str, float] = field(default_factory=dict)
 
+    def take(self, reply: Reply, cap: int | None = None) -> None:
+        """Hand `reply` to the environment and record the turn; `cap` is the trainer's limit of turns."""
+        if reply.ends is not None:
+            self.status, self.error = reply.ends, reply.error
+            return
+        start = time.perf_counter()
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(reply.text)
+        except EnvBackendError as error:
+            self.status, self.error = Status.ERROR_ENV, str(error)
+            return
+        self.timings["env"] += time.perf_counter() - start
+        self.record(reply, observation, float(reward), info)
+        if terminated:
+            self.status = Status.COMPLETED
+        elif truncated:
+            self.status = Status.TRUNCATED_TURNS
+        elif cap is not None and self.talk.turn >= cap:
+            self.status = Status.TRUNCATED_DEPTH
+
     def record(self, reply: Reply, observation: str, reward: float, info: Mapping[str, Any]) -> None:
         """Add the turn that `reply` made, and what waits next."""
         talk = self.talk
@@ -90,6 +112,35 @@ class Play:
         )
 
 
+def begin(env: Any, job: Job, *, place: int = 0, system: str | None, renderer: ChatRenderer | None) -> Play:
+    """Reset `env` to the job's task; the first observation waits for an answer.
+
+    `system` None: the environment's instructions, and the channel's where the renderer's template does not give them.
+    Raises EnvBackendError where the environment fails, TaskError where the task is not the one that the job means.
+    """
+    guard = guard_of(env)
+    start = time.perf_counter()
+    observation, _ = env.reset(seed=reset_seed(job.task_id, job.seed), options={"task": job.task_id})
+    task = guard.task
+    if job.sha256 not in ("", task.sha256):
+        raise TaskError(
+            f"{task.env_id}: task {task.task_id!r} has sha256 {task.sha256} here, but {job.sha256} is asked for; "
+            "the data differ from those that the list of tasks was made from"
+        )
+    talk = Conversation(
+        task=task,
+        seed=job.seed,
+        sample=job.sample,
+        system=_system_text(guard, renderer) if system is None else system,
+        observation=observation,
+        admissible=guard.admissible(),
+        env=guard,
+        key=f"{place}:{task.task_id}:{job.sample}",
+    )
+    timings = {"env": time.perf_counter() - start, "generate": 0.0}
+    return Play(place=place, job=job, env=env, guard=guard, talk=talk, timings=timings)
+
+
 def stillborn(job: Job, env_id: str, error: Exception, meta: Mapping[str, Any]) -> Episode:
     """The record of an episode whose environment failed before the first observation."""
     return Episode(
@@ -104,6 +155,12 @@ def stillborn(job: Job, env_id: str, error: Exception, meta: Mapping[str, Any]) 
         ret=0.0,
         meta={**meta, "error": str(error)},
     )
+
+
+def _system_text(guard: ActionGuard, renderer: ChatRenderer | None) -> str:
+    if guard.channel is None or (renderer is not None and renderer.describes_tool):
+        return guard.instructions
+    return f"{guard.instructions}\n\n{guard.channel.instructions(guard.tool)}"
 
 
 def _segments(play: Play) -> tuple[NDArray[np.int32], ...]:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turngym.agents.agent import Agent, AgentError, Conversation, Reply, reset_seed
-from turngym.agents.play import Job, Play, stillborn
-from turngym.envs.core import EnvBackendError, TaskError
+from turngym.agents.agent import Agent, AgentError, Reply
+from turngym.agents.play import Job, Play, begin, stillborn
+from turngym.envs.core import EnvBackendError
 from turngym.envs.episode import Episode, Status
-from turngym.envs.guard import ActionGuard, guard_of
+from turngym.envs.guard import guard_of
 
 __all__ = ["Job", "MakeEnv", "Rollout", "rollout"]
 
@@ -87,47 +87,18 @@ class Rollout:
 
     def _begin(self, place: int, job: Job) -> Play | Episode:
         env = self._idle.pop() if self._idle else self._make_env()
-        guard = guard_of(env)
-        start = time.perf_counter()
         try:
-            observation, _ = env.reset(seed=reset_seed(job.task_id, job.seed), options={"task": job.task_id})
+            return begin(env, job, place=place, system=self._system, renderer=self._agent.scribe.renderer)
         except EnvBackendError as error:
             env.close()
-            return stillborn(job, guard.env_id, error, self._meta)
-        task = guard.task
-        if job.sha256 not in ("", task.sha256):
-            raise TaskError(
-                f"{task.env_id}: task {task.task_id!r} has sha256 {task.sha256} here, but {job.sha256} is asked for; "
-                "the data differ from those that the list of tasks was made from"
-            )
-        talk = Conversation(
-            task=task,
-            seed=job.seed,
-            sample=job.sample,
-            system=self._system_text(guard),
-            observation=observation,
-            admissible=guard.admissible(),
-            env=guard,
-            key=f"{place}:{task.task_id}:{job.sample}",
-        )
-        play = Play(place=place, job=job, env=env, guard=guard, talk=talk)
-        play.timings = {"env": time.perf_counter() - start, "generate": 0.0}
-        return play
-
-    def _system_text(self, guard: ActionGuard) -> str:
-        if self._system is not None:
-            return self._system
-        renderer = self._agent.scribe.renderer
-        if guard.channel is None or (renderer is not None and renderer.describes_tool):
-            return guard.instructions
-        return f"{guard.instructions}\n\n{guard.channel.instructions(guard.tool)}"
+            return stillborn(job, guard_of(env).env_id, error, self._meta)
 
     def _round(self, active: list[Play], done: list[Episode | None]) -> list[Play]:
         """One turn for everything that waits; what goes on."""
         replies = self._answer(active)
         going: list[Play] = []
         for play, reply in zip(active, replies, strict=True):
-            self._take(play, reply)
+            play.take(reply, self._cap)
             if play.status is None:
                 going.append(play)
                 continue
@@ -156,26 +127,6 @@ class Rollout:
                 play.timings["generate"] += share
                 replies.append(next(answers))
         return replies
-
-    def _take(self, play: Play, reply: Reply) -> None:
-        """Hand one reply to the environment and record the turn."""
-        if reply.ends is not None:
-            play.status, play.error = reply.ends, reply.error
-            return
-        start = time.perf_counter()
-        try:
-            observation, reward, terminated, truncated, info = play.env.step(reply.text)
-        except EnvBackendError as error:
-            play.status, play.error = Status.ERROR_ENV, str(error)
-            return
-        play.timings["env"] += time.perf_counter() - start
-        play.record(reply, observation, float(reward), info)
-        if terminated:
-            play.status = Status.COMPLETED
-        elif truncated:
-            play.status = Status.TRUNCATED_TURNS
-        elif self._cap is not None and play.talk.turn >= self._cap:
-            play.status = Status.TRUNCATED_DEPTH
 
     def _finish(self, episode: Episode, done: list[Episode | None], place: int) -> None:
         done[place] = episode
