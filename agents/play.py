@@ -141,8 +141,10 @@ def begin(env: Any, job: Job, *, place: int = 0, system: str | None, renderer: C
     return Play(place=place, job=job, env=env, guard=guard, talk=talk, timings=timings)
 
 
-def stillborn(job: Job, env_id: str, error: Exception, meta: Mapping[str, Any]) -> Episode:
-    """The record of an episode whose environment failed before the first observation."""
+def stillborn(
+    job: Job, env_id: str, error: object, meta: Mapping[str, Any], status: Status = Status.ERROR_ENV
+) -> Episode:
+    """The record of an episode of which nothing is known but why it failed, by default before its first observation."""
     return Episode(
         task=Task(env_id=env_id, task_id=job.task_id, sha256="", split="", category=""),
         seed=job.seed,
@@ -150,7 +152,7 @@ def stillborn(job: Job, env_id: str, error: Exception, meta: Mapping[str, Any]) 
         group=job.group,
         segments=(),
         turns=(),
-        status=Status.ERROR_ENV,
+        status=status,
         success=False,
         ret=0.0,
         meta={**meta, "error": str(error)},

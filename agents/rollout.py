@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,30 +56,51 @@ class Rollout:
         self._system = system
         self._meta = {"agent": agent.name, **(meta or {})}
         self._idle: list[Any] = []
+        self._active: list[Play] = []
 
     def run(self, jobs: Sequence[Job]) -> list[Episode]:
         """Play every job; episodes in the order of the jobs. Environments stay open for the next call."""
-        done: list[Episode | None] = [None] * len(jobs)
-        active: list[Play] = []
-        following = 0
+        waiting = deque(enumerate(jobs))
+        done: dict[int, Episode] = {}
         try:
-            while active or following < len(jobs):
-                while following < len(jobs) and len(active) < self._slots:
-                    play = self._begin(following, jobs[following])
-                    following += 1
-                    if isinstance(play, Episode):
-                        self._finish(play, done, following - 1)
-                    else:
-                        active.append(play)
-                active = self._round(active, done)
+            while waiting or self._active:
+                done.update(self.advance(waiting))
         except BaseException:
-            # Which of these already went back to the pool is unknown: none may be used again.
-            for play in active:
-                self._agent.release(play.talk)
-                play.env.close()
-            self.close()
+            self.abandon()
             raise
-        return [episode for episode in done if episode is not None]
+        return [done[place] for place in range(len(jobs))]
+
+    def advance(self, waiting: deque[tuple[int, Job]]) -> list[tuple[int, Episode]]:
+        """Begin what fits of `waiting` (numbered jobs, taken from the left) and play one round of everything begun.
+
+        Returns the numbers and episodes that finished. Numbers must differ among all that is being played. After an
+        exception only `abandon` may be called.
+        """
+        done: list[tuple[int, Episode]] = []
+        while waiting and len(self._active) < self._slots:
+            place, job = waiting.popleft()
+            play = self._begin(place, job)
+            if isinstance(play, Episode):
+                self._finish(play, done, place)
+            else:
+                self._active.append(play)
+        if self._active:
+            self._active = self._round(self._active, done)
+        return done
+
+    @property
+    def playing(self) -> int:
+        """Episodes that have begun and not ended."""
+        return len(self._active)
+
+    def abandon(self) -> None:
+        """Give up every episode in progress and close every environment."""
+        # Which of these already went back to the pool is unknown: none may be used again.
+        for play in self._active:
+            self._agent.release(play.talk)
+            play.env.close()
+        self._active = []
+        self.close()
 
     def close(self) -> None:
         """Close every environment of the pool."""
@@ -93,7 +115,7 @@ class Rollout:
             env.close()
             return stillborn(job, guard_of(env).env_id, error, self._meta)
 
-    def _round(self, active: list[Play], done: list[Episode | None]) -> list[Play]:
+    def _round(self, active: list[Play], done: list[tuple[int, Episode]]) -> list[Play]:
         """One turn for everything that waits; what goes on."""
         replies = self._answer(active)
         going: list[Play] = []
@@ -128,8 +150,8 @@ class Rollout:
                 replies.append(next(answers))
         return replies
 
-    def _finish(self, episode: Episode, done: list[Episode | None], place: int) -> None:
-        done[place] = episode
+    def _finish(self, episode: Episode, done: list[tuple[int, Episode]], place: int) -> None:
+        done.append((place, episode))
         if self._on_episode is not None:
             self._on_episode(episode)
 

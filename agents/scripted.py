@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from turngym.agents.agent import AgentError, Conversation, Reply, Scribe, reset_seed
 from turngym.agents.render import ChatRenderer
@@ -34,7 +34,17 @@ class PrivilegedExpert:
 
 def named_player(name: str) -> MakeExpert:
     """`expert`: the environment's privileged expert; any other name: the environment's scripted player of that name."""
-    return PrivilegedExpert if name == "expert" else lambda env: env.base.make_player(name)
+    return PrivilegedExpert if name == "expert" else _NamedPlayer(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedPlayer:
+    """A function that can be sent to other processes."""
+
+    name: str
+
+    def __call__(self, env: ActionGuard) -> Player:
+        return env.base.make_player(self.name)
 
 
 class ExpertAgent:
