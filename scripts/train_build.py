@@ -12,6 +12,7 @@ import torch
 
 from turngym.agents.hinted_env import HintedObservations
 from turngym.agents.judge_hints import HintPrompts
+from turngym.agents.scripted import named_player
 from turngym.agents.settings import ChatSettings
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import assert_disjoint, load_panel
@@ -209,7 +210,7 @@ def _collect(options: Options, player: Player, evaluation: PanelEvaluation | Non
     }
     if options.algorithm == "sft":
         if options.hints:
-            shared["make_env"] = lambda: HintedObservations(make_env(), options.hints)
+            shared["make_env"] = lambda: HintedObservations(make_env(), options.hints, named_player(options.expert))
         return ExpertCollect(
             renderer=player.renderer, settings=player.settings, noise=options.noise, blunders=options.blunders, **shared
         )

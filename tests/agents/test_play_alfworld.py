@@ -8,7 +8,10 @@ import gymnasium as gym
 import pytest
 
 import turngym.envs
+from turngym.agents.hinted_env import HintedObservations
 from turngym.agents.human import HumanAgent
+from turngym.agents.judge_hindsight import expert_hint
+from turngym.agents.judge_hints import HINT_HEAD
 from turngym.agents.render import ChatRenderer
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, named_player
@@ -36,6 +39,18 @@ def test_experts_win_every_game_and_random_players_hardly_any(jobs: list[Job]) -
     lost = rollout(jobs, make(max_turns=20), RandomAgent())
     assert sum(e.success for e in lost) <= 1
     assert all(t.verdict.value == "ok" for e in lost for t in e.turns)
+
+
+def test_hints_come_from_the_expert_who_demonstrates(jobs: list[Job]) -> None:
+    searching = named_player("searching")
+    noisy = ExpertAgent(expert=searching, noise=0.3)
+    hinted = rollout(jobs[:6], lambda: HintedObservations(make()(), 1.0, searching), noisy)
+    turns = [turn for episode in hinted for turn in episode.turns if turn.origin == "demonstration"]
+    assert len(turns) > 20
+    assert all(turn.observation.endswith(HINT_HEAD + expert_hint(turn.action or "")) for turn in turns)
+    other = rollout(jobs[:6], lambda: HintedObservations(make()(), 1.0), noisy)
+    wrong = [t for e in other for t in e.turns if t.origin == "demonstration"]
+    assert any(expert_hint(turn.action or "") not in turn.observation for turn in wrong), "who sees all does otherwise"
 
 
 def test_demonstrations_carry_tokens_that_decode_to_what_was_played(jobs: list[Job], make_tokenizer: Any) -> None:
