@@ -1,4 +1,4 @@
-"""Measure turngym against a named peer in one run: alfworld, retrieval, rollout, webshop."""
+"""Measure turngym against a named peer in one run, or what its algorithms teach: alfworld, learn, retrieval, ..."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from turngym.scripts.main import dispatch
 
 VERBS = {
     "alfworld": "turngym.scripts.bench.alfworld",
+    "loss": "turngym.scripts.bench.loss",
+    "learn": "turngym.scripts.bench.learn",
     "proxy": "turngym.scripts.bench.proxy",
     "retrieval": "turngym.scripts.bench.retrieval",
     "rollout": "turngym.scripts.bench.rollout",

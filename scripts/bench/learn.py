@@ -1,0 +1,131 @@
+"""Does it learn? Every algorithm from a tiny student in a generated world: Avg@n before, during and after, by seed.
+
+Each run is a `turngym train` in a process of its own. Runs that are finished are kept, so that the same command goes on
+where it stopped, and adds what is new when it asks for more algorithms or seeds. Ends with a table, a figure and the
+numbers as JSON.
+
+Examples:
+    turngym bench learn
+    turngym bench learn --algorithms grpo luffy prm-rl opd-hints --seeds 3 --env webshop
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from turngym.envs.core import TurngymError
+from turngym.scripts.bench.learn_jobs import Job, Runner
+from turngym.scripts.bench.learn_recipes import COMMON, HINTS, Recipe, choose
+from turngym.scripts.worlds import load_world
+from turngym.scripts.worlds.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnBench:
+    """What is trained, and on what it is measured."""
+
+    out: Path = Path("runs/learn")
+    """Folder of the runs, report.md, learn.png and learn.json."""
+    env: str = "alfworld"
+    """Embedded world: alfworld or webshop."""
+    algorithms: tuple[str, ...] = ()
+    """Rows of the table (default: all); what they are compared with comes along."""
+    seeds: int = 3
+    """Runs per row: seeds 0, 1, ..."""
+    steps: int = 40
+    """Training steps of every run."""
+    episodes: int = 64
+    """Episodes per training step; whole groups of 8."""
+    tasks: int = 50
+    """Tasks of the panel that are evaluated on."""
+    samples: int = 4
+    """Episodes per task and evaluation: Avg@n."""
+    evaluations: int = 2
+    """Evaluations after the one before step 1, evenly spaced; the last is after the last step."""
+    parallel: int = 2
+    """Runs at a time, one thread each."""
+    report: bool = True
+    """Write the report; --no-report only trains."""
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "steps", "tasks", "samples", "evaluations", "parallel"):
+            if getattr(self, name) < 1:
+                raise TurngymError(f"--{name} is {getattr(self, name)}; valid: at least 1")
+        if self.steps % self.evaluations:
+            raise TurngymError(
+                f"--steps {self.steps} cannot be cut into {self.evaluations} equal parts (--evaluations)"
+            )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym bench learn` with `argv`; status 1 if a row that must rise does not clearly do so."""
+    options = tyro.cli(LearnBench, args=list(argv), prog="turngym bench learn", description=__doc__)
+    recipes, world = choose(options.algorithms), load_world(options.env)
+    if any(recipe.text for recipe in recipes.values()):
+        from turngym.scripts.bench.learn_text import write_text
+
+        write_text(world, text_file(options, world))
+    planned = plan(options, world, recipes)
+    Runner(jobs=[job for jobs in planned.values() for job in jobs], parallel=options.parallel).run()
+    if not options.report:
+        return 0
+    from turngym.scripts.bench.learn_report import write_report
+
+    return 0 if write_report(options, world, recipes, planned) else 1
+
+
+def plan(options: LearnBench, world: World, recipes: dict[str, Recipe]) -> dict[str, list[Job]]:
+    """Row -> one run per seed; the row `hints` is the start of those that must read hints. Seed by seed in order."""
+    planned: dict[str, list[Job]] = {}
+    needs: Job | None = None
+    if any(recipe.start == "hints" for recipe in recipes.values()):
+        needs = _hints(options, world)
+        planned["hints"] = [needs]
+    for name, recipe in recipes.items():
+        planned[name] = [_job(options, world, name, recipe, seed, needs) for seed in range(options.seeds)]
+    return planned
+
+
+def text_file(options: LearnBench, world: World) -> Path:
+    """Where the text for L_PT is."""
+    return options.out / world.name / "text.txt"
+
+
+def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int, hints: Job | None) -> Job:
+    needs = hints if recipe.start == "hints" else None
+    start = world.checkpoint("student") if needs is None else needs.model
+    words = ["--algorithm", recipe.algorithm, "--student", shown(start), *world.train_words()]
+    words += ["--teacher", shown(world.checkpoint("teacher"))] if recipe.teacher else []
+    words += ["--expert", world.expert] if recipe.expert else []
+    words += ["--lpt.files", str(text_file(options, world))] if recipe.text else []
+    words += ["--steps", str(options.steps), "--episodes", str(options.episodes), "--seed", str(seed)]
+    words += ["--panel", world.panel, "--eval-limit", str(options.tasks), "--eval-samples", str(options.samples)]
+    words += ["--eval-every", str(options.steps // options.evaluations)]
+    return Job(
+        name=f"{world.name}/{name}/seed{seed}",
+        folder=options.out / world.name / f"{name}-seed{seed}",
+        words=(*words, *COMMON, *recipe.words, *recipe.in_env.get(world.name, ())),
+        steps=options.steps,
+        needs=needs,
+        same_start=f"{recipe.start}-seed{seed}",
+    )
+
+
+def _hints(options: LearnBench, world: World) -> Job:
+    words = ["--student", shown(world.checkpoint("student")), *world.train_words(), "--expert", world.expert, *HINTS]
+    return Job(
+        name=f"{world.name}/hints",
+        folder=options.out / world.name / "hints",
+        words=tuple(words),
+        steps=int(HINTS[HINTS.index("--steps") + 1]),
+    )
+
+
+def shown(path: Path) -> str:
+    """A path as a reader can type it: relative to the working folder where that is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)

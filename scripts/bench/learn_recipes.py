@@ -1,0 +1,90 @@
+"""What `turngym bench learn` trains: one recipe per row of its table, with the settings that tiny models need.
+
+The algorithms keep their documented defaults, which suit models of billions of parameters. What a model of 386,000
+parameters needs instead is here and nowhere else: higher learning rates, fewer and smaller steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turngym.envs.core import TurngymError
+from turngym.envs.suggest import did_you_mean
+
+Start = Literal["student", "hints"]
+"""The shipped student, or that student after it has learnt to read hints (`HINTS`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One row: an algorithm, where it starts, what it is compared with."""
+
+    algorithm: str
+    """As `turngym train --algorithm` takes it."""
+    start: Start = "student"
+    control: str | None = None
+    """Row whose end this row's end is compared with, beside its own start."""
+    teacher: bool = False
+    """Whether the world's teacher takes part."""
+    text: bool = False
+    """Whether L_PT reads text, here what the world's expert sees and does."""
+    expert: bool = False
+    """Whether the world's expert demonstrates or is asked."""
+    words: tuple[str, ...] = ()
+    """Further options of `turngym train`."""
+    in_env: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Options for one world only; of an option that comes twice the last one counts."""
+
+
+COMMON = (
+    *("--threads", "1", "--micro-tokens", "2048", "--temperature", "1.0", "--no-tensorboard"),
+    *("--optimiser.weight-decay", "0", "--optimiser.lr-warmup", "5", "--optimiser.schedule", "linear"),
+)
+DISTIL = ("--optimiser.lr", "1e-3")
+REWARD = ("--optimiser.lr", "3e-4")
+
+HINTS = (
+    *("--algorithm", "sft", "--hints", "0.5", "--steps", "40", "--episodes", "32"),
+    *("--optimiser.lr", "5e-4", "--optimiser.lr-warmup", "5", "--threads", "1", "--micro-tokens", "2048"),
+    *("--optimiser.weight-decay", "0", "--no-tensorboard", "--seed", "0"),
+)
+"""How the shipped student learns to read hints: half of the observations carry the expert's next action."""
+
+RECIPES: Mapping[str, Recipe] = {
+    "grpo": Recipe(algorithm="grpo", words=REWARD),
+    "luffy": Recipe(algorithm="luffy", control="grpo", expert=True, words=REWARD),
+    "prm-rl": Recipe(algorithm="prm-rl", words=REWARD),
+    "opd-from-hints": Recipe(algorithm="opd", start="hints", teacher=True, words=DISTIL),
+    "opd-hints": Recipe(algorithm="opd-hints", start="hints", control="opd-from-hints", expert=True, words=DISTIL),
+    "opd": Recipe(algorithm="opd", teacher=True, words=DISTIL),
+    "turnopd": Recipe(algorithm="turnopd", control="opd", teacher=True, words=DISTIL),
+    "tcod": Recipe(
+        algorithm="tcod",
+        control="opd",
+        teacher=True,
+        words=DISTIL,
+        in_env={"alfworld": ("--tcod.schedule.eta", "2"), "webshop": ("--tcod.schedule.eta", "4")},
+    ),
+    "grpo-kd": Recipe(algorithm="grpo-kd", control="opd", teacher=True, words=REWARD),
+    "grpo-minillm": Recipe(algorithm="grpo-minillm", control="grpo-kd", teacher=True, text=True, words=REWARD),
+    "ppo-kd": Recipe(algorithm="ppo-kd", control="opd", teacher=True, words=REWARD),
+    "ppo-minillm": Recipe(algorithm="ppo-minillm", control="ppo-kd", teacher=True, text=True, words=REWARD),
+}
+"""Rows by name, in the order of the table; what others are compared with comes before them."""
+
+MUST_RISE = ("grpo", "luffy", "prm-rl", "opd-hints")
+"""Rows whose rise must be clear of zero."""
+
+
+def choose(names: tuple[str, ...]) -> dict[str, Recipe]:
+    """The recipes called `names` (all without names) and those that they are compared with, in the table's order."""
+    wanted = set(names or RECIPES)
+    for name in sorted(wanted):
+        if name not in RECIPES:
+            known = ", ".join(RECIPES)
+            raise TurngymError(f"--algorithms {name!r}: there are {known}.{did_you_mean(name, [*RECIPES])}")
+        control = RECIPES[name].control
+        wanted |= {control} if control else set()
+    return {name: recipe for name, recipe in RECIPES.items() if name in wanted}

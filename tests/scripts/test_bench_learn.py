@@ -1,0 +1,195 @@
+"""`turngym bench learn`: what is planned, how runs are kept and resumed, and the arithmetic of its table."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="the bench needs turngym[train]")
+
+from turngym.agents.statistics import ScoreError
+from turngym.envs.core import TurngymError
+from turngym.scripts import train
+from turngym.scripts.bench import learn, learn_jobs
+from turngym.scripts.bench.learn_jobs import Job, Runner
+from turngym.scripts.bench.learn_recipes import MUST_RISE, RECIPES, choose
+from turngym.scripts.bench.learn_rise import over_seeds, rise
+from turngym.scripts.bench.learn_text import write_text
+from turngym.scripts.worlds import load_world
+
+
+def test_rises_over_seeds_and_tasks_by_hand() -> None:
+    before = [{"a": 0.0, "b": 0.25}, {"a": 0.5, "b": 0.25}]
+    after = [{"a": 0.5, "b": 0.25}, {"a": 0.5, "b": 0.75}]
+    # differences 0.5 0 / 0 0.5: both seeds and both tasks have the mean 0.25, so nothing varies but chance
+    assert rise(before, after).mean == 0.25
+    uneven = [{"a": 0.2, "b": 0.4, "c": 0.6}, {"a": 0.4, "b": 0.6, "c": 0.8}]
+    # seeds 0.4 and 0.6: variance 0.02, A = 0.01; tasks 0.3, 0.5, 0.7: variance 0.04, B = 0.04 / 3;
+    # f = 0.000544 / (0.0001 / 1 + 0.000178 / 2) = 2.88, rounded down to 2: t = 4.3027
+    found = over_seeds(uneven)
+    half = 4.302652729911275 * math.sqrt(0.01 + 0.04 / 3)
+    assert found.mean == pytest.approx(0.5)
+    assert (found.low, found.high) == (pytest.approx(max(0.0, 0.5 - half)), pytest.approx(min(1.0, 0.5 + half)))
+    wide = over_seeds(uneven, low=-5.0, high=5.0)
+    assert (wide.low, wide.high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
+
+
+def test_one_seed_gives_the_interval_over_tasks() -> None:
+    # tasks 0.2, 0.4: standard error 0.1, t with one degree of freedom 12.706
+    found = over_seeds([{"a": 0.2, "b": 0.4}], low=-9.0, high=9.0)
+    assert found.high == pytest.approx(0.3 + 12.7062047 * 0.1)
+
+
+def test_runs_that_do_not_pair_up_are_refused() -> None:
+    with pytest.raises(ScoreError, match="run 2 of 2 played other tasks"):
+        over_seeds([{"a": 0.0}, {"b": 0.0}])
+    with pytest.raises(ScoreError, match="no runs"):
+        over_seeds([])
+    with pytest.raises(ScoreError, match="do not pair up"):
+        rise([{"a": 0.0}], [{"a": 0.0}, {"a": 1.0}])
+
+
+@given(
+    st.integers(2, 4).flatmap(
+        lambda n: st.lists(st.lists(st.floats(0, 1), min_size=n, max_size=n), min_size=2, max_size=4)
+    ),
+    st.floats(-0.5, 0.5),
+)
+def test_moving_every_value_moves_the_interval(values: list[list[float]], by: float) -> None:
+    runs = [{str(task): value for task, value in enumerate(row)} for row in values]
+    moved = [{task: value + by for task, value in run.items()} for run in runs]
+    one, two = over_seeds(runs, low=-99, high=99), over_seeds(moved, low=-99, high=99)
+    if one.high - one.low < 1e-6 or two.high - two.low > 100:  # without variance the bound over tasks takes over
+        return
+    assert two.mean == pytest.approx(one.mean + by, abs=1e-9)
+    assert two.high - two.low == pytest.approx(one.high - one.low, abs=1e-6)
+    assert one.low <= one.mean <= one.high
+
+
+def test_controls_come_along_and_come_first() -> None:
+    assert list(choose(("luffy",))) == ["grpo", "luffy"]
+    assert list(choose(())) == list(RECIPES)
+    names = list(RECIPES)
+    assert all(names.index(r.control) < names.index(n) for n, r in RECIPES.items() if r.control)
+    assert set(MUST_RISE) <= set(names)
+    with pytest.raises(TurngymError, match=r"'grpp': there are .* Did you mean 'grpo'"):
+        choose(("grpp",))
+
+
+@pytest.mark.parametrize("env", ["alfworld", "webshop"])
+def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None:
+    options = learn.LearnBench(env=env, out=tmp_path, seeds=2)
+    planned = learn.plan(options, load_world(env), choose(()))
+    assert [len(jobs) for name, jobs in planned.items() if name != "hints"] == [2] * len(RECIPES)
+    for jobs in planned.values():
+        for job in jobs:
+            if job is not jobs[-1]:
+                continue
+            parsed = train.parse(shlex.split(job.command)[2:])
+            assert parsed.run.steps == job.steps
+            assert parsed.out == job.folder
+    hinted = planned["opd-hints"][1]
+    assert hinted.needs is planned["hints"][0]
+    assert str(hinted.needs.model) in hinted.command
+    assert planned["opd"][1].same_start == planned["grpo"][1].same_start != hinted.same_start
+
+
+def fake_train(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Runs are a few lines of shell: $1 is the run's folder."""
+
+    def launch(job: Job) -> subprocess.Popen[bytes]:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        words = ["sh", "-ec", script, "sh", str(job.folder), "--resume" if job.begun else "new"]
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL)
+
+    monkeypatch.setattr(learn_jobs, "launch", launch)
+
+
+def job(folder: Path, name: str, **more: Any) -> Job:
+    return Job(name=name, folder=folder / name, words=(), steps=2, **more)
+
+
+FINISH = 'mkdir -p "$1/checkpoints/step_000002/model"; echo $2 >> "$1/calls"'
+
+
+def test_finished_runs_are_kept_killed_ones_resumed_and_needs_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = job(tmp_path, "start")
+    jobs = [job(tmp_path, "needy", needs=start), start, job(tmp_path, "done"), job(tmp_path, "killed")]
+    jobs[2].model.mkdir(parents=True)
+    (jobs[3].folder / "checkpoints" / "step_000001").mkdir(parents=True)
+    fake_train(monkeypatch, FINISH)
+    Runner(jobs=jobs, poll=0.01).run()
+    assert all(one.finished for one in jobs)
+    assert not (jobs[2].folder / "calls").exists()
+    assert (jobs[3].folder / "calls").read_text() == "--resume\n"
+    assert (jobs[0].folder / "calls").read_text() == "new\n"
+    order = [(one.folder / "calls").stat().st_mtime_ns for one in (start, jobs[0])]
+    assert order == sorted(order)
+    Runner(jobs=jobs, poll=0.01).run()
+    assert (jobs[3].folder / "calls").read_text() == "--resume\n", "nothing runs twice"
+
+
+def test_a_failed_run_is_named_and_what_needs_it_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = job(tmp_path, "bad")
+    jobs = [bad, job(tmp_path, "needy", needs=bad), job(tmp_path, "good")]
+    fake_train(monkeypatch, f'case "$1" in *bad) exit 3;; esac; {FINISH}')
+    with pytest.raises(TurngymError, match=r"failed: bad; the reason is at the end of .*bad\.log"):
+        Runner(jobs=jobs, poll=0.01).run()
+    assert jobs[2].finished
+    assert not jobs[1].folder.exists()
+
+
+def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
+    one = job(tmp_path, "one")
+    one.folder.mkdir()
+    (one.folder / "command.txt").write_text("turngym train --lr 5\n")
+    with pytest.raises(TurngymError, match="holds a run with other options"):
+        Runner(jobs=[one]).run()
+
+
+def test_a_complete_first_evaluation_is_played_once(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, name, same_start="s") for name in ("first", "second")]
+    trace = jobs[0].folder / learn_jobs.START
+    trace.parent.mkdir(parents=True)
+    trace.write_text("episodes\n")
+    learn_jobs.borrow_start(jobs[1], jobs)
+    assert not (jobs[1].folder / learn_jobs.START).exists(), "it may be half written"
+    (jobs[0].folder / learn_jobs.METRICS).write_text(json.dumps({"step": 0, "kind": "eval"}) + "\n")
+    learn_jobs.borrow_start(jobs[1], jobs)
+    assert (jobs[1].folder / learn_jobs.START).read_text() == "episodes\n"
+
+
+def test_text_for_language_modelling_has_one_document_per_episode(tmp_path: Path) -> None:
+    from turngym.trainers.text_term import read_texts
+
+    path = write_text(load_world("alfworld"), tmp_path / "text.txt", episodes=5)
+    documents = list(read_texts([path]))
+    assert len(documents) == 5
+    assert all(text.count("<action>") >= 3 and "\n\n" not in text for text in documents)
+    stamp = path.stat().st_mtime_ns
+    assert write_text(load_world("alfworld"), path).stat().st_mtime_ns == stamp
+
+
+def test_the_whole_path_from_training_to_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--out", str(tmp_path), "--algorithms", "grpo", "--seeds", "1", "--steps", "1", "--evaluations", "1"]
+    words += ["--episodes", "8", "--tasks", "2", "--samples", "1", "--parallel", "1"]
+    status = learn.main(words)
+    found = json.loads((tmp_path / "alfworld" / "learn.json").read_text())
+    row = found["rows"]["grpo"]
+    assert status == (0 if row["rises"] else 1)
+    assert list(row["by_seed"]) == list(row["curve"]) == ["0", "1"]
+    assert row["rise"]["mean"] == pytest.approx(row["end"]["mean"] - row["start"]["mean"])
+    assert (tmp_path / "alfworld" / "learn.png").stat().st_size > 5000
+    report = (tmp_path / "alfworld" / "report.md").read_text()
+    assert "turngym train --algorithm grpo" in report
+    assert report in capsys.readouterr().out
