@@ -82,9 +82,12 @@ class Reply:
     """Of the sampled ids under the sampling distribution, float32 [R]."""
     finish: str = "stop"
     policy_version: int = 0
+    version_spans: tuple[tuple[int, int, int], ...] = ()
+    """(policy version, start, end) of stretches of the ids, where more than one version drew them."""
     origin: Origin = "policy"
     ends: Status | None = None
-    """Set where the agent cannot answer: the status of the episode, which ends before this turn."""
+    """Set where the agent cannot answer: the status of the episode, which ends before this turn. With `logprobs`, the
+    response was broken off: what was drawn of it is recorded as the last turn, and the environment never sees it."""
     error: str = ""
 
 

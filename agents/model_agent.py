@@ -9,7 +9,7 @@ from turngym.agents.agent import AgentError, Conversation, Reply, Scribe
 from turngym.agents.render import ChatRenderer, Thread
 from turngym.envs.channels import Channel
 from turngym.envs.episode import Status
-from turngym.envs.protocols import GenerateRequest, Generation, Policy, Sampling
+from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Policy, Sampling
 
 
 class ModelAgent:
@@ -24,8 +24,9 @@ class ModelAgent:
 
     A request whose policy call fails with an operational error (RuntimeError, OSError and their kin: out of memory, a
     lost connection) is tried again in smaller batches; one that fails alone ends its episode as `error_engine` (a
-    TimeoutError: `error_timeout`). Other exceptions are programming errors and propagate, and so does any failure
-    before the policy has answered once: an engine that never worked is a mistake, not an accident.
+    TimeoutError: `error_timeout`). A policy that knows which requests of a batch failed says so with PartialFailure,
+    and nothing is tried again. Other exceptions are programming errors and propagate, and so does any failure before
+    the policy has answered once: an engine that never worked is a mistake, not an accident.
     """
 
     def __init__(
@@ -98,17 +99,31 @@ class ModelAgent:
             status = Status.ERROR_TIMEOUT if isinstance(result, TimeoutError) else Status.ERROR_ENGINE
             return Reply(ends=status, error=f"{type(result).__name__}: {result}")
         if not len(result.ids):
+            if result.finish == "aborted":
+                return Reply(ends=Status.ERROR_ENGINE, error="the request was broken off before its first id")
             return Reply(ends=Status.TRUNCATED_TOKENS)
         thread = conversation.thread
         assert thread is not None
         text = self.renderer.respond(thread, result.ids)
-        return Reply(text=text, logprobs=result.logprobs, finish=result.finish, policy_version=result.policy_version)
+        broken = result.finish == "aborted"
+        return Reply(
+            text=text,
+            logprobs=result.logprobs,
+            finish=result.finish,
+            policy_version=result.policy_version,
+            version_spans=result.version_spans,
+            ends=Status.ERROR_ENGINE if broken else None,
+            error="the response was broken off" if broken else "",
+        )
 
     def _generate(self, requests: list[GenerateRequest]) -> Sequence[Generation | Exception]:
         if not requests:
             return []
+        results: Sequence[Generation | BaseException]
         try:
             results = self.policy.generate(requests)
+        except PartialFailure as error:
+            results = self._sorted_out(error)
         except (RuntimeError, OSError) as error:
             if isinstance(error, (NotImplementedError, RecursionError)):
                 raise
@@ -123,7 +138,17 @@ class ModelAgent:
                 f"the policy answered {len(results)} of {len(requests)} requests; it must answer every one"
             )
         self._worked = True
-        return results
+        return [result for result in results if isinstance(result, (Generation, Exception))]
+
+    def _sorted_out(self, failure: PartialFailure) -> Sequence[Generation | BaseException]:
+        """The results, if there is any or was one before; a failure that is no accident is raised."""
+        errors = [result for result in failure.results if isinstance(result, BaseException)]
+        for error in errors:
+            if not isinstance(error, (RuntimeError, OSError)):
+                raise error
+        if len(errors) == len(failure.results) and not self._worked:
+            raise errors[0]
+        return failure.results
 
     def _check_channel(self, conversation: Conversation) -> None:
         mine = None if self._channel is None else self._channel.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class Play:
         """Hand `reply` to the environment and record the turn; `cap` is the trainer's limit of turns."""
         if reply.ends is not None:
             self.status, self.error = reply.ends, reply.error
+            if reply.logprobs is not None:
+                self.turns.append(replace(_turn(self.talk, reply, _unseen(self), 0.0), excluded="broken off"))
             return
         start = time.perf_counter()
         try:
@@ -174,6 +176,11 @@ def _segments(play: Play) -> tuple[NDArray[np.int32], ...]:
     return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(thread.segments[: max(ends) + 1]))
 
 
+def _unseen(play: Play) -> Mapping[str, Any]:
+    """What the environment says to a response that it was never given."""
+    return {"action": None, "verdict": Verdict.MALFORMED, "score": play.score, "goal_rate": play.goal_rate}
+
+
 def _turn(talk: Conversation, reply: Reply, info: Mapping[str, Any], reward: float) -> Turn:
     thread = talk.thread
     goals = info.get("goal_rate")
@@ -192,5 +199,6 @@ def _turn(talk: Conversation, reply: Reply, info: Mapping[str, Any], reward: flo
         logprobs=reply.logprobs,
         finish=reply.finish,
         policy_version=reply.policy_version,
+        version_spans=reply.version_spans,
         origin=reply.origin,
     )

@@ -75,8 +75,11 @@ class Turn:
     logprobs: NDArray[np.float32] | None = None
     """Behaviour log-probabilities of the sampled ids, as sampled (temperature included), float32 [R]; or None."""
     finish: str = "stop"
-    """Why generation ended: `stop`, `length`, `scripted`, `abort`."""
+    """Why generation ended: `stop`, `length`, `scripted`, `aborted`."""
     policy_version: int = 0
+    """Of the weights that drew the response; the oldest of them, where they changed while it was drawn."""
+    version_spans: tuple[tuple[int, int, int], ...] = ()
+    """(policy version, start, end) of each stretch of response ids, in order, where more than one version drew them."""
     origin: Origin = "policy"
     progress: float | None = None
     """The environment's own measure after the turn, in [0, 1]: share of goals met, else its score; None if unknown."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode, TopK
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,23 @@ class Generation:
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     finish: str
-    """`stop` or `length`; `aborted` where a `Watch` wanted no more."""
+    """`stop` or `length`; `aborted` where a `Watch` wanted no more, or the engine was told to break off."""
     policy_version: int = 0
+    """Of the weights that drew the ids; the oldest of them, where the weights changed in between."""
+    version_spans: tuple[tuple[int, int, int], ...] = ()
+    """(policy version, start, end) of each stretch of ids, in order, where more than one version drew them."""
+
+
+class PartialFailure(RuntimeError):
+    """Some requests of a batch failed for good, each for itself; what the others gave is not lost.
+
+    `results` has for every request, in order, its generation or its error.
+    """
+
+    def __init__(self, results: Sequence[Generation | BaseException]) -> None:
+        self.results = tuple(results)
+        failed = [result for result in self.results if isinstance(result, BaseException)]
+        super().__init__(f"{len(failed)} of {len(self.results)} requests failed; the first: {failed[0]}")
 
 
 class Policy(Protocol):
@@ -100,6 +117,13 @@ class CollectRequest:
     """Episodes per task: `episodes` / `group` tasks, each played by consecutive samples of one group."""
     prefix_ratios: tuple[tuple[float, ...], ...] = ()
     """LUFFY, one row per group: its first episodes begin with these shares of an expert's turns (1.0: all of them)."""
+    share: tuple[int, int] = (0, 1)
+    """(i, n): play only every n-th of these episodes, beginning with the i-th; another process plays the others."""
+
+    def own(self, items: Sequence[T]) -> list[T]:
+        """Those of the step's items, one per episode, that belong to the share."""
+        first, every = self.share
+        return list(items[first::every])
 
 
 class Collect(Protocol):

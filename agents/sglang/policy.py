@@ -1,0 +1,192 @@
+"""SglangPolicy: an engine behind HTTP that continues token ids, with whose weights drew which id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.sglang.answers import Drawn, read_drawn
+from turngym.agents.sglang.calls import Caller
+from turngym.agents.sglang.errors import ServerError
+from turngym.agents.sglang.fleet import Fleet
+from turngym.agents.sglang.ledger import PolicySpan
+from turngym.agents.sglang.requests import check_request, draw_body, seed_of
+from turngym.agents.sglang.stops import StopFinder
+from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure
+
+
+@dataclass(slots=True)
+class _Response:
+    """One request under way: what was drawn so far, by whom."""
+
+    prompt: NDArray[np.int32]
+    room: int
+    parts: list[Drawn] = field(default_factory=list)
+    spans: list[PolicySpan] = field(default_factory=list)
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        return np.concatenate([np.empty(0, np.int32), *(part.ids for part in self.parts)])
+
+    def add(self, part: Drawn, spans: tuple[PolicySpan, ...]) -> None:
+        before = sum(len(one.ids) for one in self.parts)
+        self.parts.append(part)
+        for version, start, end in spans:
+            self._span(version, before + start, before + end)
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` ids."""
+        ids, logprobs = self.ids[:length], self.logprobs[:length]
+        self.parts = [Drawn(ids=ids, logprobs=logprobs, finish="stop", spans=(), cached=0)]
+        self.spans = [(version, start, min(end, length)) for version, start, end in self.spans if start < length]
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        return np.concatenate([np.empty(0, np.float32), *(part.logprobs for part in self.parts)])
+
+    def _span(self, version: int, start: int, end: int) -> None:
+        if self.spans and (self.spans[-1][0] == version or self.spans[-1][2] == self.spans[-1][1]):
+            start = self.spans.pop()[1]
+        self.spans.append((version, start, end))
+
+    def generation(self, finish: str) -> Generation:
+        spans = tuple(self.spans)
+        return Generation(
+            ids=self.ids,
+            logprobs=self.logprobs,
+            finish=finish,
+            policy_version=min((version for version, _, _ in spans), default=0),
+            version_spans=spans if len(spans) > 1 else (),
+        )
+
+
+class SglangPolicy:
+    """Implements `Policy` over a fleet: one request to /generate per continuation; the servers batch them.
+
+    Token ids go in and out, nothing is rendered or read on the servers. Temperature, stop ids and stop texts are ours,
+    and so are the random numbers: a server that takes seeds (`turngym serve policy` starts one) draws the same ids for
+    the same stream whatever else it is doing, up to rounding; they are not the local engine's. A prompt that leaves no
+    room gives no ids and finish `length`. Besides our stop ids the model's own end tokens end a response.
+
+    Args:
+        fleet: open servers.
+        vocabulary: ids that the model knows; larger ones are refused here, since they would end the server.
+        max_length: most ids of prompt and response together; what the servers allow if None.
+        stops: finds stop texts in a response that was broken off and continued; without it such a response is not
+            continued where the request has stop texts.
+
+    Raises (`generate`):
+        ServerError: a request that makes no sense, before anything is sent, or that a server refuses.
+        PartialFailure: some requests failed for good (ServerDown, ServerTimeout, BadAnswer, WrongWeights).
+    """
+
+    def __init__(
+        self, fleet: Fleet, *, vocabulary: int, max_length: int | None = None, stops: StopFinder | None = None
+    ) -> None:
+        self.fleet = fleet
+        self.vocabulary = vocabulary
+        limit = min(server.max_length for server in fleet.servers)
+        self.max_length = limit if max_length is None else min(max_length, limit)
+        self.max_prompt = min(server.max_prompt for server in fleet.servers)
+        self.cached_tokens = 0
+        """Prompt ids that the servers did not have to compute again, since construction."""
+        self.prompt_tokens = 0
+        self._caller = Caller(fleet)
+        self._stops = stops
+        self._epoch = 0
+
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that the servers were last given."""
+        return self.fleet.ledger.version
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        """Continue every request; results in their order, each depending on its request and the weights alone."""
+        for number, request in enumerate(requests):
+            check_request(request, self.vocabulary, f"request {number} (session {request.session!r})")
+        results = self.fleet.run(self._all(requests))
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in errors:
+            if not isinstance(error, (RuntimeError, OSError)):
+                raise error
+        if errors:
+            raise PartialFailure(results) from errors[0]
+        return [result for result in results if isinstance(result, Generation)]
+
+    def release(self, session: str) -> None:
+        """Forget `session`; unknown sessions are fine."""
+        self.fleet.forget(session)
+
+    def abort(self) -> int:
+        """Break off everything under way, from another thread; what was drawn comes back with finish `aborted`.
+
+        Returns how many requests were under way.
+        """
+        self._epoch += 1
+        return self.fleet.run(self._caller.cut())
+
+    async def _all(self, requests: Sequence[GenerateRequest]) -> list[Generation | BaseException]:
+        return list(await asyncio.gather(*(self._one(request) for request in requests), return_exceptions=True))
+
+    async def _one(self, request: GenerateRequest) -> Generation:
+        prompt = np.asarray(request.prompt_ids, np.int32)
+        room = min(request.sampling.max_new_tokens, self.max_length - len(prompt))
+        response = _Response(prompt, room if len(prompt) < self.max_prompt else 0)
+        if response.room < 1:
+            return response.generation("length")
+        epoch, settings = self._epoch, self.fleet.settings
+        clock = self.fleet.home(request.session).connection.clock
+        end = clock() + settings.deadline
+        while True:
+            had = len(response.ids)
+            part, spans = await self._draw(request, response, end)
+            response.add(part, spans)
+            if response.parts[:-1] and self._stopped_before(request, response, had):
+                return response.generation("stop")
+            if part.finish != "abort":
+                return response.generation(part.finish)
+            if not part.ids.size and clock() + settings.backoff < end:
+                await asyncio.sleep(settings.backoff)
+            stuck = clock() >= end or not self._may_continue(request)
+            if epoch != self._epoch or stuck or len(response.ids) >= response.room:
+                return response.generation("aborted")
+            if len(prompt) + len(response.ids) >= self.max_prompt:
+                return response.generation("length")
+
+    async def _draw(
+        self, request: GenerateRequest, response: _Response, end: float
+    ) -> tuple[Drawn, tuple[PolicySpan, ...]]:
+        drawn = response.ids
+        prompt, count = np.concatenate((response.prompt, drawn)), response.room - len(drawn)
+        where = f"session {request.session!r}"
+        seed = seed_of(request.stream)
+
+        def read(answer: object, floor: int) -> tuple[Drawn, tuple[PolicySpan, ...]]:
+            part = read_drawn(answer, where, count)
+            return part, self.fleet.ledger.read(part.spans, floor, where)
+
+        part, spans = await self._caller.send(
+            request.session, lambda rid: draw_body(rid, prompt, request.sampling, seed, count), read, end, where
+        )
+        self.cached_tokens += part.cached
+        self.prompt_tokens += len(prompt)
+        if part.finish == "abort" and part.status is not None and 400 <= part.status < 500:
+            raise ServerError(f"{where}: the server refused it: {part.reason}")
+        return part, spans
+
+    def _may_continue(self, request: GenerateRequest) -> bool:
+        return self.fleet.settings.resume_aborted and (self._stops is not None or not request.sampling.stop_text)
+
+    def _stopped_before(self, request: GenerateRequest, response: _Response, had: int) -> bool:
+        """Whether a stop text lies across the place where the response was broken off; what follows it is dropped."""
+        if self._stops is None or not request.sampling.stop_text:
+            return False
+        length = self._stops.first_hit(response.ids.tolist(), had, request.sampling.stop_text)
+        if length is None:
+            return False
+        response.cut(length)
+        return True
