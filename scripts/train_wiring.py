@@ -69,7 +69,7 @@ class LiveCollect:
     """Who plays the first turns when a curriculum asks for demonstrations."""
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
-        jobs = step_jobs(self.task_ids, self.seed, request)
+        jobs = request.own(step_jobs(self.task_ids, self.seed, request))
         if request.demonstration_turns is not None:
             jobs = self._demonstrated(jobs, request.demonstration_turns)
         if request.prefix_ratios:
@@ -92,7 +92,7 @@ class LiveCollect:
         chosen = {
             place: ratio
             for place, job in enumerate(jobs)
-            if (member := place % request.group) < len(request.prefix_ratios[job.group])
+            if (member := job.sample % request.group) < len(request.prefix_ratios[job.group])
             and (ratio := request.prefix_ratios[job.group][member]) > 0
         }
         shown = rollout([jobs[place] for place in chosen], self.make_env, self._demonstrator(), slots=self.slots)
@@ -132,7 +132,7 @@ class ExpertCollect:
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         agent = ExpertAgent(self.renderer, expert=named_player(self.expert), noise=self.noise, blunders=self.blunders)
-        jobs = step_jobs(self.task_ids, self.seed, request)
+        jobs = request.own(step_jobs(self.task_ids, self.seed, request))
         episodes = rollout(
             jobs,
             self.make_env,

@@ -185,17 +185,19 @@ class _Columns:
         )
 
 
-def split_rows(batch: RolloutBatch, max_tokens: int) -> list[MicroBatch]:
+def split_rows(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = None) -> list[MicroBatch]:
     """Micro-batches of rows sorted by length, longest first, each at most `max_tokens` tokens after padding.
 
-    Padding is rows times the longest row. A row longer than `max_tokens` comes alone. Together they hold every row and
-    every supervised token once, so a sum of weighted losses over them is the sum over the batch.
+    Padding is rows times the longest row. A row longer than `max_tokens` comes alone. Together they hold every row (of
+    `rows`, int64, if given) and its supervised tokens once, so a sum of weighted losses over them is the sum over all.
     Errors: `BatchError` if `max_tokens` is below 1.
     """
     if max_tokens < 1:
         raise BatchError(f"max_tokens is {max_tokens}; a micro-batch needs at least 1 token")
     lengths = np.diff(batch.row_offsets)
     order = np.argsort(-lengths, kind="stable")
+    if rows is not None:
+        order = order[np.isin(order, rows)]
     first_N = np.searchsorted(batch.row_N, np.arange(batch.rows + 1))
     micro = []
     for start, stop in _cuts(lengths[order], max_tokens):
@@ -208,9 +210,13 @@ def split_rows(batch: RolloutBatch, max_tokens: int) -> list[MicroBatch]:
 def pad_rows(batch: RolloutBatch, micro: MicroBatch, pad_id: int = 0) -> PaddedRows:
     """The rows of `micro` padded on the right with `pad_id`, and where in them each supervised token is predicted.
 
+    A micro-batch without rows becomes one row of padding in which nothing is predicted.
     Errors: `BatchError` for a row outside the batch.
     """
-    if len(micro.rows) == 0 or micro.rows.min() < 0 or micro.rows.max() >= batch.rows:
+    if len(micro.rows) == 0:
+        nothing = np.full((1, 1), pad_id, np.int64)
+        return PaddedRows(input_ids_RL=nothing, attention_RL=nothing < 0, predictor_n=np.empty(0, np.int64))
+    if micro.rows.min() < 0 or micro.rows.max() >= batch.rows:
         raise BatchError(f"rows {micro.rows.tolist()} are not rows of this batch; valid are 0..{batch.rows - 1}")
     lengths = np.diff(batch.row_offsets)[micro.rows]
     width = int(lengths.max())

@@ -8,12 +8,16 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from turngym.envs.core import TurngymError
+from turngym.trainers import distributed_checkpoint as shards
+from turngym.trainers.critic import Critic
+from turngym.trainers.distributed import SINGLE, World, only_first, together
+from turngym.trainers.full_disk import full_disk
 from turngym.trainers.model import load_model, save_model
 
 FOLDER = "checkpoints"
@@ -26,14 +30,6 @@ class CheckpointError(TurngymError):
     """A checkpoint that is missing, damaged, or of another configuration; nothing was overwritten."""
 
 
-class Stateful(Protocol):
-    """Something beside the model that a run must find again."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 def save_checkpoint(
     run: Path,
     *,
@@ -42,35 +38,80 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int = 2,
     save_extra: Callable[[Path], None] | None = None,
-    critic: Stateful | None = None,
+    critic: Critic | None = None,
+    world: World = SINGLE,
 ) -> Path:
     """Write `run/checkpoints/step_K` (K from `state["step"]`) and drop all but the newest `keep`.
 
-    Everything goes to a temporary folder that is renamed at the end: a killed process leaves the previous checkpoint.
-    `state` must be JSON. `save_extra` may add files to the model folder (a tokenizer).
+    Everything goes to a temporary folder that is renamed at the end: a killed process leaves the previous checkpoint,
+    and so does a disk that is full (CheckpointError) or any other failure in any process. `state` must be JSON.
+    `save_extra` may add files to the model folder (a tokenizer). In a `world` of several processes, whose `run` must be
+    one folder for all, each writes its own shard of the optimiser.
     """
     folder = run / FOLDER
+    target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
+    with full_disk(run, f"checkpoint of step {state['step']}", CheckpointError):
+        if only_first(world, target.exists):
+            # the same step of the same run: weights and optimiser are there already
+            only_first(world, lambda: _write_state(target, state))
+            return target
+        try:
+            only_first(world, lambda: _prepare(folder, scratch))
+            together(world, lambda: _same_folder(scratch))
+            weights = world.state(model)
+            only_first(world, lambda: _write_model(model, weights, scratch / MODEL, save_extra))
+            _write_optimiser(scratch, model, optimiser, critic, world)
+            only_first(world, lambda: _finish(scratch, target, state))
+        except BaseException:
+            if world.rank == 0:
+                shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        only_first(world, lambda: _drop_old(run, keep))
+    return target
+
+
+def _prepare(folder: Path, scratch: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for rest in folder.glob(".writing_*"):
         shutil.rmtree(rest)
-    target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
-    if target.exists():
-        # the same step of the same run: weights and optimiser are there already
-        _write_state(target, state)
-        return target
     scratch.mkdir()
-    save_model(model, scratch / MODEL)
+
+
+def _same_folder(scratch: Path) -> None:
+    if not scratch.is_dir():
+        raise CheckpointError(
+            f"{scratch}, which process 0 has just made, is not there: --out must be a folder that all machines share"
+        )
+
+
+def _write_model(
+    model: Any, weights: Mapping[str, Any], folder: Path, save_extra: Callable[[Path], None] | None
+) -> None:
+    save_model(model, folder, weights)
     if save_extra is not None:
-        save_extra(scratch / MODEL)
+        save_extra(folder)
+
+
+def _write_optimiser(
+    scratch: Path, model: nn.Module, optimiser: torch.optim.Optimizer, critic: Critic | None, world: World
+) -> None:
+    if world.size > 1:
+        shards.save_shards(scratch / shards.FOLDER, _parts(model, optimiser, critic))
+        return
     torch.save({"optimiser": optimiser.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")
     if critic is not None:
         torch.save(critic.state_dict(), scratch / "critic.pt")
+
+
+def _finish(scratch: Path, target: Path, state: Mapping[str, Any]) -> None:
     _write_state(scratch, state)
     _flush(scratch)
     scratch.rename(target)
+
+
+def _drop_old(run: Path, keep: int) -> None:
     for old in list_checkpoints(run)[: -max(keep, 1)]:
         shutil.rmtree(old)
-    return target
 
 
 def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
@@ -117,20 +158,33 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(
-    checkpoint: Path, *, model: Any, optimiser: torch.optim.Optimizer, critic: Stateful | None = None
+    checkpoint: Path, *, model: Any, optimiser: torch.optim.Optimizer, critic: Critic | None = None
 ) -> None:
-    """Put the weights, the optimiser's state, the critic and torch's random stream of `checkpoint` into place."""
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    """Put the weights, the optimiser's state, the critic and torch's random stream of `checkpoint` into place.
+
+    The checkpoint and this run may have different numbers of processes.
+    """
     try:
-        model.load_state_dict(load_model(checkpoint / MODEL, dtype=dtype).state_dict())
-        saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
-        optimiser.load_state_dict(saved["optimiser"])
-        torch.set_rng_state(saved["torch_rng"])
-        if critic is not None:
-            critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))
+        if (checkpoint / shards.FOLDER).exists():
+            shards.load_shards(checkpoint / shards.FOLDER, _parts(model, optimiser, critic))
+        else:
+            _load_single(checkpoint, model, optimiser, critic)
     except Exception as error:  # readers of damaged files raise anything
         first = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{checkpoint} is damaged or does not fit this model: {first}") from error
+
+
+def _load_single(checkpoint: Path, model: Any, optimiser: torch.optim.Optimizer, critic: Critic | None) -> None:
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
+    shards.load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimiser, saved["optimiser"])
+    torch.set_rng_state(saved["torch_rng"])
+    if critic is not None:
+        critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))
+
+
+def _parts(model: nn.Module, optimiser: torch.optim.Optimizer, critic: Critic | None) -> dict[str, shards.Part]:
+    return {"model": (model, optimiser)} | ({} if critic is None else {"critic": (critic.module, critic.optimiser)})
 
 
 def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:

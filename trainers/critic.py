@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -12,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from turngym.trainers.batch import RolloutBatch, pad_rows, split_rows
+from turngym.trainers.batch import RolloutBatch, pad_rows
 from turngym.trainers.config import ConfigError
+from turngym.trainers.distributed import SINGLE, World, full, micro_batches
+from turngym.trainers.distributed_checkpoint import load_full
 from turngym.trainers.model import hidden_states
 
 
@@ -48,62 +51,95 @@ def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: flo
     return 0.5 * torch.maximum(plain_N, (clipped_N - return_N).square())
 
 
-class Critic:
-    """Values of the states in which tokens were chosen. Its weights and optimiser belong to a run's checkpoints."""
+class _Values(nn.Module):
+    """Trunk and head of a critic as one module, so that they can be sharded as one."""
 
-    def __init__(self, policy: Any, config: CriticConfig, *, micro_tokens: int = 8192, seed: int = 0) -> None:
+    def __init__(self, trunk: Any, head: nn.Module) -> None:
+        super().__init__()
+        self.trunk: nn.Module = trunk
+        self.head = head
+
+    def forward(self, ids_BL: NDArray[np.int64], predictor_n: NDArray[np.int64]) -> Tensor:
+        states = hidden_states(self.trunk, ids_BL)
+        return self.head(states[torch.from_numpy(predictor_n).to(states.device)].float())[:, 0]
+
+
+class Critic:
+    """Values of the states in which tokens were chosen. Its weights and optimiser belong to a run's checkpoints.
+
+    `policy` must not be sharded yet. In a `world` of several processes each computes its share of every batch.
+    """
+
+    def __init__(
+        self, policy: Any, config: CriticConfig, *, micro_tokens: int = 8192, seed: int = 0, world: World = SINGLE
+    ) -> None:
         self.config = config
         self._micro_tokens = micro_tokens
+        self._world = world
+        self._policy = policy
         own = config.kind == "model"
-        self._trunk: Any = copy.deepcopy(policy) if own else policy
-        self._head = _head(self._trunk, deep=not own, seed=seed)
-        parameters = [*(self._trunk.parameters() if own else ()), *self._head.parameters()]
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._optimiser = torch.optim.AdamW(self._parameters, lr=config.lr, weight_decay=0.0)
+        head = _head(policy, deep=not own, seed=seed)
+        self.module = _Values(copy.deepcopy(policy), head) if own else head
+        """What is learned: the trunk with its head, or the head alone."""
+        world.shard(self.module)
+        self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.optimiser = torch.optim.AdamW(self._parameters, lr=config.lr, weight_decay=0.0)
 
     @torch.no_grad()
     def values(self, batch: RolloutBatch) -> NDArray[np.float32]:
         """V before each supervised token was chosen: float32 [N], in units of reward."""
+        with self._world.whole(self.module):
+            found = [(tokens, value_n.cpu().numpy()) for tokens, value_n in self._forward(batch)]
         value_N = np.zeros(batch.tokens, np.float32)
-        for tokens, found in self._forward(batch):
-            value_N[tokens] = found.cpu().numpy()
+        for tokens, value_n in chain.from_iterable(self._world.gather(found)):
+            value_N[tokens] = value_n
         return value_N
 
     def update(self, batch: RolloutBatch, return_N: NDArray[np.float32], old_value_N: NDArray[np.float32]) -> float:
         """One optimiser update on all tokens of `batch`, which count the same; returns the mean loss."""
-        self._optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad(set_to_none=True)
         total = 0.0
         for tokens, value_n in self._forward(batch):
             target_n, old_n = (torch.from_numpy(column[tokens]).to(value_n) for column in (return_N, old_value_N))
             loss = value_loss(value_n, target_n, old_n, self.config.clip).sum() / batch.tokens
-            loss.backward()
+            (loss * self._world.size).backward()
             total += float(loss.detach())
-        norm = nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm)
+        norm = full(nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
         if bool(torch.isfinite(norm)):
-            self._optimiser.step()
-        self._optimiser.zero_grad(set_to_none=True)
-        return total
+            self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return sum(self._world.gather(total))
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and optimiser state; a critic that is only a head leaves the policy's trunk out."""
-        trunk = self._trunk.state_dict() if self.config.kind == "model" else {}
-        return {"trunk": trunk, "head": self._head.state_dict(), "optimiser": self._optimiser.state_dict()}
+        if isinstance(self.module, _Values):
+            modules = {"trunk": self.module.trunk.state_dict(), "head": self.module.head.state_dict()}
+        else:
+            modules = {"trunk": {}, "head": self.module.state_dict()}
+        return {**modules, "optimiser": self.optimiser.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Continue from `state_dict()`, of any number of processes."""
+        weights = state["head"]
         if self.config.kind == "model":
-            self._trunk.load_state_dict(state["trunk"])
-        self._head.load_state_dict(state["head"])
-        self._optimiser.load_state_dict(state["optimiser"])
+            weights = {f"{part}.{name}": value for part in ("trunk", "head") for name, value in state[part].items()}
+        load_full(self.module, weights, self.optimiser, state["optimiser"])
 
     def _forward(self, batch: RolloutBatch) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
         """Micro-batches: indices in N, and the values there."""
-        for micro in split_rows(batch, self._micro_tokens):
-            rows = pad_rows(batch, micro)
-            with torch.set_grad_enabled(self.config.kind == "model" and torch.is_grad_enabled()):
-                states = hidden_states(self._trunk, rows.input_ids_RL)
-            states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
-            yield micro.tokens, self._head(states.float())[:, 0]
+        micros = micro_batches(batch, self._micro_tokens, self._world)
+        if self.config.kind == "model":
+            for micro in micros:
+                rows = pad_rows(batch, micro)
+                yield micro.tokens, self.module(rows.input_ids_RL, rows.predictor_n)
+            return
+        with self._world.whole(self._policy):
+            for micro in micros:
+                rows = pad_rows(batch, micro)
+                with torch.no_grad():
+                    states = hidden_states(self._policy, rows.input_ids_RL)
+                states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
+                yield micro.tokens, self.module(states.float())[:, 0]
 
 
 def _head(trunk: Any, *, deep: bool, seed: int) -> nn.Module:

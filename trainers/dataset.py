@@ -24,7 +24,7 @@ class DatasetCollect:
         if not self.episodes:
             raise TurngymError("the data set has no episodes; give a trace file with at least one")
         places = draw(len(self.episodes), seed=self.seed, step=request.step, batch=request.episodes)
-        return [self.episodes[place] for place in places]
+        return [self.episodes[place] for place in request.own(places)]
 
 
 def draw(count: int, *, seed: int, step: int, batch: int) -> list[int]:

@@ -9,11 +9,18 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
+from turngym.trainers.distributed import SINGLE, World
+
 
 class Interrupts:
-    """While entered, SIGINT and SIGTERM raise KeyboardInterrupt: at once, or at the end of a `protected` block."""
+    """While entered, SIGINT and SIGTERM raise KeyboardInterrupt: at once, or at the end of a `protected` block.
 
-    def __init__(self) -> None:
+    In a run of several processes always at the end of a block, in all of them at the same one: else one would save what
+    the others are still computing.
+    """
+
+    def __init__(self, world: World = SINGLE) -> None:
+        self._world = world
         self._protected = 0
         self._pending = False
         self._former: dict[int, Any] = {}
@@ -31,7 +38,7 @@ class Interrupts:
             signal.signal(number, former)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._protected:
+        if not self._protected and self._world.size == 1:
             raise KeyboardInterrupt
         self._pending = True
 
@@ -43,6 +50,6 @@ class Interrupts:
             yield
         finally:
             self._protected -= 1
-        if self._pending and not self._protected:
+        if not self._protected and any(self._world.gather(self._pending)):
             self._pending = False
             raise KeyboardInterrupt

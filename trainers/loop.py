@@ -19,6 +19,9 @@ from turngym.trainers.checkpoint import MODEL
 from turngym.trainers.config import OptimiserConfig, RunConfig, fingerprint
 from turngym.trainers.critic import Critic
 from turngym.trainers.depth import DepthPlan
+from turngym.trainers.distributed import SINGLE, World, together
+from turngym.trainers.distributed_run import Silent, shared_scorer
+from turngym.trainers.full_disk import full_disk
 from turngym.trainers.interrupts import Interrupts
 from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.metrics import MetricsLog
@@ -85,6 +88,8 @@ class Trainer:
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that a resumed run must share (environment, split, teacher)."""
     progress: Progress = field(default_factory=NoProgress)
+    world: World = SINGLE
+    """The processes of the run; more than one are set up by `distributed_run.divided`."""
 
     def train(self, *, resume: bool = False) -> RunResult:
         """Run until `run.steps`; Ctrl-C saves, then raises KeyboardInterrupt. Never overwrites another run."""
@@ -97,16 +102,19 @@ class Trainer:
                 f"{self.run.episodes} episodes per step are not whole groups of {self.algorithm.group}; "
                 "take a multiple of the group size"
             )
+        critic = self._critic()  # it may copy the policy: before that is divided
+        self.world.shard(self.model)
         optimiser = make_optimiser(self.model, self.optimiser)
-        critic = self._critic()
-        folder = RunFolder(self.out, self.model, optimiser, self._fingerprint(), self.run, self.save_extra, critic)
+        folder = RunFolder(
+            self.out, self.model, optimiser, self._fingerprint(), self.run, self.save_extra, critic, self.world
+        )
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
-        log = MetricsLog(self.out, tensorboard=self.run.tensorboard)
+        log = Silent() if self.world.rank else MetricsLog(self.out, tensorboard=self.run.tensorboard)
         log.truncate(state.step, state.evaluated)
         log.open(state.step)
         session = _Session(self, optimiser, folder, log, state, critic)
         try:
-            with Interrupts() as interrupts, self.progress:
+            with Interrupts(self.world) as interrupts, self.progress:
                 session.run(interrupts)
         finally:
             log.close()
@@ -117,7 +125,7 @@ class Trainer:
         config = self.algorithm.critic
         if config is None:
             return None
-        return Critic(self.model, config, micro_tokens=self.run.micro_tokens, seed=self.run.seed)
+        return Critic(self.model, config, micro_tokens=self.run.micro_tokens, seed=self.run.seed, world=self.world)
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
@@ -136,7 +144,7 @@ class _Session:
     trainer: Trainer
     optimiser: Any
     folder: RunFolder
-    log: MetricsLog
+    log: MetricsLog | Silent
     state: RunState
     critic: Critic | None
 
@@ -234,7 +242,8 @@ class _Session:
             temperature=trainer.algorithm.distill_temperature,
             max_tokens=trainer.run.micro_tokens,
         )
-        return Scorers(student=student, teacher=trainer.teacher, reference=trainer.reference, critic=self.critic)
+        shared = shared_scorer(student, trainer.world, trainer.model)
+        return Scorers(student=shared, teacher=trainer.teacher, reference=trainer.reference, critic=self.critic)
 
     def _forward(self) -> Forward:
         run = self.trainer.run
@@ -247,6 +256,7 @@ class _Session:
             entropy_gradient=self.trainer.algorithm.entropy_gradient,
             autocast=run.autocast != "off",
             gradient_checkpointing=run.gradient_checkpointing,
+            world=self.trainer.world,
         )
 
     def _maybe_evaluate(self) -> None:
@@ -266,5 +276,6 @@ class _Session:
         self.state = replace(self.state, evaluated=step)
 
     def _write(self, row: dict[str, Any]) -> None:
-        self.log.write(row)
+        with full_disk(self.trainer.out, f"metrics of step {row['step']}", TrainError):
+            together(self.trainer.world, lambda: self.log.write(row))
         self.trainer.progress.row(row)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,10 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu",
     return model.to(device).eval()
 
 
-def save_model(model: nn.Module, path: str | Path) -> None:
-    """Write `config.json` and `model.safetensors` to folder `path`."""
+def save_model(model: nn.Module, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write `config.json` and `model.safetensors` to folder `path`; `weights` instead of the model's own, if given."""
     _quiet()
-    model.save_pretrained(str(path))  # type: ignore[operator]
+    model.save_pretrained(str(path), state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
 
 
 def _quiet() -> None:
@@ -148,7 +149,14 @@ def hidden_states(model: nn.Module, ids_BL: NDArray[np.int64]) -> Tensor:
     """
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
-    return backbone(model)(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
+    # a sharded model gathers its parameters only when it is entered as a whole (`distributed_model.shard`)
+    run = getattr(model, "final_states", None) or partial(final_states, model)
+    return run(ids).flatten(0, 1)
+
+
+def final_states(model: Any, ids_BL: Tensor) -> Tensor:
+    """Hidden states [B, L, D] behind the last norm, the head's input."""
+    return backbone(model)(input_ids=ids_BL, use_cache=False).last_hidden_state
 
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -14,6 +14,7 @@ from turngym.envs.episode import Episode
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import OptimiserConfig
 from turngym.trainers.critic import Critic
+from turngym.trainers.distributed import World
 from turngym.trainers.pieces import Algorithm, Targets, Term
 from turngym.trainers.step import Forward, UpdateResult, learning_rate, update
 
@@ -76,7 +77,7 @@ def run_passes(
                 forward=forward,
                 lr=schedule.lr,
                 max_grad_norm=config.max_grad_norm,
-                terms=[_bound(term, model, schedule.step) for term in algorithm.terms],
+                terms=[_bound(term, model, schedule.step, forward.world) for term in algorithm.terms],
             )
             results.append(result)
             if critic is not None and chosen.return_N is not None and chosen.value_N is not None:
@@ -97,8 +98,8 @@ def run_passes(
     )
 
 
-def _bound(term: Term, model: Any, step: int) -> Callable[[], tuple[str, float]]:
-    return lambda: (term.name, term.backward(model, step))
+def _bound(term: Term, model: Any, step: int, world: World) -> Callable[[], tuple[str, float]]:
+    return lambda: (term.name, term.backward(model, step, world))
 
 
 def minibatches(

@@ -18,6 +18,7 @@ from turngym.envs.protocols import Scorer
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.critic import Critic, CriticConfig
 from turngym.trainers.depth import DepthController
+from turngym.trainers.distributed import World
 from turngym.trainers.weights import Weight
 
 
@@ -113,8 +114,9 @@ class Term(Protocol):
 
     name: str
 
-    def backward(self, model: Any, step: int) -> float:
-        """Add the term's gradient to the model's parameters; returns its value."""
+    def backward(self, model: Any, step: int, world: World) -> float:
+        """Add the term's gradient to the model's parameters (this process's share of it, times `world.size`, for
+        sharded models average); returns the value of the whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from turngym.trainers.checkpoint import (
     CheckpointError,
-    Stateful,
     check_fingerprint,
     latest_checkpoint,
     list_checkpoints,
@@ -18,7 +17,9 @@ from turngym.trainers.checkpoint import (
     save_checkpoint,
 )
 from turngym.trainers.config import RunConfig
+from turngym.trainers.critic import Critic
 from turngym.trainers.depth import DepthState, state_from_json, state_to_json
+from turngym.trainers.distributed import SINGLE, World, only_first
 from turngym.trainers.metrics import FILE
 
 
@@ -44,7 +45,8 @@ class RunFolder:
     fingerprint: Mapping[str, Any]
     config: RunConfig
     save_extra: Callable[[Path], None] | None = None
-    critic: Stateful | None = None
+    critic: Critic | None = None
+    world: World = SINGLE
     saved: RunState | None = field(default=None, init=False)
 
     def open(self, *, resume: bool, depth: DepthState) -> RunState:
@@ -53,20 +55,18 @@ class RunFolder:
         Raises CheckpointError for a folder that holds a run (without `resume`), that holds none (with it), or whose run
         had another configuration.
         """
-        exists = bool(list_checkpoints(self.path)) or (self.path / FILE).exists()
+        exists = only_first(self.world, lambda: bool(list_checkpoints(self.path)) or (self.path / FILE).exists())
         if exists and not resume:
             raise CheckpointError(
                 f"{self.path} already holds a run: continue it with --resume, or choose another folder"
             )
         if not resume:
-            self.path.mkdir(parents=True, exist_ok=True)
+            only_first(self.world, lambda: self.path.mkdir(parents=True, exist_ok=True))
             # without a checkpoint of step 0 a run killed early could neither be resumed nor started again
             state = RunState(step=0, depth=depth)
             self.save(state)
             return state
-        checkpoint = latest_checkpoint(self.path)
-        saved = read_state(checkpoint)
-        check_fingerprint(saved["fingerprint"], self.fingerprint, checkpoint)
+        checkpoint, saved = only_first(self.world, self._newest)
         load_checkpoint(checkpoint, model=self.model, optimiser=self.optimiser, critic=self.critic)
         self.saved = RunState(
             step=saved["step"],
@@ -75,6 +75,12 @@ class RunFolder:
             evaluated=saved["evaluated"],
         )
         return self.saved
+
+    def _newest(self) -> tuple[Path, dict[str, Any]]:
+        checkpoint = latest_checkpoint(self.path)
+        saved = read_state(checkpoint)
+        check_fingerprint(saved["fingerprint"], self.fingerprint, checkpoint)
+        return checkpoint, saved
 
     def save(self, state: RunState) -> None:
         """Write a checkpoint of `state`, unless the newest one is just that."""
@@ -95,6 +101,7 @@ class RunFolder:
             keep=self.config.keep_checkpoints,
             save_extra=self.save_extra,
             critic=self.critic,
+            world=self.world,
         )
         self.saved = state
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from turngym.trainers.batch import MicroBatch, RolloutBatch, pad_rows, split_rows
+from turngym.trainers.batch import MicroBatch, RolloutBatch, pad_rows
 from turngym.trainers.config import OptimiserConfig
+from turngym.trainers.distributed import SINGLE, World, full, micro_batches
 from turngym.trainers.model import head, hidden_states
 from turngym.trainers.pieces import Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.projection import Projected, project
@@ -32,6 +34,8 @@ class Forward:
     entropy_gradient: bool = False
     autocast: bool = False
     gradient_checkpointing: bool = False
+    world: World = SINGLE
+    """Each process computes its share of the episodes; loss, gradients and columns are those of the whole batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,7 @@ def update(
     loss, columns = accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward)
     extra = dict(term() for term in terms)
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf")))
+    norm = float(full(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf"))))
     finite = bool(np.isfinite(norm))
     if finite:
         for group in optimiser.param_groups:
@@ -109,19 +113,23 @@ def accumulate(
     forward: Forward,
 ) -> tuple[float, dict[str, NDArray[np.float32]]]:
     """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N]."""
-    total = 0.0
-    columns: dict[str, NDArray[np.float32]] = {}
+    total, world = 0.0, forward.world
+    found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
     with _training(model, forward.gradient_checkpointing):
-        for micro in split_rows(batch, forward.micro_tokens):
+        for micro in micro_batches(batch, forward.micro_tokens, world):
             losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
             weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
             loss = (weight_n * losses.loss_n).sum()
-            loss.backward()
+            # a sharded model averages gradients over the processes; the batch's gradient is their sum
+            (loss * world.size).backward()
             total += float(loss.detach())
-            for name, values in {"loss": losses.loss_n, **numbers, **losses.diagnostics}.items():
-                column = columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))
-                column[micro.tokens] = values.detach().float().cpu().numpy()
-    return total, columns
+            numbers = {"loss": losses.loss_n, **numbers, **losses.diagnostics}
+            found.append((micro.tokens, {n: v.detach().float().cpu().numpy() for n, v in numbers.items()}))
+    columns: dict[str, NDArray[np.float32]] = {}
+    for tokens, part in chain.from_iterable(world.gather(found)):
+        for name, values in part.items():
+            columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
+    return sum(world.gather(total)), columns
 
 
 def _forward(

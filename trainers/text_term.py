@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.envs.core import TurngymError
+from turngym.trainers.distributed import SINGLE, World, divide
 from turngym.trainers.model import head, hidden_states, length_batches, pad
 from turngym.trainers.projection import project
 
@@ -124,21 +125,28 @@ class TextTerm:
             self._at = wanted
         return [row for row in self._held if len(row) > 1]
 
-    def backward(self, model: Any, step: int) -> float:
+    def backward(self, model: Any, step: int, world: World = SINGLE) -> float:
         """Add the gradient of `coef` * loss; returns the loss without `coef`."""
         rows = self.rows(step)
         count, total = sum(len(row) - 1 for row in rows), 0.0
-        for members in length_batches([len(row) for row in rows], self._micro_tokens):
-            chosen = [rows[member] for member in members]
+        for chosen in self._batches(rows, world):
             padded = pad(chosen)
             states = hidden_states(model, padded)
             where = [line * padded.shape[1] + np.arange(len(row) - 1) for line, row in enumerate(chosen)]
             states = states[torch.from_numpy(np.concatenate(where)).to(states.device)]
             labels = torch.from_numpy(np.concatenate([row[1:] for row in chosen]).astype(np.int64)).to(states.device)
             loss = -project(states, head(model), labels).logp_N.sum() / count
-            (self._config.coef * loss).backward()
+            (self._config.coef * loss * world.size).backward()
             total += float(loss.detach())
-        return total
+        return sum(world.gather(total))
+
+    def _batches(self, rows: Sequence[NDArray[np.int32]], world: World) -> list[list[NDArray[np.int32]]]:
+        """This process's micro-batches; all get equally many, the last ones a row that predicts nothing."""
+        nothing = [np.zeros(1, np.int32)]
+        shares = [[rows[place] for place in part] for part in divide([len(row) for row in rows], world.size)]
+        split = [length_batches([len(row) for row in share], self._micro_tokens) for share in shares]
+        own = [[shares[world.rank][member] for member in members] for members in split[world.rank]]
+        return own + [nothing] * (max(map(len, split)) - len(own))
 
     def _open(self) -> Iterator[str]:
         return chain.from_iterable(read_texts(self._config.files, self._config.column) for _ in repeat(None))

@@ -1,0 +1,93 @@
+"""Checkpoints in shards (torch.distributed.checkpoint): every process writes its part, any number of them reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+FOLDER = "shards"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Part = tuple[nn.Module, torch.optim.Optimizer]
+"""A module, some of whose parameters are trained, and its AdamW."""
+
+
+def save_shards(folder: Path, parts: Mapping[str, Part]) -> None:
+    """Write trained parameters, AdamW's moments and torch's random stream; every process of the run must call.
+
+    Raises whatever the file system says, in every process, if one of them cannot write.
+    """
+    state = {name: _state(module, optimiser) for name, (module, optimiser) in parts.items()}
+    dcp.save({**state, "torch_rng": torch.get_rng_state()}, checkpoint_id=folder)
+
+
+def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
+    """Put what `save_shards` wrote into place, from any number of processes into any number, one included."""
+    reader = dcp.FileSystemReader(folder)
+    saved = reader.read_metadata().state_dict_metadata
+    wanted: dict[str, Any] = {"torch_rng": torch.get_rng_state()}
+    for name, (module, optimiser) in parts.items():
+        if f"{name}.step" in saved:
+            _begin(module, optimiser)
+        wanted[name] = _state(module, optimiser)
+    dcp.load(wanted, storage_reader=reader)
+    for name, (module, optimiser) in parts.items():
+        if optimiser.state:
+            for parameter in trained(module).values():
+                optimiser.state[parameter]["step"] = wanted[name]["step"].clone()
+    torch.set_rng_state(wanted["torch_rng"])
+
+
+def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimiser: Any, state: Mapping[str, Any]) -> None:
+    """Put a checkpoint of one process into a module that may be sharded; `state` is its optimiser's `state_dict()`.
+
+    Raises ValueError for weights of another module.
+    """
+    if differing := sorted(weights.keys() ^ module.state_dict().keys()):
+        raise ValueError(f"the weights {', '.join(differing[:3])} are only in one of checkpoint and model")
+    with torch.no_grad():
+        for name, own in module.named_parameters():
+            own.copy_(spread(weights[name], own))
+    for number, parameter in enumerate(trained(module).values()):
+        if number in state["state"]:
+            old = state["state"][number]
+            moments = {name: spread(old[name], parameter) for name in MOMENTS}
+            optimiser.state[parameter] = {"step": old["step"].clone(), **moments}
+
+
+def trained(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters that an optimiser changes, in its order."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def spread(value: Tensor, like: Tensor) -> Tensor:
+    """This process's share of `value`, which all processes hold, divided and placed as `like` is."""
+    if value.shape != like.shape:
+        raise ValueError(f"a weight has shape {tuple(value.shape)}; the model's is {tuple(like.shape)}")
+    value = value.to(like.device, like.dtype)
+    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
+
+
+def _state(module: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """What is written, by name: the tensors themselves, so that reading into them is loading. Before the first update
+    there are no moments, and asking torch for its optimiser state would take an update to make some."""
+    named = trained(module)
+    state: dict[str, Any] = {"weights": {name: parameter.detach() for name, parameter in named.items()}}
+    if optimiser.state:
+        state["moments"] = {
+            name: {kind: optimiser.state[parameter][kind] for kind in MOMENTS} for name, parameter in named.items()
+        }
+        state["step"] = next(iter(optimiser.state.values()))["step"]
+    return state
+
+
+def _begin(module: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    for parameter in trained(module).values():
+        moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in MOMENTS}
+        optimiser.state[parameter] = {"step": torch.tensor(0.0), **moments}

@@ -1,0 +1,58 @@
+"""Models whose parameters are spread over processes (FSDP2): sharded, made whole for a while, and read out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+from turngym.trainers.model import final_states
+
+
+def shard(model: Any, mesh: Any) -> None:
+    """Divide the parameters among the processes of `mesh`, in place: a group per transformer block, one for the rest.
+
+    The rest (embeddings, last norm, head; in one group, because heads are often tied to embeddings) stays gathered
+    between the hidden states and the head's gradient, so that the head may be called on its own, chunk by chunk.
+    """
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    if hasattr(model, "get_output_embeddings"):
+        model.final_states = partial(final_states, model)
+        register_fsdp_forward_method(model, "final_states")
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of a transformer: the entries of its longest module list."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+@contextmanager
+def whole(model: nn.Module) -> Iterator[None]:
+    """Inside, every process holds all parameters and may run the model as often as it likes, without gradient.
+
+    Nothing is communicated inside.
+    """
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for number, part in enumerate(parts):
+            part.reshard()
+            part.set_reshard_after_forward(number > 0, recurse=False)
+
+
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers on the CPU: in process 0; the others, who must call too, get nothing."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))  # type: ignore[arg-type]

@@ -1,0 +1,92 @@
+"""A world of several processes, as `torchrun` starts them: parameters by FSDP2, everything else through the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from turngym.trainers import distributed_model
+from turngym.trainers.distributed import SINGLE, DistributedError, World
+
+T = TypeVar("T")
+
+
+class Processes:
+    """Implements `World` on the process group that is initialised."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._mesh = dist.device_mesh.init_device_mesh(device, (self.size,))
+        self._open: set[int] = set()
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def shard(self, model: Any) -> None:
+        distributed_model.shard(model, self._mesh)
+
+    def whole(self, model: Any) -> AbstractContextManager[None]:
+        """May be nested: the outermost block gathers the parameters and frees them."""
+        return nullcontext() if model is None or id(model) in self._open else self._whole(model)
+
+    @contextmanager
+    def _whole(self, model: Any) -> Iterator[None]:
+        self._open.add(id(model))
+        try:
+            with distributed_model.whole(model):
+                yield
+        finally:
+            self._open.discard(id(model))
+
+    def state(self, model: Any) -> Mapping[str, Tensor]:
+        return distributed_model.full_state(model)
+
+
+@contextmanager
+def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 120.0) -> Iterator[World]:
+    """The world that `torchrun` describes in the environment: `SINGLE` without one, or with a single process.
+
+    `timeout`: minutes that a process waits for another (one that plays, evaluates or saves) before it gives up. Raises
+    DistributedError if the processes cannot find each other.
+    """
+    size = int(environment.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield SINGLE
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(local_device(environment))
+    # objects travel through gloo: a tensor on the GPU for every pickled episode would only be copied back
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(minutes=timeout))
+    except (RuntimeError, ValueError, dist.DistError) as error:
+        raise DistributedError(
+            f"process {environment.get('RANK')} of {size} cannot reach the others: {str(error).splitlines()[0]}. Start "
+            "training with torchrun --nproc-per-node N -m turngym.scripts.main train ..."
+        ) from error
+    try:
+        yield Processes("cuda" if cuda else "cpu")
+    finally:
+        dist.destroy_process_group()
+
+
+def local_device(environment: Mapping[str, str] = os.environ) -> str:
+    """Where this process computes: its own GPU, or the CPU."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    number, count = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= count:
+        raise DistributedError(
+            f"local process {number} has no GPU: this machine has {count}; valid: --nproc-per-node up to {count}"
+        )
+    return f"cuda:{number}"

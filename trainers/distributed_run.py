@@ -1,0 +1,141 @@
+"""What a run asks of others, divided: every process plays and scores its share, and all get the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.episode import Episode, TopK
+from turngym.envs.protocols import Collect, CollectRequest, Scorer
+from turngym.trainers.distributed import DistributedError, World, divide, only_first, together
+from turngym.trainers.progress import NoProgress
+from turngym.trainers.scorer import Ids, Positions, SupportScorer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCollect:
+    """Implements `Collect`: each process plays its share of a step's episodes; all get all of them, in their order.
+
+    The source must heed `CollectRequest.share`. An episode depends on its job alone, so the number of processes does
+    not change it.
+    """
+
+    collect: Collect
+    world: World
+    model: Any
+    """The policy: whole while it plays."""
+
+    def __call__(self, request: CollectRequest) -> list[Episode]:
+        rank, size = self.world.rank, self.world.size
+        mine = replace(request, share=(rank, size))
+        wanted = len(mine.own(range(request.episodes)))
+        with self.world.whole(self.model):
+            played = together(self.world, lambda: self._checked(mine, wanted) if wanted else [])
+        parts = self.world.gather(played)
+        return [parts[place % size][place // size] for place in range(request.episodes)]
+
+    def _checked(self, request: CollectRequest, wanted: int) -> list[Episode]:
+        episodes = self.collect(request)
+        if len(episodes) != wanted:
+            raise DistributedError(
+                f"step {request.step}: share {request.share[0]} of {request.share[1]} is {wanted} of "
+                f"{request.episodes} episodes, but {type(self.collect).__name__} gave {len(episodes)}; with several "
+                "processes a rollout source must play CollectRequest.own(...) of its jobs"
+            )
+        return episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedScorer:
+    """Implements `Scorer`: each process scores its share of the rows, about as many tokens as the others'."""
+
+    scorer: Scorer
+    world: World
+    model: Any = None
+    """What the scorer runs, if it is sharded: whole while it scores."""
+
+    def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
+        return self._share(ids, lambda own: self.scorer.topk(_take(ids, own), _take(positions, own), k))
+
+    def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
+        return self._share(ids, lambda own: self.scorer.logprobs(_take(ids, own), _take(positions, own)))
+
+    def _share(self, ids: Ids, score: Callable[[NDArray[np.int64]], Sequence[T]]) -> list[T]:
+        own = divide([len(row) for row in ids], self.world.size)[self.world.rank]
+        with self.world.whole(self.model):
+            found = together(self.world, lambda: score(own) if len(own) else [])
+        rows: dict[int, T] = {}
+        for members, values in self.world.gather((own, list(found))):
+            rows.update(zip(members.tolist(), values, strict=True))
+        return [rows[row] for row in range(len(ids))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSupportScorer(SharedScorer):
+    """The same for a scorer that can look up chosen ids."""
+
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        scorer = cast(SupportScorer, self.scorer)
+        return self._share(ids, lambda own: scorer.gather(_take(ids, own), _take(positions, own), _take(support, own)))
+
+
+def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
+    """`scorer` with its work divided; itself in a world of one process."""
+    if world.size == 1:
+        return scorer
+    kind = SharedSupportScorer if hasattr(scorer, "gather") else SharedScorer
+    return kind(scorer=scorer, world=world, model=model)
+
+
+def divided(trainer: Any, world: World) -> Any:
+    """A `Trainer` whose run is divided among the processes of `world`; only process 0 logs, evaluates and shows."""
+    if world.size == 1:
+        return trainer
+    return replace(
+        trainer,
+        world=world,
+        collect=SharedCollect(collect=trainer.collect, world=world, model=trainer.model),
+        teacher=trainer.teacher and shared_scorer(trainer.teacher, world),
+        reference=trainer.reference and shared_scorer(trainer.reference, world),
+        evaluate=trainer.evaluate and FirstEvaluates(evaluate=trainer.evaluate, world=world, model=trainer.model),
+        progress=NoProgress() if world.rank else trainer.progress,
+    )
+
+
+class Silent:
+    """Stands for the metrics log in the processes that keep none."""
+
+    def truncate(self, step: int, evaluated: int) -> None:
+        return
+
+    def open(self, step: int) -> None:
+        return
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstEvaluates:
+    """An evaluation that process 0 plays while the others wait; all get its numbers."""
+
+    evaluate: Callable[[int], Any]
+    world: World
+    model: Any
+
+    def __call__(self, step: int) -> Any:
+        with self.world.whole(self.model):
+            return only_first(self.world, lambda: self.evaluate(step))
+
+
+def _take(items: Sequence[T], own: NDArray[np.int64]) -> list[T]:
+    return [items[place] for place in own]
