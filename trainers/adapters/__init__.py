@@ -1,0 +1,1 @@
+"""Other people's trainers on our environments: one file each, all thin over `Session` and `Trajectory`."""

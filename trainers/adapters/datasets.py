@@ -1,0 +1,130 @@
+"""Recorded episodes as Parquet and as Hugging Face data sets: one row per trajectory, ids as sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode, Status
+from turngym.trainers.adapters.extras import need
+from turngym.trainers.adapters.trajectory import Trajectory
+
+COLUMNS: dict[str, str] = {
+    **dict.fromkeys(("env_id", "task_id", "task_sha", "split", "category"), "string"),
+    **dict.fromkeys(("seed", "sample", "group", "segment"), "int64"),
+    "status": "string",
+    "success": "bool_",
+    **dict.fromkeys(("reward", "score"), "float64"),
+    "prompt_ids": "list int32",
+    "response_ids": "list int32",
+    "response_mask": "list bool_",
+    "logprobs": "list float32",
+    "policy_versions": "list int32",
+    "turn_starts": "list int32",
+    "turn_stops": "list int32",
+    "turn_rewards": "list float64",
+    "turn_verdicts": "list string",
+    "messages": "messages",
+}
+"""Columns and their types. `messages` (role, content) is the conversation, as supervised trainers read it."""
+
+_ROWS_PER_WRITE = 500
+
+
+def rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
+    """One row per token segment under the names of COLUMNS; a row without ids for an episode that has no tokens."""
+    for episode in episodes:
+        trajectories: list[Trajectory | None] = [*Trajectory.segments_of(episode)] or [None]
+        for segment, trajectory in enumerate(trajectories):
+            yield _row(episode, segment, trajectory)
+
+
+def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
+    """The trajectory that `rows` made this row from. Raises TurngymError for a row without token ids."""
+    if row["prompt_ids"] is None:
+        raise TurngymError(f"the row of {row['task_id']} sample {row['sample']} has no token ids: text-only episode")
+    logprobs = row["logprobs"]
+    return Trajectory(
+        prompt_ids=np.array(row["prompt_ids"], np.int32),
+        response_ids=np.array(row["response_ids"], np.int32),
+        response_mask=np.array(row["response_mask"], np.bool_),
+        logprobs=None if logprobs is None else np.array(logprobs, np.float32),
+        policy_versions=np.array(row["policy_versions"], np.int32),
+        turn_spans=tuple(zip(row["turn_starts"], row["turn_stops"], strict=True)),
+        turn_rewards=tuple(row["turn_rewards"]),
+        reward=row["reward"],
+        status=Status(row["status"]),
+        success=row["success"],
+        **{name: row[name] for name in ("task_id", "task_sha", "seed", "sample", "group")},
+    )
+
+
+def to_dataset(episodes: Iterable[Episode]) -> Any:
+    """A `datasets.Dataset` in memory; needs `pip install 'turngym[datasets]'`."""
+    datasets = need("datasets", "to_dataset()", "datasets")
+    import pyarrow as pa
+
+    return datasets.Dataset(pa.Table.from_pylist(list(rows(episodes)), schema=_schema(pa)))
+
+
+def write_parquet(episodes: Iterable[Episode], path: str | Path) -> int:
+    """Write a Parquet file, a few hundred rows at a time; the number of rows. Needs `pip install 'turngym[parquet]'`.
+
+    Raises TurngymError where the file exists already.
+    """
+    pa = need("pyarrow", "write_parquet()", "parquet")
+    import pyarrow.parquet as pq
+
+    path, total, waiting = Path(path), 0, rows(episodes)
+    if path.exists():
+        raise TurngymError(f"{path} exists already and is kept as it is; choose another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    with pq.ParquetWriter(unfinished, _schema(pa)) as writer:
+        while chunk := list(islice(waiting, _ROWS_PER_WRITE)):
+            writer.write_table(pa.Table.from_pylist(chunk, schema=_schema(pa)))
+            total += len(chunk)
+    unfinished.rename(path)
+    return total
+
+
+def _row(episode: Episode, segment: int, trajectory: Trajectory | None) -> dict[str, Any]:
+    task, row = episode.task, dict[str, Any].fromkeys(COLUMNS)
+    row.update(env_id=task.env_id, task_id=task.task_id, task_sha=task.sha256, split=task.split, category=task.category)
+    row.update(seed=episode.seed, sample=episode.sample, group=episode.group, segment=segment)
+    row.update(status=episode.status.value, success=episode.success, reward=episode.ret, score=episode.score)
+    row["turn_verdicts"] = [turn.verdict.value for turn in episode.turns if turn.segment == segment]
+    row["messages"] = _messages(episode)
+    if trajectory is None:
+        return row
+    for name in ("prompt_ids", "response_ids", "response_mask", "logprobs", "policy_versions"):
+        values = getattr(trajectory, name)
+        row[name] = None if values is None else values.tolist()
+    row["turn_starts"] = [start for start, _ in trajectory.turn_spans]
+    row["turn_stops"] = [stop for _, stop in trajectory.turn_spans]
+    row["turn_rewards"] = list(trajectory.turn_rewards)
+    return row
+
+
+def _messages(episode: Episode) -> list[dict[str, str]]:
+    said = [("system", episode.system)] if episode.system else []
+    for turn in episode.turns:
+        said += [("user", turn.observation), ("assistant", turn.response)]
+    return [{"role": role, "content": content} for role, content in said]
+
+
+def _schema(pa: Any) -> Any:
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    return pa.schema(
+        [(name, pa.list_(message) if kind == "messages" else _type(pa, kind)) for name, kind in COLUMNS.items()]
+    )
+
+
+def _type(pa: Any, kind: str) -> Any:
+    *outer, inner = kind.split()
+    return pa.list_(getattr(pa, inner)()) if outer else getattr(pa, inner)()

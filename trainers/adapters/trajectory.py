@@ -1,0 +1,137 @@
+"""An episode as one prompt and one masked response: the shape that other people's trainers train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode, Span, Status, Turn
+
+
+class TrajectoryError(TurngymError):
+    """An episode that cannot be shown as one prompt and one response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """Prompt (P tokens) and response (R tokens) of an episode; the response holds all turns and what was said between.
+
+    `prompt_ids` followed by `response_ids` are the ids of the episode up to its last response, exactly as sampled.
+    """
+
+    prompt_ids: NDArray[np.int32]
+    """int32 [P]: everything before the first response."""
+    response_ids: NDArray[np.int32]
+    """int32 [R]."""
+    response_mask: NDArray[np.bool_]
+    """bool [R]: sampled by the policy and meant to be trained on; False for observations, demonstrations, noise."""
+    logprobs: NDArray[np.float32] | None
+    """float32 [R], nats, as sampled (temperature included), 0 outside the mask; None where a masked one is unknown."""
+    policy_versions: NDArray[np.int32]
+    """int32 [R]: the policy that sampled each id; -1 outside the mask."""
+    turn_spans: tuple[Span, ...]
+    """Where each turn's response stands in `response_ids`, in order; all turns, masked or not."""
+    turn_rewards: tuple[float, ...]
+    reward: float
+    """Sum of the turn rewards: the return."""
+    status: Status
+    success: bool
+    task_id: str
+    task_sha: str
+    seed: int
+    sample: int
+    """0-based number of this attempt at the task."""
+    group: int
+    """Attempts that are compared with each other share it."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the back end or the engine failed: the reward then says nothing about the policy."""
+        return self.status.is_error
+
+    @property
+    def truncated(self) -> bool:
+        return self.status.value.startswith("truncated_")
+
+    def filled(self, token: int) -> Trajectory:
+        """For trainers that cannot take an empty row: one masked `token` where there is no prompt or no response."""
+        blank = np.array([token], np.int32)
+        changed = self if len(self.prompt_ids) else replace(self, prompt_ids=blank)
+        if len(self.response_ids):
+            return changed
+        return replace(
+            changed,
+            response_ids=blank,
+            response_mask=np.zeros(1, np.bool_),
+            logprobs=np.zeros(1, np.float32),
+            policy_versions=np.full(1, -1, np.int32),
+        )
+
+    @classmethod
+    def of(cls, episode: Episode) -> Trajectory:
+        """The trajectory of an episode with one token segment; one without turns is empty.
+
+        Raises:
+            TrajectoryError: the history was rewritten (several segments), or the agent had no tokens.
+        """
+        if len(episode.segments) > 1:
+            raise TrajectoryError(
+                f"{_name(episode)} has {len(episode.segments)} token segments, because the chat template rewrites the "
+                'past: play it with ChatSettings(history="append"), or train on the segments'
+            )
+        if not episode.turns:
+            return cls._build(episode, np.empty(0, np.int32), episode.turns)
+        if not episode.segments:
+            raise TrajectoryError(f"{_name(episode)} was played without a tokenizer; it has text and no token ids")
+        return cls._build(episode, episode.segments[0], episode.turns)
+
+    @classmethod
+    def segments_of(cls, episode: Episode) -> list[Trajectory]:
+        """One trajectory per token segment: every row has the episode's reward, and only its own turns."""
+        return [
+            cls._build(episode, ids, [turn for turn in episode.turns if turn.segment == number])
+            for number, ids in enumerate(episode.segments)
+        ]
+
+    @classmethod
+    def _build(cls, episode: Episode, ids: NDArray[np.int32], turns: Sequence[Turn]) -> Trajectory:
+        start = turns[0].response_span[0] if turns else len(ids)
+        stop = turns[-1].response_span[1] if turns else len(ids)
+        spans = tuple((turn.response_span[0] - start, turn.response_span[1] - start) for turn in turns)
+        mask = np.zeros(stop - start, np.bool_)
+        logprobs = np.zeros(stop - start, np.float32)
+        versions = np.full(stop - start, -1, np.int32)
+        known = True
+        for turn, span in zip(turns, spans, strict=True):
+            if turn.origin != "policy" or turn.excluded is not None:
+                continue
+            place = slice(*span)
+            mask[place], versions[place] = True, turn.policy_version
+            known = known and turn.logprobs is not None
+            if turn.logprobs is not None:
+                logprobs[place] = turn.logprobs
+        return cls(
+            prompt_ids=ids[:start],
+            response_ids=ids[start:stop],
+            response_mask=mask,
+            logprobs=logprobs if known else None,
+            policy_versions=versions,
+            turn_spans=spans,
+            turn_rewards=tuple(turn.reward for turn in turns),
+            reward=episode.ret,
+            status=episode.status,
+            success=episode.success,
+            task_id=episode.task.task_id,
+            task_sha=episode.task.sha256,
+            seed=episode.seed,
+            sample=episode.sample,
+            group=episode.group,
+        )
+
+
+def _name(episode: Episode) -> str:
+    return f"episode {episode.task.task_id} sample {episode.sample}"

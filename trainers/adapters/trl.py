@@ -1,0 +1,100 @@
+"""Our environments for TRL's GRPOTrainer: a `rollout_func` with token ids in and out (tried with TRL 1.16.0)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from turngym.envs.core import TurngymError
+from turngym.envs.protocols import Policy
+from turngym.trainers.adapters.session import Sessions, play
+from turngym.trainers.adapters.trajectory import Trajectory
+
+RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
+
+
+def rows(task_ids: Iterable[str]) -> list[dict[str, str]]:
+    """Rows of a data set for `rollout_func`: the prompt names the task."""
+    return [{"prompt": task_id} for task_id in task_ids]
+
+
+def rollout_func(sessions: Sessions, policy_of: Callable[[Any], Policy], *, seed: int = 0) -> RolloutFunc:
+    """A `rollout_func` that plays one episode per prompt, all that wait sampled in one batch.
+
+    TRL repeats a prompt `num_generations` times; each copy is another attempt at the same task. The random streams
+    depend on `seed`, the training step, the process and the number of the attempt.
+
+    Args:
+        sessions: with a tokenizer, at the trainer's temperature.
+        policy_of: gives the engine, from the trainer: `lambda trainer: engine` where it shares the trained model.
+
+    The result has, besides TRL's own fields, `turngym_reward` (None where the environment or the engine failed, so that
+    TRL leaves the attempt out), `turngym_success`, `turngym_turns` and `turngym_status` for reward functions.
+
+    Raises TurngymError where the sessions sample at another temperature than the trainer.
+    """
+    calls: Counter[tuple[int, int]] = Counter()
+
+    def roll(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        _check_temperature(sessions, trainer)
+        step, rank = int(trainer.state.global_step), int(trainer.accelerator.process_index)
+        calls[step, rank] += 1
+        seen: Counter[str] = Counter()
+        opened = []
+        for prompt in prompts:
+            task = _task_id(prompt)
+            attempt = seen[task] + len(prompts) * (rank + trainer.accelerator.num_processes * (calls[step, rank] - 1))
+            opened.append(sessions.open(task, seed=seed + step, sample=attempt))
+            seen[task] += 1
+        episodes = play(opened, policy_of(trainer))
+        blank = int(trainer.processing_class.eos_token_id)
+        return fields([Trajectory.of(episode).filled(blank) for episode in episodes])
+
+    return roll
+
+
+def fields(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """What a `rollout_func` returns, one entry per trajectory. Log-probabilities are nats, 0 outside the mask."""
+    unknown = [t.task_id for t in trajectories if t.logprobs is None]
+    if unknown:
+        raise TurngymError(f"TRL needs the sampler's log-probabilities; unknown for {', '.join(unknown[:3])}")
+    return {
+        "prompt_ids": [t.prompt_ids.tolist() for t in trajectories],
+        "completion_ids": [t.response_ids.tolist() for t in trajectories],
+        "logprobs": [[] if t.logprobs is None else t.logprobs.tolist() for t in trajectories],
+        "env_mask": [t.response_mask.astype(int).tolist() for t in trajectories],
+        "turngym_reward": [None if t.failed else t.reward for t in trajectories],
+        "turngym_success": [t.success for t in trajectories],
+        "turngym_turns": [len(t.turn_spans) for t in trajectories],
+        "turngym_status": [t.status.value for t in trajectories],
+    }
+
+
+def episode_reward(completions: list[Any], turngym_reward: list[float | None], **_: Any) -> list[float | None]:
+    """A TRL reward function: the return of each episode."""
+    return turngym_reward
+
+
+def success_rate(completions: list[Any], turngym_success: list[bool], **_: Any) -> list[float]:
+    """A TRL reward function for the log; give it weight 0."""
+    return [float(success) for success in turngym_success]
+
+
+def _task_id(prompt: Any) -> str:
+    """The task that a row names: its prompt as text, or the content of its last message."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[-1].get("content"), str):
+        return str(prompt[-1]["content"])
+    raise TurngymError(f"a prompt must name a task, as text or as the content of a message; got {str(prompt)[:200]!r}")
+
+
+def _check_temperature(sessions: Sessions, trainer: Any) -> None:
+    ours, theirs = sessions.sampling.temperature, float(trainer.args.temperature)
+    if not math.isclose(ours, theirs):
+        raise TurngymError(
+            f"the sessions sample at temperature {ours:g}, but GRPOConfig says {theirs:g}: give both the same, or the "
+            "log-probabilities that TRL compares are not of one distribution"
+        )

@@ -1,0 +1,140 @@
+"""Our environments for verl: an agent loop, named in the agent loop configuration (tried with verl 0.9.1).
+
+- name: turngym
+  _target_: turngym.trainers.adapters.verl.TurngymAgentLoop
+  sessions:
+    _target_: turngym.agents.sessions.Sessions.of
+    _partial_: true
+    env_id: turngym/ALFWorld-v0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Status
+from turngym.envs.protocols import GenerateRequest, Generation
+from turngym.trainers.adapters.extras import need
+from turngym.trainers.adapters.session import Generate, Sessions, play_async
+from turngym.trainers.adapters.trajectory import Trajectory
+
+_shared: dict[tuple[str, int], Sessions] = {}
+"""verl makes a loop for every episode; the sessions of one configuration and tokenizer are made once per worker."""
+
+
+class TurngymAgentLoop:
+    """Plays the task of one row of verl's data set; `run` is what `AgentLoopBase.run` is.
+
+    Args:
+        sessions: makes the sessions from verl's tokenizer.
+        trainer_config, server_manager, tokenizer: what verl hands to every loop; the rest of it is not needed.
+
+    Rows need `task_id`, may have `seed` and `sample`, and name this loop in `agent_name`. The episode ends as
+    `truncated_tokens` when `rollout.response_length` is used up, prompt included in nothing: a first prompt longer than
+    `rollout.prompt_length` is an error, because verl would cut it on the left.
+    """
+
+    def __init__(
+        self,
+        *,
+        trainer_config: Any,
+        server_manager: Any,
+        tokenizer: Any,
+        sessions: Callable[..., Sessions],
+        **_: Any,
+    ) -> None:
+        self.rollout = trainer_config.config.actor_rollout_ref.rollout
+        self.server_manager = server_manager
+        self.tokenizer = tokenizer
+        key = (repr(sessions), id(tokenizer))
+        if key not in _shared:
+            _shared[key] = sessions(tokenizer=tokenizer)
+        self.sessions = _shared[key]
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        """Play one episode; an `AgentLoopOutput`. Raises MissingExtra without verl."""
+        loops = need("verl.experimental.agent_loop.agent_loop", "the agent loop", "verl")
+        wanted = {name: int(row[name]) for name in ("seed", "sample") if row.get(name) is not None}
+        task_id = row.get("task_id")
+        session = self.sessions.open(None if task_id is None else str(task_id), **wanted)
+        episode = await play_async(session, self._generate(sampling_params, session.request))
+        trajectory = Trajectory.of(episode).filled(int(self.tokenizer.eos_token_id))
+        return loops.AgentLoopOutput(**output(trajectory), metrics=loops.AgentLoopMetrics())
+
+    def _generate(self, sampling_params: dict[str, Any], first: GenerateRequest | None) -> Generate:
+        """Asks verl's server; `first` says where the response of the episode begins."""
+        start, request_id = 0 if first is None else len(first.prompt_ids), uuid4().hex
+        if start > int(self.rollout.prompt_length):
+            raise TurngymError(
+                f"the first prompt has {start} tokens, but rollout.prompt_length is {self.rollout.prompt_length}; verl "
+                "would cut it: raise data.max_prompt_length"
+            )
+
+        async def generate(request: GenerateRequest) -> Generation | Status:
+            room = int(self.rollout.response_length) - (len(request.prompt_ids) - start)
+            if room < 1:
+                return Status.TRUNCATED_TOKENS
+            answer = await self.server_manager.generate(
+                request_id=request_id,
+                prompt_ids=request.prompt_ids.tolist(),
+                sampling_params=server_params(sampling_params, request, room, str(self.rollout.name)),
+            )
+            return generation(answer)
+
+        return generate
+
+
+def server_params(base: dict[str, Any], request: GenerateRequest, room: int, engine: str) -> dict[str, Any]:
+    """verl's sampling parameters for one turn: at most `room` tokens, and where a response ends."""
+    sampling = request.sampling
+    stops = dict.fromkeys((*(base.get("stop") or ()), *sampling.stop_text))
+    keep = {"sglang": {"no_stop_trim": True}, "vllm": {"include_stop_str_in_output": True}}.get(engine, {})
+    return {
+        **base,
+        "max_tokens": min(room, sampling.max_new_tokens),
+        "stop_token_ids": [*dict.fromkeys((*(base.get("stop_token_ids") or ()), *sampling.stop_ids))],
+        **({"stop": [*stops], **keep} if keep and stops else {}),
+    }
+
+
+def generation(answer: Any) -> Generation | Status:
+    """verl's `TokenOutput` as ours. An aborted one without a token ends the episode."""
+    if answer.stop_reason == "aborted" and not answer.token_ids:
+        return Status.ERROR_ENGINE
+    ids = np.asarray(answer.token_ids, np.int32)
+    known = answer.log_probs is not None and len(answer.log_probs) == len(ids)
+    version = answer.extra_fields.get("global_steps")
+    return Generation(
+        ids=ids,
+        logprobs=np.asarray(answer.log_probs if known else np.full(len(ids), np.nan), np.float32),
+        finish="abort" if answer.stop_reason == "aborted" else "stop",
+        policy_version=0 if version is None else int(version),
+    )
+
+
+def output(trajectory: Trajectory) -> dict[str, Any]:
+    """The fields of an `AgentLoopOutput`. An episode that failed has reward 0 and nothing to train on."""
+    mask = trajectory.response_mask & (not trajectory.failed)
+    logprobs = trajectory.logprobs
+    versions = trajectory.policy_versions[trajectory.response_mask]
+    return {
+        "prompt_ids": trajectory.prompt_ids.tolist(),
+        "response_ids": trajectory.response_ids.tolist(),
+        "response_mask": mask.astype(int).tolist(),
+        "response_logprobs": None if logprobs is None else logprobs.tolist(),
+        "reward_score": 0.0 if trajectory.failed else trajectory.reward,
+        "num_turns": 2 * len(trajectory.turn_spans),
+        "extra_fields": {
+            "turn_scores": list(trajectory.turn_rewards),
+            "tool_rewards": [],
+            "min_global_steps": int(versions.min()) if len(versions) else None,
+            "max_global_steps": int(versions.max()) if len(versions) else None,
+            "turngym_status": trajectory.status.value,
+            "turngym_success": trajectory.success,
+        },
+    }
