@@ -64,6 +64,7 @@ class LocalEngine:
         self.fed_tokens = 0
         """Prompt ids fed since construction: what the histories cost besides the sampled ids."""
         self._prefill_tokens = prefill_tokens
+        self._tokenizer = tokenizer
         self._stop_text = None if tokenizer is None else StopText(tokenizer)
         self._table = SlotTable(2 * max_batch if max_sessions is None else max_sessions)
         if max_batch < 1 or self._table.limit < max_batch or prefill_tokens < 1:
@@ -75,6 +76,28 @@ class LocalEngine:
         """Whether keys and values are kept across turns."""
         self._cache = RaggedCache(self._table.limit, self.max_length)
         self._stamp = self._model.weights_stamp()
+
+    @property
+    def model(self) -> Any:
+        """The model as it was given."""
+        return self._model.model
+
+    @property
+    def stamp(self) -> int:
+        """Changes when the weights change, announced or not."""
+        return self._model.weights_stamp()
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments for an engine like this one around another copy of the model."""
+        return {
+            "tokenizer": self._tokenizer,
+            "max_length": self.max_length,
+            "max_batch": self.max_batch,
+            "max_sessions": self._table.limit,
+            "cache": "ragged" if self.ragged else "recompute",
+            "prefill_tokens": self._prefill_tokens,
+            "policy_version": self.policy_version,
+        }
 
     @property
     def sessions(self) -> tuple[str, ...]:

@@ -1,0 +1,90 @@
+"""What runs in a worker: environments, copies of engines, and a rollout that is fed while it plays."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turngym.agents.agent import Agent
+from turngym.agents.executor.parcel import unpack
+from turngym.agents.play import Job
+from turngym.agents.rollout import MakeEnv, Rollout
+from turngym.envs.episode import Episode
+
+PACE = 2.0
+"""Seconds after which a worker answers although no episode has finished: a sign of life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Everything a worker needs to play, but for the jobs."""
+
+    make_env: MakeEnv
+    agent: Agent
+    slots: int
+    max_turns: int | None
+    system: str | None
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """An engine to make (`whole`) or weights to put into it, in the order in which payloads are sent along."""
+
+    engine: int
+    """The executor's number of the engine."""
+    whole: bool
+    version: int
+
+
+class Worker:
+    """Methods are called one at a time, arguments and results are picklable."""
+
+    def __init__(self) -> None:
+        self._engines: dict[int, Any] = {}
+        self._rollout: Rollout | None = None
+        self._waiting: deque[tuple[int, Job]] = deque()
+
+    def begin(self, scene: bytes, places: Sequence[int], loads: Sequence[Load], *payloads: bytes) -> None:
+        """Get ready for jobs; what was being played is given up. `places` says which engine stands where in `scene`."""
+        self.end()
+        for load, payload in zip(loads, payloads, strict=True):
+            self._take(load, payload)
+        content: Scene = unpack(scene, {place: self._engines[engine] for place, engine in enumerate(places)})
+        self._rollout = Rollout(
+            content.make_env,
+            content.agent,
+            slots=content.slots,
+            max_turns=content.max_turns,
+            system=content.system,
+            meta=dict(content.meta),
+        )
+
+    def _take(self, load: Load, payload: bytes) -> None:
+        from turngym.agents.local_replica import load_weights, unpack_engine
+
+        if load.whole:
+            self._engines[load.engine] = unpack_engine(payload)
+        else:
+            load_weights(self._engines[load.engine], payload, load.version)
+
+    def advance(self, jobs: Sequence[tuple[int, Job]]) -> list[tuple[int, Episode]]:
+        """Take on `jobs` and play until something finishes: numbers and episodes. Empty after PACE seconds without."""
+        assert self._rollout is not None, "begin comes first"
+        self._waiting.extend(jobs)
+        start = time.monotonic()
+        while self._waiting or self._rollout.playing:
+            done = self._rollout.advance(self._waiting)
+            if done or time.monotonic() - start > PACE:
+                return done
+        return []
+
+    def end(self) -> None:
+        """Give up what is being played and close the environments."""
+        self._waiting.clear()
+        if self._rollout is not None:
+            self._rollout.abandon()
+            self._rollout = None

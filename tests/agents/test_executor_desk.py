@@ -1,0 +1,239 @@
+"""Parallel rollouts over workers that live in this process and die on command: every fault at an exact moment."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from turngym.agents.executor import Answer, EnvSpec, ExecutorError, ParallelRollout
+from turngym.agents.executor.worker import Worker
+from turngym.agents.rollout import Job, rollout
+from turngym.agents.scripted import ExpertAgent
+from turngym.envs.core import TaskError
+from turngym.envs.episode import Episode, Status
+
+
+class ThreadlessWorkers:
+    """Calls are carried out when their answer is waited for; `fate(worker, method, args)` may end the worker instead.
+
+    Everything crosses as a pickle, as it does between processes.
+    """
+
+    def __init__(self, count: int, fate: Callable[[int, str, tuple[Any, ...]], str] = lambda *call: "") -> None:
+        self.count = count
+        self.fate = fate
+        self.alive: dict[int, Worker] = {}
+        self.asked: dict[int, tuple[str, tuple[Any, ...]]] = {}
+        self.shared: dict[int, bytes] = {}
+        self.closed = 0
+        self.calls: list[tuple[int, str]] = []
+
+    def call(self, worker: int, method: str, *args: Any) -> None:
+        assert worker not in self.asked
+        self.alive.setdefault(worker, Worker())
+        self.asked[worker] = (method, args)
+        self.calls.append((worker, method))
+
+    def wait(self, timeout: float) -> list[Answer]:
+        if not self.asked:
+            return []
+        worker = max(self.asked)  # the one that was asked last is never starved: all are asked again in turn
+        method, args = self.asked.pop(worker)
+        died = self.fate(worker, method, args)
+        if died == "never":
+            self.asked[worker] = (method, args)
+            return []
+        if died:
+            self.stop(worker)
+            return [Answer(worker=worker, died=died)]
+        plain = pickle.loads(pickle.dumps([self.shared[arg] if isinstance(arg, int) else arg for arg in args]))
+        try:
+            value = pickle.loads(pickle.dumps(getattr(self.alive[worker], method)(*plain)))
+        except Exception as error:
+            return [Answer(worker=worker, error=error)]
+        return [Answer(worker=worker, value=value)]
+
+    def share(self, payload: bytes) -> int:
+        self.shared[len(self.shared)] = payload
+        return len(self.shared) - 1
+
+    def forget(self, handle: int) -> None:
+        self.shared[handle] = b"forgotten"
+
+    def stop(self, worker: int) -> None:
+        self.alive.pop(worker, None)
+        self.asked.pop(worker, None)
+
+    def close(self) -> None:
+        self.closed += 1
+        for worker in list(self.alive):
+            self.stop(worker)
+
+
+def untimed(episodes: list[Episode]) -> list[Episode]:
+    return [replace(episode, timings={}) for episode in episodes]
+
+
+@pytest.fixture(scope="module")
+def spec() -> EnvSpec:
+    return EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
+
+
+@pytest.fixture(scope="module")
+def jobs(spec: EnvSpec) -> list[Job]:
+    env: Any = spec()
+    ids = env.unwrapped.task_ids()
+    env.close()
+    return [Job(task_id=ids[n % 4], sample=n // 4, group=n % 4, seed=3) for n in range(10)]
+
+
+@pytest.fixture(scope="module")
+def expected(spec: EnvSpec, jobs: list[Job]) -> list[Episode]:
+    return untimed(rollout(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1}))
+
+
+def play(workers: Any, jobs: list[Job], spec: Any, *, retries: int = 2, patience: float = 600.0, **more: Any) -> Any:
+    run = ParallelRollout(workers, retries=retries, patience=patience)
+    return run, untimed(run(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1}, **more))
+
+
+@pytest.mark.parametrize(("count", "slots"), [(1, 64), (2, 3), (3, 64), (16, 16)])
+def test_same_episodes_for_any_number_of_workers_and_slots(
+    spec: EnvSpec, jobs: list[Job], expected: list[Episode], count: int, slots: int
+) -> None:
+    seen: list[Episode] = []
+    workers = ThreadlessWorkers(count)
+    _, episodes = play(workers, jobs, spec, slots=slots, on_episode=seen.append)
+    assert episodes == expected
+    assert sorted(e.task.task_id for e in seen) == sorted(job.task_id for job in jobs)
+    assert len(workers.alive) == min(count, len(jobs))
+
+
+def test_depth_cap_and_empty_list(spec: EnvSpec, jobs: list[Job]) -> None:
+    _, episodes = play(ThreadlessWorkers(2), jobs, spec, max_turns=1)
+    assert {episode.depth for episode in episodes} == {1}
+    assert play(ThreadlessWorkers(2), [], spec)[1] == []
+
+
+def test_a_dead_worker_loses_only_its_unfinished_episodes(
+    spec: EnvSpec, jobs: list[Job], expected: list[Episode]
+) -> None:
+    deaths: Iterator[str] = iter(["", "", "", "", "fell over", "", "", "fell over again"])
+    handed: list[int] = []
+
+    def fate(worker: int, method: str, args: tuple[Any, ...]) -> str:
+        if method != "advance":
+            return ""
+        handed.extend(number for number, _ in args[0])
+        return next(deaths, "")
+
+    seen: list[Episode] = []
+    run, episodes = play(ThreadlessWorkers(2, fate), jobs, spec, slots=4, on_episode=seen.append)
+    assert episodes == expected
+    assert run.deaths == ["fell over", "fell over again"]
+    assert len(seen) == len(jobs)
+    assert len(jobs) < len(handed) <= len(jobs) + 2 * 2  # two deaths, two slots each: nothing else was played again
+
+
+def test_an_episode_that_kills_its_worker_fails_alone(spec: EnvSpec, jobs: list[Job], expected: list[Episode]) -> None:
+    poison = 3
+    batches: list[list[int]] = []
+
+    def fate(worker: int, method: str, args: tuple[Any, ...]) -> str:
+        batch = [number for number, _ in args[0]] if method == "advance" else []
+        if poison in batch:
+            batches.append(batch)
+        return "out of memory" if poison in batch else ""
+
+    run, episodes = play(ThreadlessWorkers(2, fate), jobs, spec, slots=8)
+    failed = episodes[poison]
+    assert (failed.status, failed.task.task_id, failed.sample) == (Status.ERROR_ENGINE, jobs[poison].task_id, 0)
+    assert failed.meta == {"agent": "expert", "step": 1, "error": failed.meta["error"]}
+    assert failed.meta["error"] == "lost 3 times with its worker; last: out of memory"
+    assert failed.task.env_id == "turngym/ALFWorld-v0"
+    assert [e for n, e in enumerate(episodes) if n != poison] == [e for n, e in enumerate(expected) if n != poison]
+    assert len(run.deaths) == 3
+    assert len(batches[0]) > 1
+    assert batches[2] == [poison]
+
+
+def test_without_retries_what_was_being_played_fails(spec: EnvSpec, jobs: list[Job]) -> None:
+    deaths = iter(["power"])
+    fate = lambda worker, method, args: next(deaths, "") if method == "advance" else ""  # noqa: E731
+    _, episodes = play(ThreadlessWorkers(1, fate), jobs[:4], spec, retries=0, slots=2)
+    assert [episode.status for episode in episodes[:2]] == [Status.ERROR_ENGINE] * 2
+    assert not any(episode.status.is_error for episode in episodes[2:])
+
+
+def test_workers_that_never_start_are_an_error(spec: EnvSpec, jobs: list[Job]) -> None:
+    workers = ThreadlessWorkers(2, lambda worker, method, args: "killed")
+    with pytest.raises(ExecutorError, match="die before they are ready, 5 in a row: killed"):
+        play(workers, jobs, spec)
+    assert workers.closed == 1
+    silent = ThreadlessWorkers(2, lambda worker, method, args: "never")
+    with pytest.raises(ExecutorError, match=r"worker 0 gave no answer for 1e-09 s while it started"):
+        play(silent, jobs, spec, patience=1e-9)
+
+
+def test_a_stuck_worker_is_ended_and_its_episodes_played_elsewhere(
+    spec: EnvSpec, jobs: list[Job], expected: list[Episode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("turngym.agents.executor.desk.time.monotonic", lambda: clock[0])
+    stuck = [True]
+
+    def fate(worker: int, method: str, args: tuple[Any, ...]) -> str:
+        if method == "advance" and worker == 0 and stuck[0]:
+            stuck[0] = False
+            clock[0] += 100.0
+            return "never"
+        return ""
+
+    run, episodes = play(ThreadlessWorkers(1, fate), jobs, spec, patience=60.0)
+    assert episodes == expected
+    assert run.deaths == ["worker 0 gave no answer for 60 s"]
+
+
+def test_exceptions_propagate_after_what_finished_was_kept(spec: EnvSpec, jobs: list[Job]) -> None:
+    seen: list[Episode] = []
+    workers = ThreadlessWorkers(1)
+    wrong = [*jobs[:2], replace(jobs[2], sha256="0" * 64)]
+    with pytest.raises(TaskError, match="is asked for; the data differ"):
+        play(workers, wrong, spec, slots=1, on_episode=seen.append)
+    assert len(seen) == 2
+    assert workers.closed == 1
+
+
+def test_an_interrupted_run_has_handed_on_what_finished_and_can_be_called_again(
+    spec: EnvSpec, jobs: list[Job], expected: list[Episode]
+) -> None:
+    seen: list[Episode] = []
+
+    def keep(episode: Episode) -> None:
+        seen.append(episode)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    workers = ThreadlessWorkers(2)
+    run = ParallelRollout(workers)
+    with pytest.raises(KeyboardInterrupt):
+        run(jobs, spec, ExpertAgent(noise=0.4), slots=2, on_episode=keep, meta={"step": 1})
+    assert len(seen) >= 3
+    assert workers.closed == 1
+    assert untimed(run(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1})) == expected
+    run.cancel()
+    with pytest.raises(ExecutorError, match="cancelled"):
+        run(jobs, spec, ExpertAgent())
+
+
+def test_what_cannot_be_sent_is_named(jobs: list[Job]) -> None:
+    with pytest.raises(ExecutorError, match=r"cannot be sent to workers: .*lambda.*EnvSpec"):
+        ParallelRollout(ThreadlessWorkers(1))(jobs, lambda: None, ExpertAgent())
+    with pytest.raises(ExecutorError, match="retries is -1"):
+        ParallelRollout(ThreadlessWorkers(1), retries=-1)
+    with pytest.raises(ExecutorError, match="slots is 0"):
+        ParallelRollout(ThreadlessWorkers(1))(jobs, lambda: None, ExpertAgent(), slots=0)

@@ -1,0 +1,116 @@
+"""Parallel rollouts in real processes: the same episodes, weights that follow, and workers killed in mid-run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turngym.agents.executor import EnvSpec, ExecutorError, LocalWorkers, ParallelRollout
+from turngym.agents.rollout import Job, rollout
+from turngym.agents.scripted import ExpertAgent
+from turngym.envs.core import TaskError
+from turngym.envs.episode import Episode
+
+SPEC = EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
+EXPERT = ExpertAgent(noise=0.4)
+
+
+def jobs(count: int) -> list[Job]:
+    env: Any = SPEC()
+    ids = env.unwrapped.task_ids()
+    env.close()
+    return [Job(task_id=ids[n % 4], sample=n // 4, group=n % 4, seed=3) for n in range(count)]
+
+
+def untimed(episodes: list[Episode]) -> list[Episode]:
+    return [replace(episode, timings={}) for episode in episodes]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalWorkers]:
+    made = LocalWorkers(2)
+    yield made
+    made.close()
+
+
+def test_processes_play_the_same_episodes_even_when_they_are_killed(workers: LocalWorkers) -> None:
+    expected = untimed(rollout(jobs(24), SPEC, EXPERT))
+    run = ParallelRollout(workers)
+    assert untimed(run(jobs(24), SPEC, EXPERT, slots=4)) == expected
+    assert run.deaths == []
+    assert os.getpid() not in workers.pids
+    seen = 0
+
+    def kill(episode: Episode) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 3:
+            for pid in workers.pids:
+                os.kill(pid, signal.SIGKILL)
+
+    assert untimed(run(jobs(24), SPEC, EXPERT, slots=4, on_episode=kill)) == expected
+    assert seen == 24
+    assert {death.split(" was ")[1] for death in run.deaths} == {"ended by SIGKILL"}
+
+
+def test_a_workers_exception_arrives_with_its_traceback(workers: LocalWorkers) -> None:
+    with pytest.raises(TaskError, match="the data differ") as caught:
+        ParallelRollout(workers)([replace(jobs(1)[0], sha256="0" * 64)], SPEC, EXPERT)
+    assert "in a worker:\nTraceback" in caught.value.__notes__[0]
+    assert workers.pids == ()
+
+
+def test_at_least_one_worker() -> None:
+    with pytest.raises(ExecutorError, match="0 workers"):
+        LocalWorkers(0)
+
+
+def test_copies_of_an_engine_follow_its_weights() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from turngym.agents.local import LocalEngine
+    from turngym.agents.model_agent import ModelAgent
+    from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+    from turngym.agents.render import ChatRenderer
+    from turngym.envs.alfworld.generate_config import SMALL
+    from turngym.envs.alfworld.vocabulary import vocabulary
+    from turngym.envs.channels import TextChannel
+    from turngym.envs.protocols import Sampling
+
+    tokenizer = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>"])
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024}
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, **heads, initializer_range=0.3))
+    engine = LocalEngine(model, tokenizer=tokenizer)
+    agent = ModelAgent(engine, ChatRenderer(tokenizer), TextChannel(), Sampling(max_new_tokens=4), max_context=1024)
+    spec = EnvSpec("turngym/ALFWorld-v0", {"split": "generated", "channel": "text", "on_invalid": "noop"})
+    run = ParallelRollout(LocalWorkers(1, threads=1))
+    try:
+        plain = {"slots": 8, "max_turns": 3}
+        first = run(jobs(6), spec, agent, **plain)
+        same(first, rollout(jobs(6), spec, agent, **plain))
+        with torch.no_grad():
+            model.get_input_embeddings().weight.mul_(-1.0)
+        engine.weights_changed(5)
+        second = run(jobs(6), spec, agent, **plain)
+        same(second, rollout(jobs(6), spec, agent, **plain))
+    finally:
+        run.close()
+    assert {turn.policy_version for episode in second for turn in episode.turns} == {5}
+    assert [turn.response for e in first for turn in e.turns] != [turn.response for e in second for turn in e.turns]
+
+
+def same(ours: list[Episode], theirs: list[Episode]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert [ids.tolist() for ids in a.segments] == [ids.tolist() for ids in b.segments]
+        assert (a.task, a.status, a.meta, a.final_observation) == (b.task, b.status, b.meta, b.final_observation)
+        for x, y in zip(a.turns, b.turns, strict=True):
+            np.testing.assert_allclose(x.logprobs, y.logprobs, atol=1e-4)
+            assert replace(x, logprobs=None) == replace(y, logprobs=None)
