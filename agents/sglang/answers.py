@@ -64,15 +64,18 @@ def read_drawn(answer: Any, where: str, asked: int) -> Drawn:
     )
 
 
-def read_scores(answer: Any, ids: NDArray[np.int32], start: int, where: str) -> tuple[NDArray[np.float32], str]:
+def read_scores(
+    answer: Any, ids: NDArray[np.int32], start: int, where: str, *, last: int
+) -> tuple[NDArray[np.float32], str]:
     """Log-probabilities of `ids[start:]`, each given the ids before it, float32 [len(ids) - start]; weight version.
 
-    `start` is what `logprob_start_len` was. The first entry is null where `start` is 0; it becomes nan.
+    `start` is what `logprob_start_len` was. The first entry is null; it becomes nan. `last` is the largest id of the
+    vocabulary, which a server calls 0 (its log-probability is right).
     Raises BadAnswer where the entries are not those of `ids`.
     """
     meta = _meta(answer, where)
     logprobs, named = _pairs(meta.get("input_token_logprobs") or [], where)
-    _aligned(named, ids[start:], where)
+    _aligned(named, ids[start:], where, last)
     return logprobs, str(meta.get("weight_version"))
 
 
@@ -115,11 +118,12 @@ def _pairs(entries: Sequence[Any], where: str) -> tuple[NDArray[np.float32], NDA
         raise BadAnswer(f"{where}: log-probabilities must be [logprob, id, text]: {str(entries)[:200]}") from error
 
 
-def _aligned(named: NDArray[np.int32], wanted: NDArray[np.int32], where: str) -> None:
+def _aligned(named: NDArray[np.int32], wanted: NDArray[np.int32], where: str, last: int) -> None:
     if len(named) != len(wanted):
         raise BadAnswer(f"{where}: {len(named)} log-probabilities came for {len(wanted)} ids")
-    if not np.array_equal(named, wanted):
-        first = int(np.flatnonzero(named != wanted)[0])
+    wrong = (named != wanted) & ((named != 0) | (wanted != last))
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
         raise BadAnswer(f"{where}: row {first} is of id {named[first]}; {wanted[first]} was asked for")
 
 

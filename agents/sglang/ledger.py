@@ -27,13 +27,13 @@ class Ledger:
 
     @property
     def current(self) -> str | None:
-        """Name of the newest weights; None before the first."""
-        return max(self._known, key=lambda name: self._known[name][0]) if self._known else None
+        """Name of the weights that all servers have; None before the first."""
+        return next((name for name, (place, _) in self._known.items() if place == self._places), None)
 
     @property
     def version(self) -> int:
-        """Policy version of the newest weights."""
-        return self._known[self.current][1] if self.current is not None else 0
+        """Policy version of those weights."""
+        return next((version for place, version in self._known.values() if place == self._places), 0)
 
     @property
     def place(self) -> int:
@@ -45,9 +45,17 @@ class Ledger:
         return f"turngym-{self._owner}-{self._places + 1}-v{version}"
 
     def add(self, name: str, version: int) -> None:
-        """From now on the servers have the weights `name`."""
-        self._places += 1
-        self._known[name] = (self._places, version)
+        """From now on the servers have the weights `name`, and no others."""
+        self.announce(name, version)
+        self.settle(name)
+
+    def announce(self, name: str, version: int) -> None:
+        """The servers are getting the weights `name`: answers may be of these already, or of those before."""
+        self._known[name] = (self._places + 1, version)
+
+    def settle(self, name: str) -> None:
+        """All servers have the weights `name`: what is sent from now on must be answered by them."""
+        self._places = self._known[name][0]
 
     def read(self, spans: tuple[VersionSpan, ...], floor: int, where: str) -> tuple[PolicySpan, ...]:
         """The spans in policy versions. Raises WrongWeights for a name that should not be there since `floor`."""

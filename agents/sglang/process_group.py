@@ -1,0 +1,50 @@
+"""A process group of this process (rank 0) and the servers' workers, beside whatever group the trainer has."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+from turngym.agents.sglang.errors import SyncError
+
+
+def free_port(host: str = "") -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as one:
+        one.bind((host, 0))
+        return int(one.getsockname()[1])
+
+
+def join_as_first(address: str, port: int, world: int, name: str, backend: str, timeout: float) -> Any:
+    """Rank 0 of the group `name`; blocks until all `world` members are there.
+
+    The members find each other as SGLang's workers expect it: a TCP store at `address`:`port`, keys under `name`. The
+    public torch.distributed.init_process_group would make it the process's default group, of which a trainer has one.
+
+    Raises SyncError where they do not come within `timeout` seconds.
+    """
+    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
+
+    limit = timedelta(seconds=timeout)
+    try:
+        store = TCPStore(address, port, world, is_master=True, timeout=limit, wait_for_workers=False)
+        store.set_timeout(limit)
+        group, _ = _new_process_group_helper(
+            world, 0, [], Backend(backend), PrefixStore(name, store), group_name=name, timeout=limit
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise SyncError(f"no {backend} group of {world} members at {address}:{port}: {error}") from error
+    _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
+    return group
+
+
+def leave(group: Any) -> None:
+    """Forget the group; one that is broken already is fine."""
+    import contextlib
+
+    import torch.distributed
+
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+        torch.distributed.destroy_process_group(group)
