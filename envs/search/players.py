@@ -88,28 +88,39 @@ def sample_action(state: State, rng: np.random.Generator) -> str:
     texts = list(_texts(state))
     if state.may_search and rng.random() < 0.7:
         return protocol.search(protocol.harmless(_some_words(texts, rng)))
-    names = [match[0] for text in texts for match in _NAME.finditer(text)] or ["yes"]
-    return protocol.answer(protocol.harmless(names[int(rng.integers(len(names)))]))
+    return protocol.answer(protocol.harmless(_some_name(texts, rng) or "yes"))
 
 
 def blunder(state: State, rng: np.random.Generator) -> str | None:
-    """A search that wastes a turn: again, of nothing, of words that belong to nothing; None where none is left."""
+    """A search that wastes a turn: again, of nothing, the question, some name, words that belong to nothing; None where
+    none is left."""
     if not state.may_search:
         return None
-    kind = int(rng.integers(4))
-    if kind == 0 and state.queries:
-        return protocol.search(state.queries[int(rng.integers(len(state.queries)))])
-    if kind == 1:
+    kind = int(rng.integers(8))
+    if kind == 0:
         return protocol.search("")
+    if kind == 1 and state.queries:
+        return protocol.search(state.queries[int(rng.integers(len(state.queries)))])
+    texts = list(_texts(state))
     if kind == 2:
-        return protocol.search(protocol.harmless(state.question.question))
-    return protocol.search(protocol.harmless(_some_words(list(_texts(state)), rng)))
+        query = state.question.question
+    else:
+        query = (_some_name(texts, rng) if kind < 7 else "") or _some_words(texts, rng)
+    return protocol.search(protocol.harmless(query))
 
 
 def _texts(state: State) -> Iterator[str]:
     yield state.question.question
     for hit in state.hits:
         yield f"{hit.passage.title}. {hit.passage.text}"
+
+
+def _some_name(texts: Sequence[str], rng: np.random.Generator) -> str:
+    """Something with a capital that no sentence begins with by rule; empty where there is nothing of the kind."""
+    sentences = (sentence for text in texts for sentence in _SENTENCE.split(text))
+    found = [match[0].rstrip(".") for sentence in sentences for match in _NAME.finditer(sentence)]
+    names = [name for name in found if name.lower() not in _COMMON]
+    return names[int(rng.integers(len(names)))] if names else ""
 
 
 def _some_words(texts: Sequence[str], rng: np.random.Generator) -> str:

@@ -29,6 +29,8 @@ class Question:
     hops: tuple[str, ...] = ()
     """Gold sub-queries, in order: what an oracle searches before it answers."""
     split: str = "eval"
+    corpus: str = ""
+    """Which corpus of its source it belongs to; empty: that of its data source."""
 
     @property
     def task_id(self) -> str:

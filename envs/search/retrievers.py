@@ -10,8 +10,9 @@ from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import Corpus, Source
 from turngym.retrieval.core import Hit, RetrievalError, Retriever, RetrieverUnavailable
 
-_OWN: dict[str, Retriever] = {}
-_KEPT = 4
+_OWN: dict[str, tuple[int, Retriever]] = {}
+_KEPT = 50_000
+"""Passages; the last retriever is kept however large it is."""
 MAX_QUERY = 2000
 """Characters of a query that are searched; the published server cuts as well (at 256 tokens)."""
 
@@ -59,16 +60,17 @@ class Searcher:
 
 
 def own_retriever(corpus: Corpus) -> Retriever:
-    """BM25 over `corpus` in this process, built once; the last few are kept."""
-    found = _OWN.pop(corpus.sha256, None)
-    if found is None:
+    """BM25 over `corpus` in this process, built once; those used last are kept."""
+    held = _OWN.pop(corpus.sha256, None)
+    if held is None:
         from turngym.retrieval.bm25 import BM25Retriever
 
-        found = BM25Retriever.from_passages(corpus.passages)
-    _OWN[corpus.sha256] = found
-    while len(_OWN) > _KEPT:
-        del _OWN[next(iter(_OWN))]
-    return found
+        held = len(corpus.passages), BM25Retriever.from_passages(corpus.passages)
+        total = held[0] + sum(size for size, _ in _OWN.values())
+        while _OWN and total > _KEPT:
+            total -= _OWN.pop(next(iter(_OWN)))[0]
+    _OWN[corpus.sha256] = held
+    return held[1]
 
 
 @lru_cache(maxsize=8)

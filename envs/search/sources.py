@@ -49,14 +49,14 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Questions by task id, in order, and the corpus of each data source that brings one."""
+    """Questions by task id, in order, and the corpora by data source, or by the name that questions give."""
 
     name: str
     questions: Mapping[str, Question]
     corpora: Mapping[str, Corpus]
 
     def corpus(self, question: Question) -> Corpus | None:
-        return self.corpora.get(question.data_source)
+        return self.corpora.get(question.corpus or question.data_source)
 
 
 def open_source(
@@ -119,18 +119,25 @@ class _FrozenConfig:
 
 @lru_cache(maxsize=8)
 def _world(key: _FrozenConfig, split: str) -> Source:
-    questions, corpus = _world_content(key)
-    return _selected("world", questions, split, dict.fromkeys((row.data_source for row in questions), corpus))
+    questions, corpora = _world_content(key)
+    return _selected("world", questions, split, corpora)
 
 
 @lru_cache(maxsize=4)
-def _world_content(key: _FrozenConfig) -> tuple[tuple[Question, ...], Corpus]:
-    from turngym.envs.search.world.generate import generate_world, open_world
+def _world_content(key: _FrozenConfig) -> tuple[tuple[Question, ...], Mapping[str, Corpus]]:
+    from turngym.envs.search.world.config import preset
+    from turngym.envs.search.world.generate import generate_worlds
     from turngym.retrieval.corpus import corpus_sha256
 
-    world = open_world(key.config) if isinstance(key.config, str) else generate_world(key.config)
-    _check_halves(world.questions)
-    return world.questions, Corpus(sha256=corpus_sha256(world.passages), passages=world.passages)
+    config = preset(key.config) if isinstance(key.config, str) else key.config
+    questions: list[Question] = []
+    corpora: dict[str, Corpus] = {}
+    for world in generate_worlds(config):
+        name = world.config.name
+        corpora[name] = Corpus(sha256=corpus_sha256(world.passages), passages=world.passages)
+        questions += [replace(question, corpus=name) for question in world.questions]
+    _check_halves(questions)
+    return tuple(questions), corpora
 
 
 @lru_cache(maxsize=8)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
 
 from turngym.envs.search.documents import NOTHING
 from turngym.envs.search.protocol import INVALID
 from turngym.envs.search.world.config import WorldConfig
-from turngym.envs.search.world.link import make_graph
+from turngym.envs.search.world.names import Namer
 from turngym.envs.search.world.tables import relations
 
 MOST_DOCUMENTS = 10
@@ -27,7 +30,7 @@ def vocabulary(config: WorldConfig) -> list[str]:
     is one phrase up to its slot. Single words are there too, for queries that make no sense; none begins with a space,
     because of two equally short ways to cut a sentence one would be rare.
     """
-    phrases = {*OBSERVATION, *_documents(), *_wordings(config), *make_graph(config).pieces}
+    phrases = {*OBSERVATION, *_documents(), *_wordings(config), *_names(config)}
     return sorted(phrases.union(word for phrase in phrases for word in _WORD.findall(phrase)))
 
 
@@ -35,6 +38,13 @@ def _documents() -> Iterable[str]:
     """What stands before and between documents of the `search_r1` layout."""
     heads = [f'Doc {number}(Title: "' for number in range(1, MOST_DOCUMENTS + 1)]
     return [*heads, *(f".\n{head}" for head in heads), *(f"\n{head}" for head in heads)]
+
+
+def _names(config: WorldConfig) -> Iterable[str]:
+    if config.worlds is not None:  # all of them put the same parts together
+        config = replace(config, part="train")
+    namer = Namer(config, np.random.default_rng([config.seed, config.version]))
+    return namer.plain_parts(config.counts)
 
 
 def _wordings(config: WorldConfig) -> Iterable[str]:

@@ -102,6 +102,7 @@ class Writer:
             place = late if rng.random() < config.late else early
             place.append(_Sentence(text=self._say(entity, fact, first=config.plain), fact=fact))
         if config.plain:
+            rng.shuffle(early)  # type: ignore[arg-type]
             return early
         lead = [_Sentence(text=text) for text in self._opening(entity)]
         low, high = config.filler

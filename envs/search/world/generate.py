@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from turngym.envs.core import TaskError
@@ -51,10 +51,33 @@ def generate_world(config: WorldConfig) -> FictionalWorld:
     )
 
 
+def generate_worlds(config: WorldConfig) -> Iterator[FictionalWorld]:
+    """The training worlds of `config` and then its evaluation worlds; the one world where `config.worlds` is None."""
+    if config.worlds is None:
+        yield generate_world(config)
+        return
+    for place, part in enumerate(PARTS):
+        for number in range(config.worlds[place]):
+            yield generate_world(one_world(config, part, number))
+
+
+def one_world(config: WorldConfig, part: Part, number: int) -> WorldConfig:
+    """The settings of one among several worlds."""
+    training = part == "train"
+    counts = {family: (most[0], 0) if training else (0, most[1]) for family, most in config.questions.items()}
+    seed = 2 * number + (not training)
+    name = f"{config.name}-{part}{number}"
+    # every configuration seed makes other worlds, every world has a seed of its own
+    return replace(config, name=name, seed=config.seed * 2**20 + seed, worlds=None, part=part, questions=counts)
+
+
 @lru_cache(maxsize=4)
 def open_world(name: str) -> FictionalWorld:
-    """The world of a preset, made once per process. Raises TaskError for unknown names."""
-    return generate_world(preset(name))
+    """The world of a preset, made once per process. Raises TaskError for unknown names, and for many worlds."""
+    config = preset(name)
+    if config.worlds is not None:
+        raise TaskError(f"{name!r} is many worlds: generate_worlds makes them")
+    return generate_world(config)
 
 
 def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tuple[Question, tuple[Triple, ...]]]:

@@ -65,8 +65,6 @@ class Graph:
 
     entities: Mapping[str, Entity]
     facts: Mapping[tuple[str, str], Fact]
-    pieces: frozenset[str]
-    """The parts that names are made of."""
 
     def of_kind(self, kind: str, part: Part | None = None) -> list[Entity]:
         """The entities of a kind, in order of their ids' numbers."""

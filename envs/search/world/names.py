@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -17,7 +18,10 @@ def pick(rng: np.random.Generator, items: Sequence[str]) -> str:
 
 
 class Namer:
-    """Coins names that nobody else in this world has. `pieces` collects the parts that names are made of."""
+    """Coins names that nobody else in this world has.
+
+    Where there are several worlds, all coin from the same parts: `parts` draws them, `rng` puts them together.
+    """
 
     def __init__(self, config: WorldConfig, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -25,26 +29,27 @@ class Namer:
         self._table = words()
         self._coined: set[str] = set()
         self._taken: set[str] = set()
-        self.pieces: set[str] = set()
-        self.firsts = self._coin(config.first_names, "first_end")
-        self.lasts = self._coin(config.last_names, "last_end")
-        self.stems = self._coin(config.places, None)
+        self._part, self._eval_share = config.part, config.eval_share
+        parts = rng if config.part is None else np.random.default_rng([config.version, 3])
+        self.firsts = self._coin(config.first_names, "first_end", parts)
+        self.lasts = self._coin(config.last_names, "last_end", parts)
+        self.stems = self._coin(config.places, None, parts)
         self.adjectives = self._table["adjectives"][: config.title_words]
         self.nouns = self._table["nouns"][: config.title_words]
 
     def person(self) -> str:
-        return self._new(lambda: self._join(pick(self._rng, self.firsts), " " + pick(self._rng, self.lasts)))
+        return self._new(lambda: f"{pick(self._rng, self.firsts)} {pick(self._rng, self.lasts)}")
 
     def place(self, kind: str) -> str:
         """A city, region or country."""
-        return self._new(lambda: self._join(self._stem(), pick(self._rng, self._table[f"{kind}_end"])))
+        return self._new(lambda: self._stem() + pick(self._rng, self._table[f"{kind}_end"]))
 
     def tagged(self, tags: Sequence[str]) -> str:
         """A coined name and one of `tags`: `Brendal Pictures`."""
-        return self._new(lambda: self._join(self._stem(), " " + pick(self._rng, tags)))
+        return self._new(lambda: f"{self._stem()} {pick(self._rng, tags)}")
 
     def battle(self) -> str:
-        return self._new(lambda: self._join("Battle of ", self._stem(), pick(self._rng, self._table["city_end"])))
+        return self._new(lambda: f"Battle of {self._stem()}{pick(self._rng, self._table['city_end'])}")
 
     def title(self) -> str:
         """A work's title."""
@@ -55,18 +60,14 @@ class Namer:
         adjective, noun = pick(rng, self.adjectives), " " + pick(rng, self.nouns)
         form = 0 if self._plain else int(rng.integers(8))
         if form < 3:
-            return self._join(adjective, noun)
+            return adjective + noun
         if form < 5:
-            return self._join("The ", adjective, noun)
+            return f"The {adjective}{noun}"
         if form == 5:
-            return self._join("The", noun, " and the", " " + pick(rng, self.nouns))
+            return f"The{noun} and the {pick(rng, self.nouns)}"
         if form == 6:
-            return self._join("A", noun, " for ", pick(rng, self.firsts))
-        return self._join("The", noun, " of ", self._stem())
-
-    def _join(self, *parts: str) -> str:
-        self.pieces.update(parts)
-        return "".join(parts)
+            return f"A{noun} for {pick(rng, self.firsts)}"
+        return f"The{noun} of {self._stem()}"
 
     def _stem(self) -> str:
         return pick(self._rng, self.stems)
@@ -74,26 +75,39 @@ class Namer:
     def _new(self, draw: Callable[[], str]) -> str:
         for _ in range(10_000):
             name = draw()
-            if name.lower() not in self._taken:
+            if name.lower() not in self._taken and self._ours(name):
                 self._taken.add(name.lower())
                 return name
         raise TaskError("a world ran out of names: give it more first_names, last_names, places or title_words")
 
-    def _coin(self, count: int, ends: str | None) -> list[str]:
+    def _ours(self, name: str) -> bool:
+        """Whether this world may use a name: the names of training and evaluation worlds are apart."""
+        if self._part is None:
+            return True
+        draw = int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:4], "big") / 2**32
+        return (draw < self._eval_share) == (self._part == "eval")
+
+    def plain_parts(self, kinds: Iterable[str]) -> set[str]:
+        """What every name of a plain world with these kinds is put together from."""
+        ends = [end for kind in kinds for end in self._table.get(f"{kind}_end", ())]
+        spaced = [f" {word}" for word in (*self.lasts, *self.nouns)]
+        return {*self.firsts, *self.stems, *self.adjectives, *spaced, *ends}
+
+    def _coin(self, count: int, ends: str | None, rng: np.random.Generator) -> list[str]:
         """`count` new words, none of which is an English word of the tables."""
         reserved = english()
         found: list[str] = []
         while len(found) < count:
-            word = self._syllable()
+            word = self._syllable(rng)
             if ends is not None:
-                word += pick(self._rng, self._table[ends])
-            elif self._rng.random() < 0.5:
-                word += self._syllable()
+                word += pick(rng, self._table[ends])
+            elif rng.random() < 0.5:
+                word += self._syllable(rng)
             if 3 <= len(word) <= 9 and word not in self._coined and word not in reserved:
                 self._coined.add(word)
                 found.append(word.capitalize())
         return found
 
-    def _syllable(self) -> str:
+    def _syllable(self, rng: np.random.Generator) -> str:
         table = self._table
-        return pick(self._rng, table["onsets"]) + pick(self._rng, table["vowels"]) + pick(self._rng, table["codas"])
+        return pick(rng, table["onsets"]) + pick(rng, table["vowels"]) + pick(rng, table["codas"])

@@ -53,7 +53,7 @@ class _Maker:
 
     def make(self, kind: str, number: int) -> Entity:
         rng, config = self._rng, self._config
-        part: Part = "eval" if (number * 0.6180339887) % 1 < config.eval_share else "train"
+        part: Part = config.part or ("eval" if (number * 0.6180339887) % 1 < config.eval_share else "train")
         craft = self._craft(kind, number)
         name = self._name(kind, craft)
         first, last = YEARS[kind]

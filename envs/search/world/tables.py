@@ -46,9 +46,14 @@ def relations(config: WorldConfig) -> dict[str, Relation]:
         kind, to = name.partition(".")[0], row["to"]
         wanted = config.relations is None or name in config.relations
         if wanted and kind in config.counts and (to in LITERALS or to in config.counts):
-            banks = {bank: tuple(row[bank][:most]) for bank in ("say", "np", "ask")}
+            banks = {bank: tuple(_usable(row[bank], bank, config)[:most]) for bank in ("say", "np", "ask")}
             found[name] = Relation(name=name, to=to, rate=row["rate"], **banks)
     return found
+
+
+def _usable(bank: list[str], name: str, config: WorldConfig) -> list[str]:
+    """In plain worlds, sentences that end with the object."""
+    return [row for row in bank if row.endswith("{o}.")] if config.plain and name == "say" else bank
 
 
 def words() -> Mapping[str, Any]:

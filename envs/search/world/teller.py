@@ -133,6 +133,8 @@ class Teller:
 
     def hop(self, fact: Fact) -> str:
         """What to search for to learn one fact once its subject is known."""
+        if self.config.plain:
+            return self.full(self.graph.entities[fact.subject])
         return self.relations[fact.relation].ask[0].format(x=self.full(self.graph.entities[fact.subject])).rstrip("?")
 
     # --- passages
@@ -163,7 +165,7 @@ class Teller:
         if draft.form:
             self._yes[draft.form] += 1
         return Question(
-            id=f"{self.config.name}-{self.part}-{number}",
+            id=f"{self.config.name}-{number}" if self.config.part else f"{self.config.name}-{self.part}-{number}",
             question=draft.text.replace(",,", ",").replace(",?", "?"),
             golden_answers=draft.answers,
             data_source=self.family,

@@ -181,7 +181,7 @@ def test_impossible_wishes_are_explained() -> None:
         generate_world(tiny(relations=("film.director",)))
     with pytest.raises(TaskError, match="Did you mean"):
         tiny(questions={"2wiki": (5, 5)})
-    with pytest.raises(TaskError, match="worlds are: full, small"):
+    with pytest.raises(TaskError, match="worlds are: full, tiny"):
         preset("fulll")
     with pytest.raises(TaskError, match="ran out of names"):
         generate_world(replace(tiny(), first_names=3, last_names=3))

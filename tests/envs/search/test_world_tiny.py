@@ -1,0 +1,130 @@
+"""The many small worlds of the quickstart: what they promise to models that can only copy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+from turngym.envs.core import TaskError
+from turngym.envs.search import players
+from turngym.envs.search.env import SearchEnv
+from turngym.envs.search.protocol import read_action
+from turngym.envs.search.sources import open_source
+from turngym.envs.search.vocabulary import vocabulary
+from turngym.envs.search.world.config import TINY
+from turngym.envs.search.world.generate import FictionalWorld, generate_worlds, open_world
+from turngym.retrieval.bm25 import BM25Retriever
+
+FEW = replace(TINY, worlds=(6, 4))
+
+
+@pytest.fixture(scope="module")
+def worlds() -> list[FictionalWorld]:
+    return list(generate_worlds(FEW))
+
+
+def names(worlds: list[FictionalWorld]) -> set[str]:
+    return {entity.name for world in worlds for entity in world.graph.entities.values()}
+
+
+def test_training_worlds_come_first_and_each_has_its_own_facts(worlds: list[FictionalWorld]) -> None:
+    assert [world.config.part for world in worlds] == ["train"] * 6 + ["eval"] * 4
+    for world in worlds:
+        assert {question.split for question in world.questions} == {world.config.part}
+    told = [
+        {(world.graph.entities[fact.subject].name, fact.relation, fact.value) for fact in world.graph.facts.values()}
+        for world in worlds
+    ]
+    for one, other in pairwise(told):
+        assert len(one & other) < len(one) / 10
+
+
+def test_fewer_worlds_are_the_beginning_of_more(worlds: list[FictionalWorld]) -> None:
+    first = next(iter(generate_worlds(TINY)))
+    assert first.passages == worlds[0].passages
+    assert first.questions == worlds[0].questions
+
+
+def test_evaluation_names_are_new_but_made_of_known_parts(worlds: list[FictionalWorld]) -> None:
+    training, evaluation = names(worlds[:6]), names(worlds[6:])
+    assert not training & evaluation
+    parts = {part for name in training for part in name.split() if " " in name}
+    held = {part for name in evaluation for part in name.split() if " " in name}
+    assert len(held - parts) <= len(held) / 20
+
+
+def test_a_name_finds_its_article(worlds: list[FictionalWorld]) -> None:
+    for world in worlds:
+        retriever = BM25Retriever.from_passages(world.passages)
+        for question in world.questions:
+            found = [hits[0].passage.id for hits in retriever.search(list(question.hops), 1)]
+            assert tuple(found) == question.gold_ids
+
+
+def test_hops_are_names_and_the_answer_ends_a_sentence_of_the_last_passage(worlds: list[FictionalWorld]) -> None:
+    for world in worlds:
+        known = {entity.name for entity in world.graph.entities.values()}
+        texts = {passage.id: passage.text for passage in world.passages}
+        for question in world.questions:
+            assert known.issuperset(question.hops)
+            assert question.hops[0] in question.question
+            for hop, gold in zip((*question.hops[1:], question.golden_answers[0]), question.gold_ids, strict=True):
+                assert f" {hop}." in texts[gold]
+
+
+def test_most_questions_have_two_hops(worlds: list[FictionalWorld]) -> None:
+    for world in worlds:
+        hops = Counter(len(question.hops) for question in world.questions)
+        assert set(hops) == {1, 2, 3}
+        assert hops[2] == max(hops.values())
+
+
+def test_every_text_is_cut_into_phrases_never_into_bytes(worlds: list[FictionalWorld]) -> None:
+    tokenizer = build_phrase_tokenizer([*vocabulary(FEW), "<search>", "</search>", "<answer>", "</answer>"])
+    env = SearchEnv(config=FEW, split="all", topk=1, max_searches=7)
+    rng = np.random.default_rng(0)
+    for task_id in env.task_ids()[::5]:
+        texts = [env.reset(options={"task": task_id})[0]]
+        for turn in range(4):
+            action = (env.blunder(rng) if turn % 2 else env.expert_action()) or ""
+            if (read_action(action) or ("answer",))[0] == "answer":
+                break
+            texts += [action, env.step(action)[0]]
+        for text in texts:
+            pieces = tokenizer.tokenize(text)
+            assert not [piece for piece in pieces if piece.startswith("<0x")], text
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_each_world_is_searched_alone(worlds: list[FictionalWorld]) -> None:
+    source = open_source(config=FEW, split="all")
+    corpora = {question.corpus: source.corpus(question) for question in source.questions.values()}
+    assert [*corpora] == [world.config.name for world in worlds]
+    for world in worlds:
+        corpus = corpora[world.config.name]
+        assert corpus is not None
+        assert corpus.passages == world.passages
+
+
+def test_blunders_are_plausible_and_never_end_the_episode() -> None:
+    env = SearchEnv(config=FEW, split="train", topk=1)
+    rng = np.random.default_rng(1)
+    seen = set()
+    for task_id in env.task_ids()[:40]:
+        env.reset(options={"task": task_id})
+        env.step(env.expert_action() or "")
+        verb, text = read_action(players.blunder(env, rng) or "") or ("", "")
+        assert verb == "search"
+        named = text in {passage.title for passage in env.source.corpus(env.question).passages}  # type: ignore[union-attr]
+        seen.add("name" if named else "nothing" if not text else "words")
+    assert seen == {"name", "nothing", "words"}
+
+
+def test_many_worlds_are_not_one() -> None:
+    with pytest.raises(TaskError, match="'tiny' is many worlds"):
+        open_world("tiny")
