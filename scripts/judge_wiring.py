@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import Judge, Sampling
+from turngym.envs.protocols import CollectRequest, Judge, Sampling
 from turngym.envs.suggest import did_you_mean
 from turngym.envs.trace import TraceWriter
 
@@ -95,15 +95,18 @@ def _model_judge(options: JudgeOptions, folder: str, seed: int, device: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class JudgedTraces:
-    """Keeps the judged episodes of every so many steps in `folder/step_K.jsonl`, to read."""
+    """Keeps the judged episodes of every so many steps in `folder/step_K.jsonl`, to read; of several processes each
+    keeps its share, in `step_K_process_I.jsonl`."""
 
     folder: Path
     every: int = 10
 
-    def __call__(self, step: int, episodes: Sequence[Episode]) -> None:
-        if not self.every or (step - 1) % self.every:
+    def __call__(self, request: CollectRequest, episodes: Sequence[Episode]) -> None:
+        if not self.every or (request.step - 1) % self.every:
             return
-        path = self.folder / f"step_{step:06d}.jsonl"
+        process, processes = request.share
+        share = f"_process_{process}" if processes > 1 else ""
+        path = self.folder / f"step_{request.step:06d}{share}.jsonl"
         path.unlink(missing_ok=True)  # a resumed run collects its step again
         with TraceWriter(path) as writer:
             for episode in episodes:

@@ -4,12 +4,13 @@ Examples:
     turngym train --algorithm turnopd --student models/student --teacher models/teacher --out runs/turnopd
     turngym train --algorithm sft --student models/base --expert searching --noise 0 0.5 --out runs/sft
     turngym train --algorithm turnopd --student S --teacher T --out runs/turnopd --resume
+    torchrun --nproc-per-node 8 -m turngym.scripts.main train --algorithm turnopd ... (docs/distributed.md)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,6 +31,9 @@ try:
     from turngym.trainers.algorithms.tcod import TcodConfig
     from turngym.trainers.algorithms.turnopd import TurnOpdConfig
     from turngym.trainers.config import DistillConfig, OptimiserConfig, RunConfig
+    from turngym.trainers.distributed import World, together
+    from turngym.trainers.distributed_run import divided
+    from turngym.trainers.loop import RunResult, Trainer
     from turngym.trainers.text_term import TextConfig
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
@@ -105,6 +109,8 @@ class Options:
     """Precision of the teacher's weights."""
     threads: int = 0
     """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
+    process_timeout: float = 120.0
+    """Under torchrun: minutes that a process waits for another one (which plays, evaluates or saves)."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     sft: SftConfig = field(default_factory=SftConfig)
@@ -122,13 +128,26 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `turngym train` with `argv` (without the verb itself)."""
-    from turngym.scripts.train_build import build_trainer
+    """Run `turngym train` with `argv` (without the verb itself); under `torchrun` as one of several processes."""
+    from turngym.trainers.distributed_processes import world_of
 
     options = parse(argv)
-    result = build_trainer(options).train(resume=options.resume)
-    print(f"{result.step} steps in {result.train_seconds:.0f} s of training; model in {result.model}")
+    with world_of(timeout=options.process_timeout) as world:
+        result = run(options, world)
+        if world.rank == 0:
+            print(f"{result.step} steps in {result.train_seconds:.0f} s of training; model in {result.model}")
     return 0
+
+
+def run(options: Options, world: World) -> RunResult:
+    """Build the trainer that `options` describe and train in `world`."""
+    from turngym.scripts.train_build import build_trainer
+    from turngym.trainers.distributed_processes import local_device
+
+    if world.size > 1 and options.device == "auto":
+        options = replace(options, device=local_device())
+    trainer: Trainer = divided(together(world, lambda: build_trainer(options)), world)
+    return trainer.train(resume=options.resume)
 
 
 def parse(argv: Sequence[str]) -> Options:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from turngym.trainers.model import final_states
@@ -51,8 +51,14 @@ def whole(model: nn.Module) -> Iterator[None]:
             part.set_reshard_after_forward(number > 0, recurse=False)
 
 
-def full_state(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers on the CPU: in process 0; the others, who must call too, get nothing."""
+def full_state(model: nn.Module) -> dict[str, Any]:
+    """All weights on the CPU, tied ones as one tensor: in process 0; the others, who must call too, get nothing."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))  # type: ignore[arg-type]
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = first.setdefault(id(parameter), name)
+        if name in state:
+            state[name] = state[owner]
+    return dict(state)

@@ -8,8 +8,9 @@ from turngym.scripts.main import dispatch
 
 VERBS = {
     "alfworld": "turngym.scripts.bench.alfworld",
-    "loss": "turngym.scripts.bench.loss",
+    "distributed": "turngym.scripts.bench.distributed",
     "learn": "turngym.scripts.bench.learn",
+    "loss": "turngym.scripts.bench.loss",
     "proxy": "turngym.scripts.bench.proxy",
     "retrieval": "turngym.scripts.bench.retrieval",
     "rollout": "turngym.scripts.bench.rollout",

@@ -25,8 +25,8 @@ class JudgedCollect:
     """The role in which the policy sees observations."""
     enhance: Callable[[Sequence[Episode]], list[Episode]] | None = None
     """Puts hints into prompts (`hint_prompt_ids`), where the messages and their template are known."""
-    record: Callable[[int, Sequence[Episode]], None] | None = None
-    """Called with the step and the judged episodes, to keep them."""
+    record: Callable[[CollectRequest, Sequence[Episode]], None] | None = None
+    """Called with the request and its judged episodes, to keep them."""
     _worked: bool = field(default=False, init=False)
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
@@ -36,5 +36,5 @@ class JudgedCollect:
         if votes and not self._worked:
             raise JudgeError(f"step {request.step}: all {len(votes)} votes of the judge failed; the first: {error}")
         if self.record is not None:
-            self.record(request.step, episodes)
+            self.record(request, episodes)
         return episodes if self.enhance is None else self.enhance(episodes)

@@ -1,0 +1,180 @@
+"""Several processes against one: losses, gradient norms and parameters of every algorithm after five updates.
+
+The tiny models that ship, on generated ALFWorld games; every case is `turngym train` in one process and in N over gloo.
+
+    turngym bench distributed --processes 2
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from turngym.envs.core import TurngymError
+from turngym.scripts.worlds.world import CHECKPOINTS
+from turngym.trainers.metrics import read_metrics
+
+LOGGED = ("loss", "grad_norm", "critic_loss", "term/lpt")
+EQUAL = ("tokens", "turns_mean", "success", "valid_actions", "depth/cap")
+"""What depends on the episodes alone."""
+STEPS = 5
+CASES: Mapping[str, tuple[str, ...]] = {
+    "sft": ("--expert", "searching", "--noise", "0", "0.5"),
+    "opd": (),
+    "opd, student's top K": ("--distill.support", "student", "--distill.temperature", "2"),
+    "opd, sampled": ("--distill.form", "sampled", "--temperature", "0.8"),
+    "turnopd": ("--turnopd.depth.warmup", "1", "--optimiser.minibatches", "2", "--optimiser.passes", "2"),
+    "tcod": ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1"),
+    "grpo": ("--grpo.n", "3", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01"),
+    "luffy": ("--luffy.n", "3", "--luffy.kl-coef", "0.1"),
+    "prm-rl": ("--judge", "rules", "--prm-rl.kl-coef", "0.1"),
+    "opd-hints": ("--judge", "rules", "--opd-hints.entropy-coef", "0.01"),
+    "grpo-kd": ("--grpo-kd.n", "3", "--grpo-kd.student-entropy"),
+    "grpo-minillm": ("--grpo-kd.n", "3", "--lpt.documents", "3", "--lpt.files", __file__),
+    "ppo-kd": ("--optimiser.minibatches", "2", "--ppo-kd.critic.lr", "1e-4"),
+    "ppo-minillm": ("--ppo-kd.critic.kind", "head", "--lpt.documents", "1", "--lpt.files", __file__),
+}
+"""What is added to the command line; the first word of a case's name is its algorithm."""
+EPISODES = 9
+"""A multiple of the group size that 2 and 4 processes do not divide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Settings of `turngym bench distributed`."""
+
+    processes: int = 2
+    """How many processes are compared with one."""
+    cases: tuple[str, ...] = tuple(CASES)
+    """Which of them: names as in the table."""
+    out: Path | None = None
+    """Keep the runs here (a folder that is not there yet); by default they are thrown away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Largest absolute differences between two runs over all steps and parameters."""
+
+    loss: float
+    norm: float
+    other: float
+    """Of critic losses and further terms."""
+    parameter: float
+    moved: float
+    """How far training moved any parameter, for scale."""
+    same_episodes: bool
+    """Tokens, turns, success and validity of every step are equal."""
+    seconds: tuple[float, float]
+    """Of training, one process and several."""
+
+
+def main(argv: Sequence[str]) -> int:
+    options = tyro.cli(Options, args=list(argv), prog="turngym bench distributed", description=__doc__)
+    if unknown := [name for name in options.cases if name not in CASES]:
+        raise TurngymError(f"there is no case {unknown[0]!r}; valid: {', '.join(CASES)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.out or Path(scratch)
+        sizes = (1, options.processes)
+        for size in sizes:
+            run_all(folder, options.cases, size)
+        _show({name: difference(folder, name, sizes) for name in options.cases}, options.processes)
+    return 0
+
+
+def run_all(folder: Path, cases: Sequence[str], processes: int) -> None:
+    """Train every case in one group of `processes`; raises TurngymError with the end of its output if that fails."""
+    lines = folder / f"commands_{processes}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines.write_text(json.dumps([command(name, place(folder, name, processes)) for name in cases]), encoding="utf-8")
+    launch(["-m", "turngym.scripts.bench.distributed_worker", str(lines)], processes)
+
+
+def launch(words: Sequence[str], processes: int) -> str:
+    """`torchrun` on this machine; returns what was written, or raises TurngymError with its end."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run([sys.executable, *torchrun, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TurngymError(f"{processes} processes ended with status {done.returncode}:\n{done.stderr[-6000:]}")
+    return done.stdout + done.stderr
+
+
+def place(folder: Path, name: str, processes: int) -> Path:
+    return folder / f"{name.replace(', ', '_').replace(' ', '_')}_{processes}"
+
+
+def command(name: str, out: Path) -> list[str]:
+    """The words after `turngym train` for a case."""
+    algorithm = name.partition(",")[0]
+    models = CHECKPOINTS / "alfworld"
+    teacher = () if algorithm in ("sft", "grpo", "luffy", "prm-rl") else ("--teacher", str(models / "teacher"))
+    common = {"steps": STEPS, "episodes": EPISODES, "max-turns": 4, "eval-every": 0, "micro-tokens": 600, "seed": 3}
+    words = [word for key, value in common.items() for word in (f"--{key}", str(value))]
+    words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--optimiser.lr", "1e-4"]
+    # refused actions cost reward here, so that groups of short episodes differ
+    words += ["--make", '{"on_invalid": "penalise"}']
+    return [
+        "--algorithm",
+        algorithm,
+        "--student",
+        str(models / "student"),
+        *teacher,
+        "--out",
+        str(out),
+        *words,
+        *CASES[name],
+    ]
+
+
+def difference(folder: Path, name: str, sizes: tuple[int, int]) -> Difference:
+    """How far the runs of a case in two numbers of processes are apart."""
+    runs = [place(folder, name, size) for size in sizes]
+    rows = [[row for row in read_metrics(run) if row["kind"] == "train"] for run in runs]
+    one, many = (_weights(run / "checkpoints" / f"step_{STEPS:06d}" / "model") for run in runs)
+    start = _weights(CHECKPOINTS / "alfworld" / "student")
+
+    def gap(*names: str) -> float:
+        pairs = [(a[name], b[name]) for a, b in zip(*rows, strict=True) for name in names if name in a]
+        return max((abs(a - b) for a, b in pairs), default=0.0)
+
+    return Difference(
+        loss=gap("loss"),
+        norm=gap("grad_norm"),
+        other=gap("critic_loss", "term/lpt"),
+        parameter=_apart(one, many),
+        moved=_apart(one, start),
+        same_episodes=all(a.get(name) == b.get(name) for a, b in zip(*rows, strict=True) for name in EQUAL),
+        seconds=(rows[0][-1]["time/train_s"], rows[1][-1]["time/train_s"]),
+    )
+
+
+def _weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    if one.keys() != other.keys():
+        raise TurngymError(f"the models differ in their weights' names: {sorted(one.keys() ^ other.keys())[:3]}")
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def _show(found: Mapping[str, Difference], processes: int) -> None:
+    table = Table(title=f"1 process against {processes}, {STEPS} steps, {EPISODES} episodes each: largest difference")
+    for column in ("case", "loss", "gradient norm", "critic, L_PT", "parameters", "(moved by)", "same episodes", "s"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for name, row in found.items():
+        numbers = [f"{value:.1e}" for value in (row.loss, row.norm, row.other, row.parameter, row.moved)]
+        seconds = " / ".join(f"{value:.1f}" for value in row.seconds)
+        table.add_row(name, *numbers, "yes" if row.same_episodes else "NO", seconds)
+    Console(width=130).print(table)
