@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.agent import Agent
-from turngym.agents.rollout import Job, MakeEnv, Rollout
+from turngym.agents.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.scores import Scores, score
 from turngym.agents.show import progress_bar
 from turngym.envs.core import Task, TurngymError
@@ -55,12 +55,14 @@ def evaluate(
     system: str | None = None,
     settings: Mapping[str, Any] | None = None,
     progress: bool = False,
+    play: PlayJobs = rollout,
 ) -> EvalResult:
     """Play every task `samples` times and score it (Avg@4 at temperature 0.85 unless told otherwise).
 
     With `trace`, every episode is appended as it finishes, and a later call plays only what is missing; episodes that
     ended in an error are played again. `temperature` is a note for the record: the agent's own sampling decides. So are
     `settings` (JSON-able: environment arguments, the model's fingerprint, ...): a trace with others is refused.
+    `play` plays the episodes, in this process or in others.
 
     Raises:
         EvaluationError: `samples` below 1, no tasks, or a trace that holds other tasks, settings or seeds.
@@ -89,9 +91,7 @@ def evaluate(
             done[episode.task.task_id, episode.sample] = episode
             report(episode)
 
-        driver = Rollout(make_env, agent, slots=slots, on_episode=keep, system=system, meta=played)
-        with closing(driver):
-            driver.run(jobs)
+        play(jobs, make_env, agent, slots=slots, on_episode=keep, system=system, meta=played)
     ordered = tuple(done[task.task_id, sample] for sample in range(samples) for task in chosen)
     record = {**_panel_settings(tasks, chosen), **played, "samples": samples, "seed": seed}
     return EvalResult(

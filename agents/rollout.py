@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from turngym.agents.agent import Agent, AgentError, Reply
 from turngym.agents.play import Job, Play, begin, stillborn
@@ -13,10 +13,27 @@ from turngym.envs.core import EnvBackendError
 from turngym.envs.episode import Episode, Status
 from turngym.envs.guard import guard_of
 
-__all__ = ["Job", "MakeEnv", "Rollout", "rollout"]
+__all__ = ["Job", "MakeEnv", "PlayJobs", "Rollout", "rollout"]
 
 MakeEnv = Callable[[], Any]
 """Makes one environment: an `ActionGuard`, alone or inside wrappers."""
+
+
+class PlayJobs(Protocol):
+    """Whoever plays jobs: `rollout` in this process, or `executor.ParallelRollout` in others."""
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        make_env: MakeEnv,
+        agent: Agent,
+        slots: int = 64,
+        max_turns: int | None = None,
+        on_episode: Callable[[Episode], None] | None = None,
+        system: str | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> list[Episode]:
+        """Episodes in the order of the jobs; `on_episode` is called in this process as each one finishes."""
 
 
 class Rollout:
@@ -163,10 +180,11 @@ def rollout(
     slots: int = 64,
     max_turns: int | None = None,
     on_episode: Callable[[Episode], None] | None = None,
-    **options: Any,
+    system: str | None = None,
+    meta: dict[str, Any] | None = None,
 ) -> list[Episode]:
     """Play `jobs` and close the environments; see `Rollout`, which keeps them open between calls."""
-    driver = Rollout(make_env, agent, slots=slots, max_turns=max_turns, on_episode=on_episode, **options)
+    driver = Rollout(make_env, agent, slots=slots, max_turns=max_turns, on_episode=on_episode, system=system, meta=meta)
     try:
         return driver.run(jobs)
     finally:

@@ -20,6 +20,7 @@ from turngym.agents.show import behaviour_table, columns, print_table, success_t
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import Panel, load_panel, verify_panel
 from turngym.scripts.wiring import AgentOptions, Wired, env_maker, json_object, probe, wire_agent
+from turngym.scripts.workers import WorkerOptions, open_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Options:
     """Turns before an episode is cut; by default the environment's own limit (50 for ALFWorld)."""
     make: str = "{}"
     """Further arguments for gym.make as JSON, for example '{"engine": "textworld"}'."""
+    crew: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
     verify: bool = True
     """Check every task's hash against the panel before anything is played."""
 
@@ -69,19 +71,21 @@ def run(options: Options) -> EvalResult:
     kwargs = {**panel.make_kwargs, **overrides}
     wired = wire_agent(options.player, lambda: probe(panel.env_id, kwargs))
     trace = None if options.out is None else options.out / "trace.jsonl"
-    result = evaluate(
-        panel if options.limit is None else tasks,
-        env_maker(panel.env_id, **kwargs, channel=wired.channel),
-        wired.agent,
-        samples=options.samples,
-        temperature=wired.temperature,
-        seed=options.seed,
-        slots=options.player.batch,
-        trace=trace,
-        system=wired.system,
-        settings=_note(overrides, wired),
-        progress=True,
-    )
+    with open_workers(options.crew) as play:
+        result = evaluate(
+            panel if options.limit is None else tasks,
+            env_maker(panel.env_id, **kwargs, channel=wired.channel),
+            wired.agent,
+            samples=options.samples,
+            temperature=wired.temperature,
+            seed=options.seed,
+            slots=options.player.batch,
+            trace=trace,
+            system=wired.system,
+            settings=_note(overrides, wired),
+            progress=True,
+            play=play,
+        )
     for problem in result.problems:
         print(f"{trace}: skipped {problem}", file=sys.stderr)
     if options.out is not None:

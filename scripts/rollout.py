@@ -15,12 +15,13 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from turngym.agents.rollout import Job, rollout
+from turngym.agents.rollout import Job
 from turngym.agents.scores import score
 from turngym.agents.show import behaviour_table, columns, print_table, progress_bar, success_table
 from turngym.envs.core import TurngymError
 from turngym.envs.trace import TraceWriter
 from turngym.scripts.wiring import AgentOptions, EnvOptions, env_maker, probe, wire_agent
+from turngym.scripts.workers import WorkerOptions, open_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Options:
     """Add to an existing trace; episodes that it holds (task, sample, seed) are not played again."""
     world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
     player: Annotated[AgentOptions, tyro.conf.arg(name="")] = field(default_factory=AgentOptions)
+    crew: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
     task: tuple[str, ...] = ()
     """Task ids; by default --tasks of them are taken."""
     tasks: int = 10
@@ -62,13 +64,17 @@ def main(argv: Sequence[str]) -> int:
     wired = wire_agent(options.player, lambda: probe(options.world.env, options.world.kwargs()))
     make = env_maker(options.world.env, **options.world.kwargs(), channel=wired.channel)
     meta = {"temperature": wired.temperature}
-    with TraceWriter(options.out) as writer, progress_bar("rollout", len(jobs)) as report:
+    with (
+        open_workers(options.crew) as play,
+        TraceWriter(options.out) as writer,
+        progress_bar("rollout", len(jobs)) as report,
+    ):
 
         def keep(episode: Any) -> None:
             writer.write(episode)
             report(episode)
 
-        episodes = rollout(
+        episodes = play(
             jobs,
             make,
             wired.agent,

@@ -13,6 +13,7 @@ import gymnasium as gym
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.agents.agent import Agent, AgentError
+from turngym.agents.executor.env_spec import EnvSpec
 from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.settings import ChatSettings
 from turngym.envs.base import TextEnv
@@ -205,12 +206,12 @@ def _settings(settings: ChatSettings, options: AgentOptions) -> ChatSettings:
     return replace(settings, **changes)
 
 
-def env_maker(env_id: str, **kwargs: Any) -> Callable[[], gym.Env[str, str]]:
-    """A factory of environments without Gymnasium's slow per-step checker."""
+def env_maker(env_id: str, **kwargs: Any) -> EnvSpec:
+    """A factory of environments without Gymnasium's slow per-step checker, which may be sent to other processes."""
     if env_id not in gym.registry:
         known = [name for name in gym.registry if name.startswith("turngym/")]
         raise TurngymError(f"unknown environment {env_id!r}; known: {', '.join(known)}.{did_you_mean(env_id, known)}")
-    return lambda: gym.make(env_id, disable_env_checker=True, **kwargs)
+    return EnvSpec(env_id, kwargs)
 
 
 def probe(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:

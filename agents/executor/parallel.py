@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ class ParallelRollout:
         max_turns: int | None = None,
         on_episode: Callable[[Episode], None] | None = None,
         system: str | None = None,
-        meta: Mapping[str, Any] | None = None,
+        meta: dict[str, Any] | None = None,
     ) -> list[Episode]:
         """Play `jobs`; see `rollout`."""
         if slots < 1:

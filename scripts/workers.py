@@ -1,0 +1,59 @@
+"""Where episodes are played: in this process, in several on this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from turngym.agents.rollout import PlayJobs, rollout
+from turngym.envs.core import TurngymError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Who plays. The episodes are the same for any number of workers."""
+
+    workers: int = 0
+    """Processes that play episodes, each with its own environments and copy of the model; 0: this process."""
+    executor: Literal["local", "ray"] = "local"
+    """Where workers run: processes on this machine, or actors of a Ray cluster."""
+    ray_address: str | None = None
+    """Address of the cluster (`auto`, `HOST:PORT`, `ray://...`); by default Ray is started on this machine."""
+    worker_cpus: float = 1.0
+    """ray: processors that each worker claims."""
+    worker_gpus: float = 0.0
+    """ray: accelerators that each worker claims; a part of one may be claimed."""
+    retries: int = 2
+    """How often an episode whose worker died is begun again before it counts as failed."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise TurngymError(f"--workers is {self.workers}; valid: 0 (this process) or more")
+        if self.executor == "ray" and not self.workers:
+            raise TurngymError("--executor ray needs --workers, the number of actors")
+
+
+@contextmanager
+def open_workers(options: WorkerOptions) -> Iterator[PlayJobs]:
+    """What plays jobs as `rollout` does; its workers end with the context."""
+    if not options.workers:
+        yield rollout
+        return
+    from turngym.agents.executor import LocalWorkers, ParallelRollout, Workers
+
+    workers: Workers
+    if options.executor == "ray":
+        from turngym.agents.executor.ray_cluster import RayWorkers
+
+        workers = RayWorkers(
+            options.workers, address=options.ray_address, cpus=options.worker_cpus, gpus=options.worker_gpus
+        )
+    else:
+        workers = LocalWorkers(options.workers)
+    play = ParallelRollout(workers, retries=options.retries)
+    try:
+        yield play
+    finally:
+        play.close()

@@ -1,0 +1,41 @@
+"""`--workers`: the verbs play in other processes and write the same episodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode
+from turngym.envs.trace import read_trace
+from turngym.scripts import eval as eval_verb
+from turngym.scripts import rollout as rollout_verb
+from turngym.scripts.workers import WorkerOptions, open_workers
+
+
+def played(path: Path) -> list[Episode]:
+    episodes = [replace(episode, timings={}) for episode in read_trace(path)[0]]
+    return sorted(episodes, key=lambda episode: (episode.task.task_id, episode.sample))
+
+
+def test_rollout_and_eval_with_workers_write_the_same_episodes(tmp_path: Path, capsys: Any) -> None:
+    words = ["--tasks", "6", "--samples", "2", "--noise", "0.3"]
+    for name, more in (("here", ()), ("there", ("--workers", "2"))):
+        assert rollout_verb.main([*words, "--out", str(tmp_path / f"{name}.jsonl"), *more]) == 0
+        limits = ["--panel", "alfworld-generated-eval", "--limit", "3", "--samples", "1", "--no-verify"]
+        assert eval_verb.main([*limits, "--out", str(tmp_path / name), *more]) == 0
+    assert len(played(tmp_path / "there.jsonl")) == 12
+    assert played(tmp_path / "there.jsonl") == played(tmp_path / "here.jsonl")
+    assert played(tmp_path / "there" / "trace.jsonl") == played(tmp_path / "here" / "trace.jsonl")
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(TurngymError, match="--workers is -1"):
+        WorkerOptions(workers=-1)
+    with pytest.raises(TurngymError, match="--executor ray needs --workers"):
+        WorkerOptions(executor="ray")
+    with open_workers(WorkerOptions()) as play:
+        assert play.__module__ == "turngym.agents.rollout"
