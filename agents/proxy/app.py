@@ -51,7 +51,7 @@ def create_app(
         asked = read_request(read_json(request.get_data(cache=False)), request.headers, service.settings, service.name)
         ongoing = service.begin(asked)
         if asked.stream:
-            return _stream(service, ongoing)
+            return _stream(ongoing)
         gone = request.environ.get("waitress.client_disconnected", lambda: False)
         finished = _answer(ongoing, gone)
         pieces = service.renderer.pieces(finished.record.ids.tolist()) if asked.logprobs else None
@@ -93,11 +93,10 @@ def _answer(ongoing: Ongoing, gone: Callable[[], bool]) -> Finished:
     return finished
 
 
-def _stream(service: ProxyService, ongoing: Ongoing) -> Response:
+def _stream(ongoing: Ongoing) -> Response:
     from flask import Response
 
-    events = EventStream(ongoing, lambda finished: service.renderer.pieces(finished.record.ids.tolist()))
-    return Response(events, mimetype="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return Response(EventStream(ongoing), mimetype="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 def _check_key(header: str, key: str) -> None:

@@ -11,20 +11,52 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turngym.agents.proxy.errors import ApiError, busy
-from turngym.envs.protocols import GenerateRequest, Generation, Policy
+from turngym.envs.protocols import GenerateRequest, Generation, Policy, StreamingPolicy
 
 STOPPING = "the server is stopping"
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request to the engine. Cancel it and it is never generated, unless it is being generated already."""
+    """One request to the engine. Cancel it and it is not generated, or, if it is being generated, no further."""
 
     request: GenerateRequest
+    listens: bool = False
+    """Whether somebody calls `news`."""
     answer: Future[Generation] = field(default_factory=Future)
+    _drawn: list[tuple[int, float]] = field(default_factory=list, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _unwanted: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.listens:
+            self.answer.add_done_callback(self._wake)
 
     def cancel(self) -> None:
+        self._unwanted = True
         self.answer.cancel()
+
+    def begin(self) -> None:
+        """The engine begins; again, if the batch that this request was in has failed."""
+        self._drawn = []
+
+    def drawn(self, token: int, logprob: float) -> bool:
+        """The engine has drawn an id. A `Watch`."""
+        if self.listens:
+            with self._changed:
+                self._drawn.append((token, logprob))
+                self._changed.notify_all()
+        return not self._unwanted
+
+    def news(self, known: int, seconds: float) -> list[tuple[int, float]]:
+        """Ids and log-probabilities after the first `known`, awaited for `seconds`; empty once the answer is there."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._drawn) > known or self.answer.done(), seconds)
+            return self._drawn[known:]
+
+    def _wake(self, _: Future[Generation]) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
 
 class EngineBridge:
@@ -56,6 +88,8 @@ class EngineBridge:
         """Response tokens so far."""
         self.largest = 0
         """Most requests generated together so far."""
+        self.aborted = 0
+        """Answers that were given up before their end, because nobody wanted them any more."""
         self._thread = threading.Thread(target=self._work, name="proxy-engine", daemon=True)
         self._thread.start()
 
@@ -68,9 +102,14 @@ class EngineBridge:
     def paused(self) -> bool:
         return self._pauses > 0
 
-    def submit(self, request: GenerateRequest) -> Ticket:
+    @property
+    def streams(self) -> bool:
+        """Whether the engine says what it draws while it draws."""
+        return isinstance(self._policy, StreamingPolicy)
+
+    def submit(self, request: GenerateRequest, *, listens: bool = False) -> Ticket:
         """Queue a request. Raises ApiError: 429 with a full queue, 503 once closed."""
-        ticket = Ticket(request)
+        ticket = Ticket(request, listens)
         with self._changed:
             if self._closed:
                 raise busy(STOPPING, status=503, seconds=5)
@@ -159,7 +198,7 @@ class EngineBridge:
 
     def _generate(self, batch: list[Ticket]) -> None:
         try:
-            found = self._policy.generate([ticket.request for ticket in batch])
+            found = self._draw(batch)
             if len(found) != len(batch):
                 raise RuntimeError(f"the engine answered {len(found)} of {len(batch)} requests")
         except Exception as error:
@@ -172,8 +211,17 @@ class EngineBridge:
             self._generate(batch[half:])
             return
         self.generated += sum(len(generation.ids) for generation in found)
+        self.aborted += sum(generation.finish == "aborted" for generation in found)
         for ticket, generation in zip(batch, found, strict=True):
             ticket.answer.set_result(generation)
+
+    def _draw(self, batch: list[Ticket]) -> list[Generation]:
+        requests = [ticket.request for ticket in batch]
+        if not isinstance(self._policy, StreamingPolicy):
+            return self._policy.generate(requests)
+        for ticket in batch:
+            ticket.begin()
+        return self._policy.stream(requests, [ticket.drawn for ticket in batch])
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -182,6 +230,8 @@ class EngineBridge:
             "batches": self.batches,
             "largest_batch": self.largest,
             "generated_tokens": self.generated,
+            "streams": self.streams,
+            "aborted": self.aborted,
         }
 
 

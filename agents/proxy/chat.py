@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.proxy.answer import THINK, AnswerReader, GrowingText, text_of
 from turngym.agents.proxy.errors import invalid
 from turngym.agents.proxy.messages import ChatMessage, Tools, shared
 from turngym.agents.proxy.records import TurnRecord
@@ -146,13 +147,16 @@ class ChatRenderer:
         listed = ids.tolist()
         last = listed[-1] if listed and listed[-1] in self.stop_ids else None
         with self._lock:
-            return self._decode(listed if last is None else listed[:-1]), last
+            return text_of(listed if last is None else listed[:-1], self._decode), last
 
-    def clean(self, text: str) -> str:
-        """An answer for a client: without control tokens, which a policy may sample anywhere."""
-        for token in self.control:
-            text = text.replace(token, "")
-        return text
+    def growing(self) -> GrowingText:
+        """Reads the ids of one answer as they come; to the text that `decode` gives."""
+        return GrowingText(self._decode_locked)
+
+    def reader(self, prompt: Prompt, *, stops: Sequence[str] = (), tools: bool = False, salt: str = "") -> AnswerReader:
+        """Reads the text of an answer to `prompt`."""
+        thinking = prompt.text.rstrip().endswith(THINK)
+        return AnswerReader(stops=stops, control=self.control, tools=tools, salt=salt, thinking=thinking)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id by itself."""
@@ -208,6 +212,10 @@ class ChatRenderer:
     def _encode(self, text: str) -> NDArray[np.int32]:
         # not the template's own cache: prompts are long, all different, and a server runs for weeks
         return np.asarray(self._tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+    def _decode_locked(self, ids: list[int]) -> str:
+        with self._lock:
+            return self._decode(ids)
 
     def _decode(self, ids: list[int]) -> str:
         decoded = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

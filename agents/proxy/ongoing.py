@@ -6,6 +6,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from turngym.agents.proxy.answer import AnswerReader
 from turngym.agents.proxy.bridge import Ticket
 from turngym.agents.proxy.chat import Prompt
 from turngym.agents.proxy.errors import busy
@@ -43,10 +44,27 @@ class Ongoing:
         ticket: Ticket,
         number: int,
         deadline: float,
+        salt: str = "",
     ) -> None:
         self.service, self.request, self.session, self.prompt = service, request, session, prompt
         self.ticket, self.number, self.deadline = ticket, number, deadline
-        self._over = False
+        self._salt, self._over, self._heard = salt, False, 0
+
+    def reader(self) -> AnswerReader:
+        """Reads the text of the answer: for the client, without stop texts, control tokens and calls."""
+        request = self.request
+        return self.service.renderer.reader(self.prompt, stops=request.stop, tools=bool(request.tools), salt=self._salt)
+
+    def hear(self, seconds: float) -> list[tuple[int, float]]:
+        """Ids drawn since the last call, with their log-probabilities; empty after `seconds`, or once all are known.
+
+        An answer that comes has not waited too long: every id moves the deadline.
+        """
+        drawn = self.ticket.news(self._heard, seconds)
+        self._heard += len(drawn)
+        if drawn:
+            self.deadline = self.service.deadline()
+        return drawn
 
     def wait(self, seconds: float) -> Finished | None:
         """The answer; None if it is not there after `seconds`.
@@ -57,7 +75,7 @@ class Ongoing:
         try:
             generation = self.ticket.answer.result(seconds)
         except FutureTimeout:
-            if self.service._clock() < self.deadline:
+            if self.service.now() < self.deadline:
                 return None
             self.abandon("timed_out")
             raise busy("the request waited too long for the engine", status=503, seconds=5) from None
@@ -73,7 +91,7 @@ class Ongoing:
         return finished
 
     def abandon(self, why: str = "disconnected") -> None:
-        """Nobody waits for the answer any more: it is not generated, or dropped. Does nothing once it is over."""
+        """Nobody waits for the answer any more: it is not generated (any further), and dropped. No use once over."""
         if not self._over:
             self.ticket.cancel()
             # While it is being generated the session's next request must not reach the engine.

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
+from turngym.agents.proxy.answer import Delta
 from turngym.agents.proxy.errors import ApiError
 from turngym.agents.proxy.ongoing import Finished, Ongoing
 
 BEAT = 0.5
 """Seconds between signs of life while a client waits; only then can a lost connection be noticed."""
-PIECE = 48
-"""Letters in one event of a streamed answer."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -23,22 +22,28 @@ def completion(finished: Finished, ongoing: Ongoing, pieces: Sequence[str] | Non
     choice = {
         "index": 0,
         "message": message,
-        "logprobs": None if pieces is None else _logprobs(finished, pieces),
+        "logprobs": None if pieces is None else _logprobs(_scored(finished), pieces),
         "finish_reason": finished.finish,
     }
     return {**_head(finished.number, ongoing, "chat.completion"), "choices": [choice], "usage": _usage(finished)}
 
 
 class EventStream:
-    """The answer as events: a role, signs of life while it is being generated, the text in pieces, the calls, the end.
+    """The answer as events while it is being generated: a role, text, calls as they are complete, the end.
 
-    The engine answers as a whole, so pieces come together at the end. `close` (the WSGI server calls it, also for a
-    client that went away) drops an answer that is not there yet; one that is there stays recorded.
+    An engine that does not stream gives its text in one event at the end; signs of life come before it. `close` (the
+    WSGI server calls it, also for a client that went away) drops an answer that is not there yet, and the engine
+    gives it up; one that is there stays recorded.
     """
 
-    def __init__(self, ongoing: Ongoing, pieces_of: Any) -> None:
-        self._ongoing = ongoing
-        self._events = self._run(pieces_of)
+    def __init__(self, ongoing: Ongoing) -> None:
+        self._ongoing, self._service = ongoing, ongoing.service
+        self._head = _head(ongoing.number, ongoing, "chat.completion.chunk")
+        self._text, self._reader = self._service.renderer.growing(), ongoing.reader()
+        self._drawn: list[tuple[int, float]] = []
+        """Ids whose log-probabilities no event has told yet."""
+        self._told = self._calls = 0
+        self._events = self._run()
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -50,34 +55,68 @@ class EventStream:
         self._events.close()
         self._ongoing.abandon()
 
-    def _run(self, pieces_of: Any) -> Any:
-        ongoing = self._ongoing
-        head = _head(ongoing.number, ongoing, "chat.completion.chunk")
-        yield _event(head, {"role": "assistant", "content": ""})
+    def _run(self) -> Generator[bytes]:
+        ongoing, finished = self._ongoing, None
+        yield self._event({"role": "assistant", "content": ""})
         try:
-            while (finished := ongoing.wait(BEAT)) is None:
-                yield b": waiting\n\n"
+            while finished is None:
+                if drawn := ongoing.hear(BEAT):
+                    yield from self._grow(drawn)
+                elif (finished := ongoing.wait(0)) is None:
+                    yield b": waiting\n\n"
         except ApiError as error:
-            yield b"data: " + json.dumps(error.as_json()).encode() + b"\n\n"
+            yield _data(error.as_json())
             return
-        content = finished.reply.content
-        for start in range(0, len(content), PIECE):
-            yield _event(head, {"content": content[start : start + PIECE]})
-        if finished.reply.tool_calls:
-            calls = [{"index": i, **call.as_json()} for i, call in enumerate(finished.reply.tool_calls)]
-            yield _event(head, {"tool_calls": calls})
-        logprobs = _logprobs(finished, pieces_of(finished)) if ongoing.request.logprobs else None
-        yield _event(head, {}, finish=finished.finish, logprobs=logprobs)
+        text = finished.record.text
+        if not text.startswith(self._text.text):
+            # an engine that failed in company was asked again, and drew otherwise
+            self._service.count("streams_torn")
+            error = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
+            yield _data(error.as_json())
+            return
+        rest = text[len(self._text.text) :]
+        self._drawn += _scored(finished)[self._told + len(self._drawn) :]
+        for delta in (*self._reader.feed(rest), *self._reader.end()):
+            yield from self._say(delta)
+        yield self._event({}, finish=finished.finish)
         if ongoing.request.usage_in_stream:
-            yield b"data: " + json.dumps({**head, "choices": [], "usage": _usage(finished)}).encode() + b"\n\n"
+            yield _data({**self._head, "choices": [], "usage": _usage(finished)})
         yield DONE
 
+    def _grow(self, drawn: Sequence[tuple[int, float]]) -> Iterator[bytes]:
+        self._drawn += drawn
+        stops = self._service.renderer.stop_ids
+        text = "".join(self._text.feed(token) for token, _ in drawn if token not in stops)
+        for delta in self._reader.feed(text):
+            yield from self._say(delta)
 
-def _event(
-    head: dict[str, Any], delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None
-) -> bytes:
-    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-    return b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n"
+    def _say(self, delta: Delta) -> Iterator[bytes]:
+        if isinstance(delta, str):
+            yield self._event({"content": delta})
+            return
+        call, place = delta.as_json(), self._calls
+        self._calls += 1
+        arguments = call["function"].pop("arguments")
+        opening = {"index": place, **call, "function": {**call["function"], "arguments": ""}}
+        yield self._event({"tool_calls": [opening]})
+        yield self._event({"tool_calls": [{"index": place, "function": {"arguments": arguments}}]})
+
+    def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": self._logprobs(), "finish_reason": finish}
+        usage = {"usage": None} if self._ongoing.request.usage_in_stream else {}
+        return _data({**self._head, "choices": [choice], **usage})
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        """Of the ids that were drawn since the last event, where the client asked for them."""
+        if not self._ongoing.request.logprobs or not self._drawn:
+            return None
+        drawn, self._drawn = self._drawn, []
+        self._told += len(drawn)
+        return _logprobs(drawn, self._service.renderer.pieces([token for token, _ in drawn]))
+
+
+def _data(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
 def _head(number: int, ongoing: Ongoing, kind: str) -> dict[str, Any]:
@@ -98,9 +137,14 @@ def _usage(finished: Finished) -> dict[str, int]:
     }
 
 
-def _logprobs(finished: Finished, pieces: Sequence[str]) -> dict[str, Any]:
+def _scored(finished: Finished) -> list[tuple[int, float]]:
+    record = finished.record
+    return list(zip(record.ids.tolist(), record.logprobs.tolist(), strict=True))
+
+
+def _logprobs(drawn: Sequence[tuple[int, float]], pieces: Sequence[str]) -> dict[str, Any]:
     rows = [
-        {"token": piece, "logprob": float(logprob), "bytes": list(piece.encode()), "top_logprobs": []}
-        for piece, logprob in zip(pieces, finished.record.logprobs, strict=True)
+        {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
+        for piece, (_, logprob) in zip(pieces, drawn, strict=True)
     ]
     return {"content": rows, "refusal": None}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.agent import task_number
+from turngym.agents.proxy.answer import reply_of
 from turngym.agents.proxy.bridge import STOPPING, EngineBridge
 from turngym.agents.proxy.chat import ChatRenderer, ChatThread, Prompt
 from turngym.agents.proxy.episodes import episode_of
@@ -23,7 +24,6 @@ from turngym.agents.proxy.request import ChatRequest
 from turngym.agents.proxy.restore import mark, restore
 from turngym.agents.proxy.session import Session, Sessions
 from turngym.agents.proxy.settings import ProxySettings
-from turngym.agents.proxy.tools import split_calls
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import GenerateRequest, Generation, Policy, Sampling
 
@@ -95,7 +95,7 @@ class ProxyService:
             ApiError: 400 for what can never be answered, 429 and 503 for what cannot be answered now.
         """
         self._admit()
-        deadline, session = self._clock() + self.settings.deadline, None
+        deadline, session = self.deadline(), None
         try:
             if request.session_id is not None:
                 session = self._enter(request.session_id, deadline)
@@ -104,26 +104,36 @@ class ProxyService:
             thread = session.thread if session is not None and request.main else ChatThread()
             prompt = self.renderer.prompt(thread, request.messages, request.tools)
             number = next(self._numbers)
-            ticket = self.bridge.submit(self._generate_request(request, prompt, session, number))
+            asked = self._generate_request(request, prompt, session, number)
+            ticket = self.bridge.submit(asked, listens=request.stream)
         except BaseException:
             self.closed(session, "refused")
             raise
         with self._lock:
             self.ignored.update(request.ignored)
-        return Ongoing(self, request, session, prompt, ticket, number, deadline)
+        salt = f"{self._seed}/{asked.session}/{len(prompt.ids)}"
+        return Ongoing(self, request, session, prompt, ticket, number, deadline, salt)
 
     def end(self, session_id: str, final: tuple[ChatMessage, ...] = ()) -> int:
         """The client says that a session is over; `final` came after its last answer. Its number of turns."""
         self._admit()
         session = None
         try:
-            session = self._enter(session_id, self._clock() + self.settings.deadline)
+            session = self._enter(session_id, self.deadline())
             turns = len(session.turns)
             self._finish(session, "done", session.heard_in(final) or final)
             self.sessions.end(session)
         finally:
             self.closed(session, "")
         return turns
+
+    def now(self) -> float:
+        """Seconds on the clock that deadlines are set by."""
+        return self._clock()
+
+    def deadline(self) -> float:
+        """When a request that begins to wait now has waited too long."""
+        return self._clock() + self.settings.deadline
 
     def sweep(self) -> int:
         """End sessions that nobody has used for too long; how many."""
@@ -216,9 +226,9 @@ class ProxyService:
         """Write down a finished turn, then let its session go on. Called once per ongoing request."""
         request, prompt, session = ongoing.request, ongoing.prompt, ongoing.session
         text, _ = self.renderer.decode(generation.ids)
-        reply, finish = self._reply(
-            request, text, generation.finish, f"{self._seed}/{ongoing.ticket.request.session}/{len(prompt.ids)}"
-        )
+        reader = ongoing.reader()
+        reply = reply_of([*reader.feed(text), *reader.end()])
+        finish = "tool_calls" if reply.tool_calls else generation.finish
         main = request.main and session is not None
         record = TurnRecord(
             session="" if session is None else session.key,
@@ -251,13 +261,10 @@ class ProxyService:
             self.sessions.end(session)
         return Finished(reply=reply, finish=finish, record=record, prompt_tokens=len(prompt.ids), number=ongoing.number)
 
-    def _reply(self, request: ChatRequest, text: str, finish: str, salt: str) -> tuple[ChatMessage, str]:
-        """What the client gets: without stop texts and control tokens, calls taken out where it has tools."""
-        ends = [place for stop in request.stop if (place := text.find(stop)) >= 0]
-        text = self.renderer.clean(text[: min(ends)] if ends else text)
-        content, calls = split_calls(text, salt) if request.tools else (text, ())
-        reply = ChatMessage(role="assistant", content=content, tool_calls=calls)
-        return reply, "tool_calls" if calls else finish
+    def count(self, what: str) -> None:
+        """One more of what /healthz tells."""
+        with self._lock:
+            self.counts[what] += 1
 
     def closed(self, session: Session | None, dropped: str) -> None:
         """A request is over; `dropped` says why it was not answered, if it was not."""

@@ -12,35 +12,6 @@ from turngym.agents.proxy.messages import ToolCall
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-def split_calls(text: str, salt: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """(text without its calls, the calls). What is no well-formed call stays text, and so does a call in a thought.
-
-    `salt` makes the ids of the calls unique among conversations; the same salt gives the same ids.
-    """
-    thought, closed, body = text.partition("</think>")
-    if not closed:
-        thought, body = "", text
-    if "<think>" in body:
-        return text, ()
-    calls: list[ToolCall] = []
-    kept: list[str] = []
-    while True:
-        before, opened, rest = body.partition(OPEN)
-        kept.append(before)
-        if not opened:
-            break
-        inside, closed_call, after = rest.partition(CLOSE)
-        call = _read(inside, f"{salt}/{len(calls)}")
-        if call is None:
-            kept.append(opened + inside + closed_call)
-        else:
-            calls.append(call)
-        body = after
-    if not calls:
-        return text, ()
-    return (thought + closed + "".join(kept)).strip(), tuple(calls)
-
-
 def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
     """What a system message says about `tools` where the chat template says nothing."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
@@ -50,7 +21,8 @@ def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _read(inside: str, salt: str) -> ToolCall | None:
+def read_call(inside: str, salt: str) -> ToolCall | None:
+    """The call that is written between the tags; None for what is none. The same salt gives the same id."""
     try:
         call = json.loads(inside)
     except (ValueError, RecursionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from turngym.agents.proxy.request import read_request
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.settings import ProxySettings
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import GenerateRequest, Generation
+from turngym.envs.protocols import GenerateRequest, Generation, Watch
 
 
 class EchoPolicy:
@@ -55,14 +56,59 @@ class EchoPolicy:
         self.released.append(session)
 
 
+class StreamingEcho(EchoPolicy):
+    """Says every id when it is drawn; while `paced`, each step of the batch waits until a test says `step`."""
+
+    def __init__(self, tokenizer: Any, end_id: int) -> None:
+        super().__init__(tokenizer, end_id)
+        self.paced = False
+        self.steps = threading.Semaphore(0)
+        self.drawn = 0
+        """Ids that were said."""
+        self.fail_after: int | None = None
+        """Steps of a batch of several after which the engine breaks, once."""
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.steps.release()
+
+    def flow(self) -> None:
+        """No more steps; one that waits goes on."""
+        self.paced = False
+        self.step()
+
+    def stream(self, requests: Sequence[GenerateRequest], watches: Sequence[Watch | None]) -> list[Generation]:
+        found = self.generate(requests)
+        ends: list[int | None] = [None] * len(found)
+        for step in range(max(len(generation.ids) for generation in found)):
+            if self.paced:
+                assert self.steps.acquire(timeout=20)
+            if len(found) > 1 and step == self.fail_after:
+                self.fail_after = None
+                raise RuntimeError("out of memory")
+            for row, (generation, watch) in enumerate(zip(found, watches, strict=True)):
+                if ends[row] is None and step < len(generation.ids):
+                    self.drawn += 1
+                    token, logprob = int(generation.ids[step]), float(generation.logprobs[step])
+                    if watch is not None and not watch(token, logprob):
+                        ends[row] = step + 1
+        return [_cut(generation, end) for generation, end in zip(found, ends, strict=True)]
+
+
+def _cut(generation: Generation, end: int | None) -> Generation:
+    if end is None or end == len(generation.ids):
+        return generation
+    return replace(generation, ids=generation.ids[:end], logprobs=generation.logprobs[:end], finish="aborted")
+
+
 class Bench:
     """A service over an `EchoPolicy`, with a clock that a test moves."""
 
-    def __init__(self, tokenizer: Any, folder: Path, **options: Any) -> None:
+    def __init__(self, tokenizer: Any, folder: Path, *, policy: type[EchoPolicy] = EchoPolicy, **options: Any) -> None:
         self.now = 100.0
         self.episodes: list[Episode] = []
         self.renderer = ChatRenderer(tokenizer)
-        self.policy = EchoPolicy(tokenizer, self.renderer.template.end_id or 0)
+        self.policy = policy(tokenizer, self.renderer.template.end_id or 0)
         names = ("temperature", "seed", "resumed_from", "max_context")
         service = {name: options.pop(name) for name in names if name in options}
         service.setdefault("max_context", 4096)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from turngym.agents.proxy.chat import ChatRenderer, ChatThread
 from turngym.agents.proxy.errors import ApiError
 from turngym.agents.proxy.messages import ChatMessage, ToolCall
-from turngym.agents.proxy.tools import split_calls
 
 sys.path.insert(0, str(Path(__file__).parent))
 tools = importlib.import_module("proxy_tools")
@@ -151,27 +150,6 @@ def test_control_tokens_in_arguments_are_refused(make_tokenizer: Callable[..., A
     call = ToolCall(id="", name="f", arguments='{"x": "<|im_end|>"}')
     with pytest.raises(ApiError, match="control token"):
         ChatRenderer(make_tokenizer()).prompt(ChatThread(), [ChatMessage(role="assistant", tool_calls=(call,))])
-
-
-@pytest.mark.parametrize(
-    ("text", "content", "names"),
-    [
-        ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "", ["f"]),
-        ('a <tool_call>{"name": "f"}</tool_call> b <tool_call>{"name": "g"}</tool_call>', "a  b", ["f", "g"]),
-        ('<tool_call>{"name": "f", "arguments": {}}', "", ["f"]),  # cut at a stop text
-        ("<tool_call>{bad}</tool_call>", "<tool_call>{bad}</tool_call>", []),
-        ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
-        ('<think><tool_call>{"name": "f"}</tool_call></think>no', None, []),
-        ('<think>hm</think><tool_call>{"name": "f"}</tool_call>', "<think>hm</think>", ["f"]),
-        ('<think>open <tool_call>{"name": "f"}</tool_call>', None, []),
-        ("plain", "plain", []),
-    ],
-)
-def test_calls_in_text(text: str, content: str | None, names: list[str]) -> None:
-    found, calls = split_calls(text, "salt")
-    assert found == (text if content is None else content)
-    assert [call.name for call in calls] == names
-    assert len({call.id for call in calls}) == len(names)
 
 
 @settings(max_examples=30, deadline=None)

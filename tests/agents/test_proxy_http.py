@@ -160,41 +160,6 @@ def test_back_pressure(serve: Callable[..., Served]) -> None:
     held.join(20)
 
 
-def events(answer: Any) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
-    return [line if line == "[DONE]" else json.loads(line) for line in lines]
-
-
-def test_streams(serve: Callable[..., Served]) -> None:
-    served = serve()
-    served.bench.policy.answer = lambda request: "long answer " * 10
-    body = {"messages": [user("x")], "stream": True, "stream_options": {"include_usage": True}}
-    with served.http.stream("POST", "/chat/completions", json=body) as answer:
-        found = events(answer)
-    assert answer.headers["Content-Type"].startswith("text/event-stream")
-    assert found[-1] == "[DONE]"
-    assert found[-2]["usage"]["completion_tokens"] == 121
-    assert found[-3]["choices"][0]["finish_reason"] == "stop"
-    assert found[0]["choices"][0]["delta"]["role"] == "assistant"
-    texts = [event["choices"][0]["delta"].get("content", "") for event in found[:-2]]
-    assert "".join(texts) == "long answer " * 10
-    assert len(texts) == 5
-    assert len({event["id"] for event in found[:-1]}) == 1
-
-
-def test_a_stream_whose_engine_fails_ends_with_an_error(serve: Callable[..., Served]) -> None:
-    served = serve()
-
-    def fail(request: Any) -> str:
-        raise RuntimeError("broken")
-
-    served.bench.policy.answer = fail
-    with served.http.stream("POST", "/chat/completions", json={"messages": [user("x")], "stream": True}) as answer:
-        found = events(answer)
-    assert found[-1]["error"]["message"] == "the engine failed: RuntimeError: broken"
-    assert served.bench.service.counts["underway"] == 0
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up(serve: Callable[..., Served], stream: bool) -> None:
     served = serve()
@@ -292,16 +257,6 @@ class TestOfficialClient:
         (episode,) = served.bench.episodes
         assert (len(episode.segments), episode.depth) == (1, 2)
         assert episode.turns[1].observation == "a book"
-
-    def test_a_streamed_tool_call(self, client: tuple[Any, Served]) -> None:
-        api, served = client
-        served.bench.policy.answer = lambda request: CALL
-        stream = api.chat.completions.create(model="tiny", messages=[user("x")], tools=[LOOK], stream=True)
-        chunks = list(stream)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Let me look."
-        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-        assert [(call.index, call.function.name) for call in calls] == [(0, "look")]
-        assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
     def test_its_errors(self, client: tuple[Any, Served]) -> None:
         import openai
