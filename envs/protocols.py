@@ -74,6 +74,16 @@ class Policy(Protocol):
         """Forget `session`; unknown sessions are fine."""
 
 
+class WeightSink(Protocol):
+    """Whoever samples with a student's weights elsewhere, and must get the new ones."""
+
+    def publish(self, version: int) -> None:
+        """Hand on the weights as they are now; returns when all that is sampled from now on is sampled with them."""
+
+    def close(self) -> None:
+        """Nothing will be published any more."""
+
+
 class Watch(Protocol):
     """Hears every id of one request when it is drawn, with its log-probability; must not raise, and not take long."""
 

@@ -18,6 +18,7 @@ import tyro
 
 from turngym.envs.core import TurngymError
 from turngym.scripts.judge_wiring import JudgeOptions
+from turngym.scripts.server_wiring import TrainServers
 
 try:
     from turngym.trainers.algorithms.grpo import GrpoConfig
@@ -34,6 +35,7 @@ try:
     from turngym.trainers.distributed import World, together
     from turngym.trainers.distributed_run import divided
     from turngym.trainers.loop import RunResult, Trainer
+    from turngym.trainers.lora import LoraConfig
     from turngym.trainers.text_term import TextConfig
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
@@ -125,6 +127,8 @@ class Options:
     opd_hints: OpdHintsConfig = field(default_factory=OpdHintsConfig)
     judging: Annotated[JudgeOptions, tyro.conf.arg(name="")] = field(default_factory=JudgeOptions)
     lpt: TextConfig = field(default_factory=TextConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(default_factory=TrainServers)
 
 
 def main(argv: Sequence[str]) -> int:

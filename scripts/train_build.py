@@ -14,10 +14,13 @@ from turngym.agents.hinted_env import HintedObservations
 from turngym.agents.judge_hints import HintPrompts
 from turngym.agents.scripted import named_player
 from turngym.agents.settings import ChatSettings
+from turngym.agents.sglang.scorer import SglangScorer
+from turngym.agents.sglang.synced import SyncedPolicy
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import assert_disjoint, load_panel
 from turngym.envs.trace import read_trace
 from turngym.scripts.judge_wiring import JudgedTraces, make_judge
+from turngym.scripts.server_wiring import teacher_scorer, train_policy
 from turngym.scripts.train import Options
 from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, PanelEvaluation, Player, weights_hash
 from turngym.scripts.wiring import env_maker, json_object
@@ -25,6 +28,7 @@ from turngym.trainers.algorithms import grpo, grpo_kd, luffy, opd, opd_hints, pp
 from turngym.trainers.dataset import DatasetCollect
 from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.loop import Trainer
+from turngym.trainers.lora import add_adapters
 from turngym.trainers.model import load_model, vocabulary_size
 from turngym.trainers.pieces import Algorithm, Term
 from turngym.trainers.progress import LiveProgress
@@ -54,7 +58,7 @@ def build_algorithm(options: Options, tokenizer: Any = None) -> Algorithm:
         "grpo": lambda: grpo.build(options.grpo, run),
         "luffy": lambda: luffy.build(options.luffy, run),
         "prm-rl": lambda: prm_rl.build(options.prm_rl, run),
-        "opd-hints": lambda: opd_hints.build(options.opd_hints, distill, run, teacher=options.teacher is not None),
+        "opd-hints": lambda: opd_hints.build(options.opd_hints, distill, run, teacher=has_teacher(options)),
         "grpo-kd": lambda: grpo_kd.build(options.grpo_kd, run),
         "grpo-minillm": lambda: grpo_kd.build(options.grpo_kd, run, text()),
         "ppo-kd": lambda: ppo_kd.build(options.ppo_kd, run),
@@ -77,10 +81,13 @@ def build_trainer(options: Options) -> Trainer:
         torch.set_num_threads(options.threads)
     settings = ChatSettings.load(options.student)
     model, tokenizer = load_student(options.student, options.dtype, options.device)
+    if options.lora.rank:
+        add_adapters(model, options.lora, base=str(options.student), seed=options.run.seed)
     algorithm = build_algorithm(options, tokenizer)
-    if algorithm.needs_teacher and options.teacher is None:
+    if algorithm.needs_teacher and not has_teacher(options):
         raise TurngymError(f"--algorithm {options.algorithm} distils from a teacher: name its folder with --teacher")
-    player = Player.of(model, tokenizer, settings, _peek(options, "tool"), batch=options.slots)
+    engine = server_engine(options, model, tokenizer, settings)
+    player = Player.of(model, tokenizer, settings, _peek(options, "tool"), batch=options.slots, engine=engine)
     evaluation = _evaluation(options, player)
     teacher, vocab_size = load_teacher(options, model, tokenizer, algorithm)
     reference = load_reference(options, algorithm, vocab_size)
@@ -92,6 +99,10 @@ def build_trainer(options: Options) -> Trainer:
     identity = {"env": options.env, "split": options.split, "make": options.make, "chat": asdict(settings)}
     if options.teacher is not None and algorithm.needs_teacher:
         identity["teacher"] = weights_hash(options.teacher)
+    elif isinstance(teacher, SglangScorer):
+        identity["teacher"] = teacher.fleet.servers[0].model
+    if options.lora.rank:
+        identity |= {"lora": asdict(options.lora), "student": weights_hash(options.student)}
     if options.algorithm in JUDGED:
         identity["judge"] = {**asdict(options.judging), "judge_every": None, "expert": options.expert}
     return Trainer(
@@ -129,13 +140,30 @@ def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
 
 def load_teacher(
     options: Options, student: Any, tokenizer: Any, algorithm: Algorithm
-) -> tuple[LocalScorer | None, int | None]:
-    """The teacher as a scorer, and the number of ids that it shares with the student."""
-    if options.teacher is None or not algorithm.needs_teacher:
+) -> tuple[LocalScorer | SglangScorer | None, int | None]:
+    """The teacher as a scorer, here or on servers, and the number of ids that it shares with the student."""
+    if not algorithm.needs_teacher:
+        return None, None
+    if options.servers.teacher_server:
+        size, heat = vocabulary_size(student), algorithm.distill_temperature
+        return teacher_scorer(options.servers, options.teacher, tokenizer, size, heat)
+    if options.teacher is None:
         return None, None
     model, other = load_student(options.teacher, options.teacher_dtype, options.device)
     size = common_vocabulary(tokenizer, other, vocabulary_size(student), vocabulary_size(model))
     return _scorer(options, model, algorithm, size), size
+
+
+def has_teacher(options: Options) -> bool:
+    """Whether another model than the student teaches."""
+    return options.teacher is not None or bool(options.servers.teacher_server)
+
+
+def server_engine(options: Options, model: Any, tokenizer: Any, settings: ChatSettings) -> SyncedPolicy | None:
+    """The servers that play with the student's weights; None where it plays in this process."""
+    if not options.servers.policy_server:
+        return None
+    return train_policy(options.servers, model, tokenizer, settings.max_context, options.out)
 
 
 def load_reference(options: Options, algorithm: Algorithm, vocab_size: int | None) -> LocalScorer | None:

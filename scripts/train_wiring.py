@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from turngym.agents.evaluate import evaluate
 from turngym.agents.local import LocalEngine
@@ -19,7 +19,7 @@ from turngym.envs.channels import make_channel
 from turngym.envs.core import Task, ToolSpec, TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.panels import Panel, assert_disjoint
-from turngym.envs.protocols import CollectRequest, Sampling
+from turngym.envs.protocols import CollectRequest, Policy, Sampling
 from turngym.scripts.wiring import renderer_of
 from turngym.trainers.dataset import draw
 from turngym.trainers.loop import EvalPoint
@@ -27,19 +27,43 @@ from turngym.trainers.loop import EvalPoint
 MakeEnv = Callable[[], Any]
 
 
+class Engine(Policy, Protocol):
+    """A policy that follows a model in training."""
+
+    @property
+    def max_length(self) -> int:
+        """Most ids of prompt and response together."""
+
+    def weights_changed(self, version: int) -> None:
+        """The model has new weights: what is generated from now on is theirs, as `version`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
-    """A model in this process as rollouts and evaluations see it. It shares its weights with the trainer."""
+    """A model as rollouts and evaluations see it: it has the trainer's weights, in this process or on servers."""
 
-    engine: LocalEngine
+    engine: Engine
     renderer: ChatRenderer
     settings: ChatSettings
     tool: ToolSpec
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec, *, batch: int = 64) -> Player:
-        """`settings` say how the model was trained to be spoken to; `batch` requests are generated at a time."""
-        engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=batch)
+    def of(
+        cls,
+        model: Any,
+        tokenizer: Any,
+        settings: ChatSettings,
+        tool: ToolSpec,
+        *,
+        batch: int = 64,
+        engine: Engine | None = None,
+    ) -> Player:
+        """`settings` say how the model was trained to be spoken to; `batch` requests are generated at a time.
+
+        Without `engine` the model itself plays, in this process.
+        """
+        if engine is None:
+            engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=batch)
         renderer = renderer_of(model, tokenizer, settings, tool)
         return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)
 

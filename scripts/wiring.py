@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
+import tyro
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.agents.agent import Agent, AgentError
@@ -20,6 +21,7 @@ from turngym.envs.base import TextEnv
 from turngym.envs.core import ToolSpec, TurngymError, content_hash
 from turngym.envs.guard import guard_of
 from turngym.envs.suggest import did_you_mean
+from turngym.scripts.server_wiring import PolicyServer, eval_policy, load_outside
 
 KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER")
 
@@ -51,6 +53,7 @@ class AgentOptions:
     """Precision of a model."""
     batch: int = 64
     """Episodes played, and requests generated, at a time."""
+    servers: Annotated[PolicyServer, tyro.conf.arg(name="")] = field(default_factory=PolicyServer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +120,12 @@ def wire_agent(options: AgentOptions, probe: Callable[[], TextEnv]) -> Wired:
 
 def _wire_model(folder: str, options: AgentOptions, tool: ToolSpec) -> Wired:
     settings = _settings(ChatSettings.load(folder), options)
-    model, tokenizer = load_policy(folder, options.device, options.dtype)
-    from turngym.agents.local import LocalEngine
     from turngym.agents.model_agent import ModelAgent
     from turngym.envs.channels import make_channel
     from turngym.envs.protocols import Sampling
 
     path = Path(folder).resolve()
-    engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=options.batch)
+    engine, model, tokenizer = _engine(folder, settings, options)
     renderer = renderer_of(model, tokenizer, settings, tool)
     agent = ModelAgent(
         engine,
@@ -139,8 +140,24 @@ def _wire_model(folder: str, options: AgentOptions, tool: ToolSpec) -> Wired:
         channel=settings.channel,
         system=settings.system,
         temperature=options.temperature,
-        fingerprint=content_hash({"files": _file_hashes(folder), "settings": asdict(settings)})[:16],
+        fingerprint=content_hash(
+            {"files": _file_hashes(folder), "settings": asdict(settings)}
+            # another engine draws other episodes from the same seed
+            | ({"engine": "sglang"} if options.servers.policy_server else {})
+        )[:16],
     )
+
+
+def _engine(folder: str, settings: ChatSettings, options: AgentOptions) -> tuple[Any, Any, Any]:
+    """What generates, the model as far as it is loaded, and the tokenizer."""
+    if options.servers.policy_server:
+        model, tokenizer = load_outside(folder)
+        return eval_policy(options.servers, Path(folder), tokenizer, settings.max_context), model, tokenizer
+    from turngym.agents.local import LocalEngine
+
+    model, tokenizer = load_policy(folder, options.device, options.dtype)
+    engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=options.batch)
+    return engine, model, tokenizer
 
 
 def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: Any) -> Any:

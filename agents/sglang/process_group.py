@@ -32,7 +32,13 @@ def join_as_first(address: str, port: int, world: int, name: str, backend: str, 
         store = TCPStore(address, port, world, is_master=True, timeout=limit, wait_for_workers=False)
         store.set_timeout(limit)
         group, _ = _new_process_group_helper(
-            world, 0, [], Backend(backend), PrefixStore(name, store), group_name=name, timeout=limit
+            world,
+            0,
+            [],
+            Backend(backend),
+            PrefixStore(name, store),
+            group_name=name,  # type: ignore[arg-type]  # a NewType that older releases of torch do not have
+            timeout=limit,
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise SyncError(f"no {backend} group of {world} members at {address}:{port}: {error}") from error

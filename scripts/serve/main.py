@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from turngym.scripts.main import dispatch
 
 VERBS = {
+    "policy": "turngym.scripts.serve.policy",
     "proxy": "turngym.scripts.serve.proxy",
     "retrieval": "turngym.scripts.serve.retrieval",
     "webshop": "turngym.scripts.serve.webshop",

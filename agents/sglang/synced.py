@@ -1,0 +1,63 @@
+"""A policy on servers whose weights follow a model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from turngym.agents.sglang.policy import SglangPolicy
+from turngym.envs.protocols import GenerateRequest, Generation, WeightSink
+
+
+@dataclass(slots=True, kw_only=True)
+class SyncedPolicy:
+    """Implements `Policy`: the servers get the model's weights before the first request, and after each change.
+
+    A change is noticed even where nobody announced it (`stamp` is another), so that a resumed run and an evaluation
+    before the first update never play with what the servers happened to have.
+    """
+
+    policy: SglangPolicy
+    sink: WeightSink
+    stamp: Callable[[], int]
+    """Changes whenever the model's weights do; what it says counts beside the announced version."""
+    first: Callable[[], None] | None = None
+    """Called when the servers have the weights for the first time: is what they compute what the model computes?"""
+    version: int = 0
+    """Of the model's weights, as they were last announced."""
+    _sent: tuple[int, int] | None = field(default=None, init=False)
+
+    @property
+    def max_length(self) -> int:
+        """Most ids of prompt and response together."""
+        return self.policy.max_length
+
+    @property
+    def policy_version(self) -> int:
+        return self.policy.policy_version
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        """Continue every request with the model's weights as they are now."""
+        if (self.version, self.stamp()) != self._sent:
+            self._publish()
+        return self.policy.generate(requests)
+
+    def release(self, session: str) -> None:
+        self.policy.release(session)
+
+    def weights_changed(self, version: int) -> None:
+        """The model has new weights; they are sent, as `version`, before the next request."""
+        self.version = version
+
+    def close(self) -> None:
+        """Close the connections; the servers go on with what they have."""
+        self.sink.close()
+        self.policy.fleet.close()
+
+    def _publish(self) -> None:
+        now = self.version, self.stamp()
+        self.sink.publish(self.version)
+        new = self._sent is None
+        self._sent = now
+        if new and self.first is not None:
+            self.first()

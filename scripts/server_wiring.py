@@ -1,0 +1,219 @@
+"""From the options of train, eval, rollout and serve to SGLang servers that play, or teach."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from turngym.agents.sglang.errors import ServerError
+from turngym.agents.sglang.fleet import Fleet
+from turngym.agents.sglang.policy import SglangPolicy
+from turngym.agents.sglang.same_model import check_model, check_names, check_tokenizer, model_config
+from turngym.agents.sglang.scorer import SglangScorer
+from turngym.agents.sglang.settings import ServerSettings
+from turngym.agents.sglang.stops import StopFinder
+from turngym.agents.sglang.sync import Busy, DiskSync
+from turngym.agents.sglang.synced import SyncedPolicy
+from turngym.envs.protocols import WeightSink
+
+TOLERANCE = {"float32": 1e-3, "auto": 0.5}
+"""Most that a log-probability of a server may differ from ours, by its precision; 0.5 where that is a half one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyServer:
+    """SGLang servers that play."""
+
+    policy_server: str = ""
+    """Address of an SGLang server that plays (`turngym serve policy` starts one), several with commas in between, or
+    that of a router; by default the model plays in this process."""
+    server_parallel: int = 64
+    """Requests under way at a time on each server."""
+    server_deadline: float = 600.0
+    """Seconds for one response, retries included; a server that is restarted is waited for that long."""
+
+    def fleet(self, urls: str) -> Fleet:
+        """Open connections to `urls`, with commas in between."""
+        settings = ServerSettings(parallel=self.server_parallel, deadline=self.server_deadline)
+        named = [url.strip() for url in urls.split(",") if url.strip()]
+        return Fleet(urls=[url if "://" in url else f"http://{url}" for url in named], settings=settings).open()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainServers(PolicyServer):
+    """SGLang servers that play and teach while this process trains."""
+
+    teacher_server: str = ""
+    """Address of SGLang servers with the teacher; --teacher then only names its folder, for the vocabulary."""
+    weight_sync: Literal["disk", "gloo", "nccl"] = "disk"
+    """How new weights get to the servers that play: through a folder that both sides see, or broadcast (`nccl` between
+    GPUs, else `gloo`)."""
+    weight_folder: Path | None = None
+    """disk: where new weights are written; by default OUT/weights. The newest two stay."""
+    weight_address: str = "127.0.0.1"
+    """gloo, nccl: where the servers reach this machine."""
+    when_busy: Busy = "wait"
+    """Responses that are being drawn when new weights come are finished first (`wait`), held and finished by the new
+    weights (`retract`), or broken off and continued (`abort`); turns say which ids are whose."""
+
+
+def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length: int | None) -> SglangPolicy:
+    """Servers that play with the weights of `folder`, which need not be loaded here.
+
+    Raises ServerError where a server has another model, vocabulary or weights.
+    """
+    fleet = options.fleet(options.policy_server)
+    config = _config(folder)
+
+    def check() -> None:
+        check_names(fleet)
+        check_model(fleet, config)
+        _same_folder(fleet, folder)
+
+    _checked(fleet, check)
+    return _policy(fleet, config, tokenizer, max_length)
+
+
+def train_policy(options: TrainServers, model: Any, tokenizer: Any, max_length: int | None, out: Path) -> SyncedPolicy:
+    """Servers that play with the weights of `model`, whatever they have now.
+
+    Raises ServerError where a server has another architecture, shape or vocabulary.
+    """
+    from turngym.agents.local_model import CausalModel
+
+    fleet = options.fleet(options.policy_server)
+    config = model.config.to_dict()
+    _checked(fleet, lambda: check_model(fleet, config))
+    policy = _policy(fleet, config, tokenizer, max_length)
+    sink = _sink(options, fleet, model, out)
+
+    def compare() -> None:
+        check_numbers(fleet, model, policy.vocabulary)
+
+    return SyncedPolicy(policy=policy, sink=sink, stamp=CausalModel(model).weights_stamp, first=compare)
+
+
+def teacher_scorer(
+    options: TrainServers, folder: Path | None, tokenizer: Any, student_size: int, temperature: float
+) -> tuple[SglangScorer, int]:
+    """A teacher on servers, and the number of ids that it shares with the student.
+
+    Raises ServerError for another vocabulary than the student's, or a temperature at which no server scores.
+    """
+    if temperature != 1.0:
+        raise ServerError(
+            f"a server scores at temperature 1, not at {temperature:g}: load the teacher into this process with "
+            "--teacher, without --teacher-server"
+        )
+    fleet = options.fleet(options.teacher_server)
+
+    def size() -> int:
+        check_names(fleet)
+        where = fleet.servers[0].model if folder is None else str(folder)
+        config = model_config(where)
+        if folder is not None:
+            check_model(fleet, config)
+        check_tokenizer(fleet, tokenizer, min(len(tokenizer), student_size))
+        return int(config.get("vocab_size", student_size))
+
+    vocabulary = _checked(fleet, size)
+    shared = min(vocabulary, student_size)
+    return SglangScorer(fleet=fleet, vocabulary=vocabulary, shared=shared), shared
+
+
+def load_outside(folder: str) -> tuple[Any, Any]:
+    """What is known of a model that servers run: its generation_config (as an attribute), and its tokenizer.
+
+    Raises ServerError for a folder without a tokenizer.
+    """
+    from types import SimpleNamespace
+
+    try:
+        from transformers import AutoTokenizer, GenerationConfig
+    except ImportError as error:
+        raise ServerError(f"tokenizers need transformers: pip install 'turngym[train]' ({error})") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ServerError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
+    config = GenerationConfig.from_pretrained(folder) if (Path(folder) / "generation_config.json").exists() else None
+    return SimpleNamespace(generation_config=config), tokenizer
+
+
+def check_numbers(fleet: Fleet, model: Any, vocabulary: int, length: int = 48) -> None:
+    """Raises ServerError unless the servers give some ids the log-probabilities that `model` gives them."""
+    from turngym.trainers.scorer import LocalScorer
+
+    row = np.random.default_rng(0).integers(0, vocabulary, length).astype(np.int32)
+    where = np.arange(1, length)
+    theirs = SglangScorer(fleet=fleet, vocabulary=vocabulary).logprobs([row], [where])[0]
+    mine = LocalScorer(model=model).logprobs([row], [where])[0]
+    # a median: random ids are so unlikely that single ones differ by much in half precision
+    worst = float(np.median(np.abs(theirs - mine)))
+    limit = TOLERANCE.get(fleet.servers[0].dtype, 0.5)
+    if worst > limit:
+        raise ServerError(
+            f"{fleet.servers[0].url} has the weights, but its log-probabilities differ from this process's by "
+            f"{worst:.3g} (at most {limit:g} is rounding): is it another model, quantised, or scaled in another way?"
+        )
+
+
+def _policy(fleet: Fleet, config: dict[str, Any], tokenizer: Any, max_length: int | None) -> SglangPolicy:
+    size = int(config["vocab_size"])
+    _checked(fleet, lambda: check_tokenizer(fleet, tokenizer, min(len(tokenizer), size)))
+    if not all(server.seeded for server in fleet.servers):
+        print(
+            "note: a server ignores seeds (it runs without --enable-deterministic-inference): episodes differ from run "
+            "to run; `turngym serve policy` starts one that takes them"
+        )
+    return SglangPolicy(fleet, vocabulary=size, max_length=max_length, stops=StopFinder(tokenizer))
+
+
+def _sink(options: TrainServers, fleet: Fleet, model: Any, out: Path) -> WeightSink:
+    if options.weight_sync == "disk":
+        folder = options.weight_folder or out / "weights"
+        return DiskSync(fleet=fleet, save=model.save_pretrained, folder=folder, busy=options.when_busy)
+    from turngym.agents.sglang.broadcast import BroadcastSync
+
+    return BroadcastSync(
+        fleet=fleet,
+        weights=model.named_parameters,
+        address=options.weight_address,
+        backend=options.weight_sync,
+        busy=options.when_busy,
+    )
+
+
+def _same_folder(fleet: Fleet, folder: Path) -> None:
+    """The server's folder holds the weights of ours; taken on trust where it cannot be read from here."""
+    from turngym.scripts.train_wiring import weights_hash
+
+    for server in fleet.servers:
+        theirs = Path(server.model)
+        if not theirs.is_dir() or theirs.resolve() == folder.resolve():
+            continue
+        if weights_hash(theirs) != weights_hash(folder):
+            raise ServerError(f"{server.url} serves the weights of {theirs}; those of {folder} are meant")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {**found, "vocab_size": int(found["vocab_size"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ServerError(f"{folder} holds no model whose config.json names a vocab_size: {error}") from error
+
+
+def _checked(fleet: Fleet, check: Callable[[], Any]) -> Any:
+    """What `check` gives; where it fails the connections are closed."""
+    try:
+        return check()
+    except BaseException:
+        fleet.close()
+        raise
