@@ -71,8 +71,8 @@ class EventStream:
         if not text.startswith(self._text.text):
             # an engine that failed in company was asked again, and drew otherwise
             self._service.count("streams_torn")
-            error = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
-            yield _data(error.as_json())
+            torn = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
+            yield _data(torn.as_json())
             return
         rest = text[len(self._text.text) :]
         self._drawn += _scored(finished)[self._told + len(self._drawn) :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -167,6 +168,19 @@ def test_the_official_client_trains_by_hints(run: Any, tmp_path: Path) -> None:
     hinted = [turn for turn in read_trace(tmp_path / "sessions.jsonl")[0][0].turns if turn.hint is not None]
     assert [turn.hint for turn in hinted] == ["What you are about to do leads to this: Nothing happens."] * 2
     assert all(turn.hint_prompt_ids is not None for turn in hinted)
+
+
+def test_the_tiny_policy_streams_what_it_would_have_said_at_once(run: Any, tmp_path: Path) -> None:
+    served = run(options(tmp_path, train=False))
+    body = {"messages": [{"role": "user", "content": "You are in the middle of a room."}], "seed": 3}
+    plain = served.http.post("/chat/completions", json=body).json()
+    with served.http.stream("POST", "/chat/completions", json=body | {"stream": True}) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines[:-1]]
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    assert text == plain["choices"][0]["message"]["content"]
+    assert events[-1]["choices"][0]["finish_reason"] == plain["choices"][0]["finish_reason"]
+    assert served.health()["engine"]["streams"] is True
 
 
 def test_recording_only_honours_the_temperature(run: Any, tmp_path: Path) -> None:
