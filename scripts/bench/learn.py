@@ -37,7 +37,7 @@ class LearnBench:
     """Rows of the table (default: all); what they are compared with comes along."""
     seeds: int = 3
     """Runs per row: seeds 0, 1, ..."""
-    steps: int = 40
+    steps: int = 24
     """Training steps of every run."""
     episodes: int = 64
     """Episodes per training step; whole groups of 8."""
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
         write_text(world, text_file(options, world))
     planned = plan(options, world, recipes)
-    Runner(jobs=[job for jobs in planned.values() for job in jobs], parallel=options.parallel).run()
+    Runner(jobs=in_turn(list(planned.values())), parallel=options.parallel).run()
     if not options.report:
         return 0
     from turngym.scripts.bench.learn_report import write_report
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(options: LearnBench, world: World, recipes: dict[str, Recipe]) -> dict[str, list[Job]]:
-    """Row -> one run per seed; the row `hints` is the start of those that must read hints. Seed by seed in order."""
+    """Row -> one run per seed; the row `hints` is the start of those that must read hints."""
     planned: dict[str, list[Job]] = {}
     needs: Job | None = None
     if any(recipe.start == "hints" for recipe in recipes.values()):
@@ -89,6 +89,11 @@ def plan(options: LearnBench, world: World, recipes: dict[str, Recipe]) -> dict[
     for name, recipe in recipes.items():
         planned[name] = [_job(options, world, name, recipe, seed, needs) for seed in range(options.seeds)]
     return planned
+
+
+def in_turn(rows: Sequence[Sequence[Job]]) -> list[Job]:
+    """All jobs, the first of every row before the second of any."""
+    return [jobs[place] for place in range(max(map(len, rows))) for jobs in rows if place < len(jobs)]
 
 
 def text_file(options: LearnBench, world: World) -> Path:

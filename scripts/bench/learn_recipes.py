@@ -40,10 +40,13 @@ class Recipe:
 
 COMMON = (
     *("--threads", "1", "--micro-tokens", "2048", "--temperature", "1.0", "--no-tensorboard"),
-    *("--optimiser.weight-decay", "0", "--optimiser.lr-warmup", "5", "--optimiser.schedule", "linear"),
+    *("--optimiser.weight-decay", "0", "--optimiser.lr-warmup", "3", "--optimiser.schedule", "linear"),
 )
 DISTIL = ("--optimiser.lr", "1e-3")
-REWARD = ("--optimiser.lr", "3e-4")
+REWARD = ("--optimiser.lr", "2e-4", "--optimiser.passes", "2", "--optimiser.minibatches", "2")
+"""At 1e-3 policy gradients undo the student within ten steps: success 14 % -> 0 %, entropy 0.7 -> 3 nats. Rollouts cost
+more than updates, so each batch is used four times; on tasks of the next batch the advantage-weighted change of the
+probabilities still grows with the fifth use."""
 
 HINTS = (
     *("--algorithm", "sft", "--hints", "0.5", "--steps", "40", "--episodes", "32"),
@@ -53,9 +56,10 @@ HINTS = (
 """How the shipped student learns to read hints: half of the observations carry the expert's next action."""
 
 RECIPES: Mapping[str, Recipe] = {
-    "grpo": Recipe(algorithm="grpo", words=REWARD),
+    # long failures would outweigh short successes if every token counted the same
+    "grpo": Recipe(algorithm="grpo", words=(*REWARD, "--grpo.weight", "trajectory")),
     "luffy": Recipe(algorithm="luffy", control="grpo", expert=True, words=REWARD),
-    "prm-rl": Recipe(algorithm="prm-rl", words=REWARD),
+    "prm-rl": Recipe(algorithm="prm-rl", words=(*REWARD, "--optimiser.lr", "1e-4")),
     "opd-from-hints": Recipe(algorithm="opd", start="hints", teacher=True, words=DISTIL),
     "opd-hints": Recipe(algorithm="opd-hints", start="hints", control="opd-from-hints", expert=True, words=DISTIL),
     "opd": Recipe(algorithm="opd", teacher=True, words=DISTIL),

@@ -99,6 +99,9 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
     hinted = planned["opd-hints"][1]
     assert hinted.needs is planned["hints"][0]
     assert str(hinted.needs.model) in hinted.command
+    order = [job.name.partition("/")[2] for job in learn.in_turn(list(planned.values()))]
+    assert order[: len(RECIPES) + 1] == ["hints", *(f"{name}/seed0" for name in RECIPES)]
+    assert len(order) == 1 + 2 * len(RECIPES)
     assert planned["opd"][1].same_start == planned["grpo"][1].same_start != hinted.same_start
 
 
