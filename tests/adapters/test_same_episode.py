@@ -32,7 +32,7 @@ def through_session(sessions: Sessions, episodes: list[Episode], replay: Any, tm
 
 def through_trl(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
     trainer = SimpleNamespace(
-        args=SimpleNamespace(temperature=1.0),
+        args=SimpleNamespace(temperature=1.0, mask_truncated_completions=False),
         state=SimpleNamespace(global_step=0),
         accelerator=SimpleNamespace(process_index=0, num_processes=1),
         processing_class=SimpleNamespace(eos_token_id=1),

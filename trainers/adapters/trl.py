@@ -33,12 +33,13 @@ def rollout_func(sessions: Sessions, policy_of: Callable[[Any], Policy], *, seed
     The result has, besides TRL's own fields, `turngym_reward` (None where the environment or the engine failed, so that
     TRL leaves the attempt out), `turngym_success`, `turngym_turns` and `turngym_status` for reward functions.
 
-    Raises TurngymError where the sessions sample at another temperature than the trainer.
+    Raises TurngymError where the trainer's settings would falsify the result: another temperature than the sessions',
+    or `mask_truncated_completions`.
     """
     calls: Counter[tuple[int, int]] = Counter()
 
     def roll(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        _check_temperature(sessions, trainer)
+        _check(sessions, trainer)
         step, rank = int(trainer.state.global_step), int(trainer.accelerator.process_index)
         calls[step, rank] += 1
         seen: Counter[str] = Counter()
@@ -91,10 +92,15 @@ def _task_id(prompt: Any) -> str:
     raise TurngymError(f"a prompt must name a task, as text or as the content of a message; got {str(prompt)[:200]!r}")
 
 
-def _check_temperature(sessions: Sessions, trainer: Any) -> None:
+def _check(sessions: Sessions, trainer: Any) -> None:
     ours, theirs = sessions.sampling.temperature, float(trainer.args.temperature)
     if not math.isclose(ours, theirs):
         raise TurngymError(
             f"the sessions sample at temperature {ours:g}, but GRPOConfig says {theirs:g}: give both the same, or the "
             "log-probabilities that TRL compares are not of one distribution"
+        )
+    if trainer.args.mask_truncated_completions:
+        raise TurngymError(
+            "GRPOConfig(mask_truncated_completions=True) would leave episodes out by their last token, which is the "
+            "agent's and not the end of a text: set it to False"
         )
