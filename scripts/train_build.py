@@ -25,6 +25,7 @@ from turngym.scripts.train import Options
 from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, PanelEvaluation, Player, weights_hash
 from turngym.scripts.wiring import env_maker, json_object
 from turngym.trainers.algorithms import grpo, grpo_kd, luffy, opd, opd_hints, ppo_kd, prm_rl, sft, tcod, turnopd
+from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.dataset import DatasetCollect
 from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.loop import Trainer
@@ -88,6 +89,8 @@ def build_trainer(options: Options) -> Trainer:
         raise TurngymError(f"--algorithm {options.algorithm} distils from a teacher: name its folder with --teacher")
     engine = server_engine(options, model, tokenizer, settings)
     player = Player.of(model, tokenizer, settings, _peek(options, "tool"), batch=options.slots, engine=engine)
+    if options.resume and list_checkpoints(options.out):
+        player.engine.weights_changed(read_state(latest_checkpoint(options.out))["step"])
     evaluation = _evaluation(options, player)
     teacher, vocab_size = load_teacher(options, model, tokenizer, algorithm)
     reference = load_reference(options, algorithm, vocab_size)

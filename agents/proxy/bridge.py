@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from turngym.agents.proxy.errors import ApiError, busy
-from turngym.envs.protocols import GenerateRequest, Generation, Policy, StreamingPolicy
+from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Policy, StreamingPolicy
 
 STOPPING = "the server is stopping"
 
@@ -201,19 +201,29 @@ class EngineBridge:
             found = self._draw(batch)
             if len(found) != len(batch):
                 raise RuntimeError(f"the engine answered {len(found)} of {len(batch)} requests")
+        except PartialFailure as failure:
+            self._settle(batch, failure.results)
+            return
         except Exception as error:
             if len(batch) == 1:
-                _fail(batch[0], ApiError(500, f"the engine failed: {type(error).__name__}: {error}", code="engine"))
+                _fail(batch[0], _engine_failed(error))
                 return
             # one bad request must not fail those that happened to come with it, and half a batch may fit in memory
             half = len(batch) // 2
             self._generate(batch[:half])
             self._generate(batch[half:])
             return
-        self.generated += sum(len(generation.ids) for generation in found)
-        self.aborted += sum(generation.finish == "aborted" for generation in found)
-        for ticket, generation in zip(batch, found, strict=True):
-            ticket.answer.set_result(generation)
+        self._settle(batch, found)
+
+    def _settle(self, batch: list[Ticket], found: Sequence[Generation | BaseException]) -> None:
+        """Hand every request its generation, or the error that it alone had."""
+        for ticket, result in zip(batch, found, strict=True):
+            if isinstance(result, BaseException):
+                _fail(ticket, _engine_failed(result))
+                continue
+            self.generated += len(result.ids)
+            self.aborted += result.finish == "aborted"
+            ticket.answer.set_result(result)
 
     def _draw(self, batch: list[Ticket]) -> list[Generation]:
         requests = [ticket.request for ticket in batch]
@@ -233,6 +243,10 @@ class EngineBridge:
             "streams": self.streams,
             "aborted": self.aborted,
         }
+
+
+def _engine_failed(error: BaseException) -> ApiError:
+    return ApiError(500, f"the engine failed: {type(error).__name__}: {error}", code="engine")
 
 
 def _fail(ticket: Ticket, error: Exception) -> None:

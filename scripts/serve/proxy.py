@@ -27,6 +27,7 @@ from turngym.agents.proxy.settings import ProxySettings
 from turngym.agents.settings import ChatSettings
 from turngym.envs.core import TurngymError
 from turngym.scripts.judge_wiring import JudgeOptions
+from turngym.scripts.server_wiring import TrainServers
 
 try:
     from turngym.trainers.algorithms.opd import OpdConfig
@@ -73,6 +74,7 @@ class ServeProxy:
     opd: OpdConfig = field(default_factory=OpdConfig)
     turnopd: TurnOpdConfig = field(default_factory=TurnOpdConfig)
     judging: Annotated[JudgeOptions, tyro.conf.arg(name="")] = field(default_factory=JudgeOptions)
+    servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(default_factory=TrainServers)
     device: str = "auto"
     """`cpu`, `cuda`, ...; auto: cuda where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"

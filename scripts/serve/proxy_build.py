@@ -21,8 +21,9 @@ from turngym.envs.protocols import Judge, Judgement, JudgeRequest
 from turngym.scripts.judge_wiring import make_judge
 from turngym.scripts.serve.proxy import ServeProxy, named
 from turngym.scripts.serve.proxy_training import Lines, Training
+from turngym.scripts.server_wiring import eval_policy, train_policy
 from turngym.scripts.train import Options
-from turngym.scripts.train_build import JUDGED, build_algorithm, load_reference, load_student, load_teacher
+from turngym.scripts.train_build import JUDGED, build_algorithm, has_teacher, load_reference, load_student, load_teacher
 from turngym.scripts.train_wiring import weights_hash
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.judge.episodes import JudgeError, judge_episodes
@@ -39,7 +40,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
     chat = ChatSettings.load(config.student)
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, config.student, chat)
-    engine = LocalEngine(model, tokenizer=tokenizer, max_length=chat.max_context, max_batch=settings.max_batch)
+    engine = _engine(config, model, tokenizer, chat.max_context, settings.max_batch)
     more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
     stop_ids = (more,) if isinstance(more, int) else tuple(more)
     renderer = ChatRenderer(tokenizer, thinking=chat.thinking, stop_ids=stop_ids)
@@ -48,7 +49,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
     options = _options(config)
     algorithm = build_algorithm(options, tokenizer)
-    if algorithm.needs_teacher and config.teacher is None:
+    if algorithm.needs_teacher and not has_teacher(options):
         raise TurngymError(f"--algorithm {config.algorithm} distils from a teacher: name its folder with --teacher")
     teacher, vocab_size = load_teacher(options, model, tokenizer, algorithm)
     judge = _judge(config, renderer, max_context)
@@ -75,6 +76,8 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
     identity = {"env": "proxy", "chat": asdict(chat), "batch_turns": config.batch_turns}
     if config.teacher is not None:
         identity["teacher"] = weights_hash(config.teacher)
+    elif config.servers.teacher_server:
+        identity["teacher"] = config.servers.teacher_server
     training.trainer = Trainer(
         model=model,
         algorithm=algorithm,
@@ -91,6 +94,15 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         progress=Lines(),
     )
     return service, training
+
+
+def _engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Any:
+    """What answers: the model in this process, or servers that have its weights, or get them as it learns."""
+    if not config.servers.policy_server:
+        return LocalEngine(model, tokenizer=tokenizer, max_length=max_length, max_batch=batch)
+    if not config.train:
+        return eval_policy(config.servers, config.student, tokenizer, max_length)
+    return train_policy(config.servers, model, tokenizer, max_length, config.out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +162,6 @@ def _options(config: ServeProxy) -> Options:
     """The same settings as `turngym train` knows them."""
     names = (
         *("student", "out", "algorithm", "teacher", "run", "optimiser", "distill", "prm_rl", "opd_hints", "opd"),
-        *("turnopd", "judging", "device", "dtype", "teacher_dtype", "threads"),
+        *("turnopd", "judging", "device", "dtype", "teacher_dtype", "threads", "servers"),
     )
     return Options(**{name: getattr(config, name) for name in names})
