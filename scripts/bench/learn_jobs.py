@@ -59,6 +59,8 @@ class Runner:
     parallel: int = 2
     poll: float = 0.5
     """Seconds between looks at the processes."""
+    patience: float = 5.0
+    """Seconds that an interrupted run is given to end by itself before it is told to."""
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
@@ -76,7 +78,7 @@ class Runner:
                     progress.update(set(self._running))
             except BaseException:
                 for process in self._running.values():
-                    stop(process)
+                    stop(process, self.patience)
                 raise
         if failed:
             logs = ", ".join(str(log_of(job)) for job in failed)
@@ -127,10 +129,10 @@ def launch(job: Job) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes], patience: float) -> None:
     """Let a run save and end. On a terminal Ctrl-C reached it as well; elsewhere it must be told."""
     try:
-        process.wait(timeout=5)
+        process.wait(timeout=patience)
     except subprocess.TimeoutExpired:
         process.terminate()
         process.wait()

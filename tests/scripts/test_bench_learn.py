@@ -96,6 +96,8 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
             parsed = train.parse(shlex.split(job.command)[2:])
             assert parsed.run.steps == job.steps
             assert parsed.out == job.folder
+            if parsed.algorithm == "prm-rl":
+                assert parsed.optimiser.lr == 1e-4, "of an option that comes twice the last one counts"
     hinted = planned["opd-hints"][1]
     assert hinted.needs is planned["hints"][0]
     assert str(hinted.needs.model) in hinted.command
@@ -150,6 +152,21 @@ def test_a_failed_run_is_named_and_what_needs_it_is_left(tmp_path: Path, monkeyp
         Runner(jobs=jobs, poll=0.01).run()
     assert jobs[2].finished
     assert not jobs[1].folder.exists()
+
+
+def test_interrupting_the_bench_ends_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = job(tmp_path, "one")
+    script = """trap 'echo saved >> "$1/calls"; exit 0' TERM; touch "$1/started"; while :; do sleep 0.05; done"""
+    fake_train(monkeypatch, script)
+
+    def update(self: Any, running: set[str]) -> None:
+        if (one.folder / "started").exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(learn_jobs.LearnProgress, "update", update)
+    with pytest.raises(KeyboardInterrupt):
+        Runner(jobs=[one], poll=0.01, patience=0.01).run()
+    assert (one.folder / "calls").read_text() == "saved\n"
 
 
 def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
