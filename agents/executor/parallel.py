@@ -57,6 +57,7 @@ class ParallelRollout:
         self._patience = patience
         self._engines: list[_Engine] = []
         self._unneeded: list[Any] = []
+        self._reading: dict[int, list[Any]] = {}
         self._held: dict[int, dict[int, tuple[int, int]]] = {}
         self._seats = [Seat() for _ in range(workers.count)]
         self._lock = threading.Lock()
@@ -103,6 +104,11 @@ class ParallelRollout:
             )
             return self._run(desk)
 
+    @property
+    def playing(self) -> tuple[int, ...]:
+        """How many episodes each worker has in hand."""
+        return tuple(len(seat.jobs) for seat in self._seats)
+
     def cancel(self) -> None:
         """Make the run of another thread, and every later one, end with ExecutorError."""
         self._cancelled.set()
@@ -113,6 +119,7 @@ class ParallelRollout:
         self._held.clear()
         self._engines.clear()
         self._unneeded.clear()
+        self._reading.clear()
         self._seats = [Seat() for _ in range(self._workers.count)]
 
     def _run(self, desk: Desk) -> list[Episode]:
@@ -151,13 +158,17 @@ class ParallelRollout:
                 loads.append(Load(engine=number, whole=False, version=known.version))
                 payloads.append(known.weights)
             held[number] = newest
+        self._reading[worker] = payloads
         self._workers.call(worker, "begin", data, places, loads, *payloads)
 
     def _forget(self) -> None:
-        """Drop old weights, unless a slow worker may still be reading them."""
-        if not any(seat.asked for seat in self._seats):
-            while self._unneeded:
-                self._workers.forget(self._unneeded.pop())
+        """Drop old weights, but for those that a slow worker may still be reading."""
+        slow = [worker for worker, seat in enumerate(self._seats) if seat.asked]
+        read = [handle for worker in slow for handle in self._reading.get(worker, ())]
+        for handle in self._unneeded:
+            if handle not in read:
+                self._workers.forget(handle)
+        self._unneeded = [handle for handle in self._unneeded if handle in read]
 
     def _number(self, engine: Any) -> int:
         """The workers' number of `engine`; its weights are shared anew if they have changed."""

@@ -1,0 +1,114 @@
+"""Workers as actors of a Ray cluster, on one machine or many."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+
+from turngym.agents.executor.core import Answer, ExecutorError
+from turngym.agents.executor.local import portable
+from turngym.agents.executor.worker import Worker
+
+
+class RayWorkers:
+    """`count` actors, spread over the nodes; every node needs turngym installed, and the data that is played.
+
+    Connects to `address`, or starts Ray on this machine; a connection that the process has already is used as it is,
+    and left open. An actor for which no node has `cpus` and `gpus` waits until one has, while the others play. A node
+    that is lost takes its actors with it: their calls are answered with the cause of death.
+
+    Raises:
+        ExecutorError: Ray is not installed, or there is no cluster at `address`.
+    """
+
+    def __init__(self, count: int, *, address: str | None = None, cpus: float = 1.0, gpus: float = 0.0) -> None:
+        if count < 1:
+            raise ExecutorError(f"{count} workers: at least 1 must play")
+        try:
+            import ray
+        except ImportError as error:
+            raise ExecutorError(f"Ray workers need ray: pip install 'turngym[ray]' ({error})") from error
+        self._ray: Any = ray
+        self._count = count
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            self._connect(address, cpus * count)
+        options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self._actor_class: Any = ray.remote(**options)(Actor)
+        self._actors: dict[int, Any] = {}
+        self._asked: dict[int, Any] = {}
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def call(self, worker: int, method: str, *args: Any) -> None:
+        assert worker not in self._asked, f"worker {worker} has not answered yet"
+        if worker not in self._actors:
+            self._actors[worker] = self._actor_class.remote()
+        self._asked[worker] = self._actors[worker].call.remote(method, *args)
+
+    def wait(self, timeout: float) -> list[Answer]:
+        if not self._asked:
+            return []
+        calls = {call: worker for worker, call in self._asked.items()}
+        ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout)
+        if ready:  # whoever else has answered by now
+            ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        return [self._answer(calls[call], call) for call in ready]
+
+    def share(self, payload: bytes) -> Any:
+        return self._ray.put(np.frombuffer(payload, np.uint8))
+
+    def forget(self, handle: Any) -> None:
+        """Ray frees what nobody refers to."""
+
+    def stop(self, worker: int) -> None:
+        self._asked.pop(worker, None)
+        actor = self._actors.pop(worker, None)
+        if actor is not None:
+            self._ray.kill(actor)
+
+    def close(self) -> None:
+        for worker in list(self._actors):
+            self.stop(worker)
+        if self._ours and self._ray.is_initialized():
+            self._ray.shutdown()
+
+    def _connect(self, address: str | None, cpus: float) -> None:
+        quiet = {"logging_level": "ERROR", "log_to_driver": False}
+        start: dict[str, Any] = {}
+        if address is None and not os.environ.get("RAY_ADDRESS"):
+            start = {"num_cpus": max(os.cpu_count() or 1, int(np.ceil(cpus))), "include_dashboard": False}
+        try:
+            self._ray.init(address=address, **quiet, **start)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = f"the Ray cluster at {address!r}" if address else "Ray"
+            raise ExecutorError(f"cannot connect to {where}: {str(error).strip().splitlines()[0]}") from error
+
+    def _answer(self, worker: int, call: Any) -> Answer:
+        del self._asked[worker]
+        try:
+            good, value = pickle.loads(self._ray.get(call))
+        except self._ray.exceptions.RayError as error:
+            self.stop(worker)
+            cause = " ".join(str(error).split())
+            return Answer(worker=worker, died=f"Ray actor {worker} was lost: {cause[:300]}")
+        return Answer(worker=worker, value=value) if good else Answer(worker=worker, error=value)
+
+
+class Actor:
+    """A `Worker` whose answers are pickled here, so that their arrays do not stay in Ray's object store."""
+
+    def __init__(self) -> None:
+        self._worker = Worker()
+
+    def call(self, method: str, *args: Any) -> bytes:
+        try:
+            answer: tuple[bool, Any] = (True, getattr(self._worker, method)(*args))
+        except Exception as error:
+            answer = (False, portable(error))
+        return pickle.dumps(answer)

@@ -1,0 +1,93 @@
+"""Rollouts on a Ray cluster: two nodes on this machine, one of which is lost in mid-run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # read when Ray is imported; a test cluster has no tokens
+ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'turngym[ray]')")
+
+from turngym.agents.executor import EnvSpec, ExecutorError, ParallelRollout  # noqa: E402
+from turngym.agents.executor.ray_cluster import RayWorkers  # noqa: E402
+from turngym.agents.rollout import Job, rollout  # noqa: E402
+from turngym.agents.scripted import ExpertAgent  # noqa: E402
+from turngym.envs.core import TaskError  # noqa: E402
+from turngym.envs.episode import Episode  # noqa: E402
+
+SPEC = EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
+EXPERT = ExpertAgent(noise=0.4)
+
+
+def jobs(count: int) -> list[Job]:
+    env: Any = SPEC()
+    ids = env.unwrapped.task_ids()
+    env.close()
+    return [Job(task_id=ids[n % 4], sample=n // 4, group=n % 4, seed=3) for n in range(count)]
+
+
+def untimed(episodes: list[Episode]) -> list[Episode]:
+    return [replace(episode, timings={}) for episode in episodes]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        made.second = made.add_node(**node)
+        ray.init(address=made.address, logging_level="ERROR", log_to_driver=False)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def test_a_lost_node_loses_only_its_unfinished_episodes(cluster: Any) -> None:
+    expected = untimed(rollout(jobs(60), SPEC, EXPERT))
+    run = ParallelRollout(RayWorkers(2))
+    seen: list[Episode] = []
+    lost: list[bool] = []
+
+    def lose_the_second_node(episode: Episode) -> None:
+        seen.append(episode)
+        if not lost and all(run.playing):
+            cluster.remove_node(cluster.second, allow_graceful=False)
+            lost.append(True)
+
+    deadline = time.monotonic() + 120
+    try:
+        # a slow actor may miss a whole run, and one whose node is gone may finish another: the run that loses it counts
+        while not run.deaths and time.monotonic() < deadline:
+            seen.clear()
+            assert untimed(run(jobs(60), SPEC, EXPERT, slots=4, on_episode=lose_the_second_node)) == expected
+            assert len(seen) == 60
+        assert untimed(run(jobs(60), SPEC, EXPERT, slots=4)) == expected
+    finally:
+        run.close()
+    assert lost
+    assert len(run.deaths) == 1
+    assert "was lost" in run.deaths[0]
+    assert ray.is_initialized()
+
+
+def test_exceptions_keep_their_type(cluster: Any) -> None:
+    run = ParallelRollout(RayWorkers(1))
+    with pytest.raises(TaskError, match="the data differ") as caught:
+        run([replace(jobs(1)[0], sha256="0" * 64)], SPEC, EXPERT)
+    assert "in a worker:\nTraceback" in caught.value.__notes__[0]
+
+
+def test_what_makes_no_sense(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ExecutorError, match="0 workers"):
+        RayWorkers(0)
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ExecutorError, match=r"pip install 'turngym\[ray\]'"):
+        RayWorkers(1)
