@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,11 +85,14 @@ class RolloutBatch:
 class MicroBatch:
     """Some rows of a batch and every supervised token in them.
 
-    `rows` int64 [r], longest first; `tokens` int64 [n], indices in N, ordered as the rows are.
+    `rows` int64 [r], longest first; `tokens` int64 [n], indices in N, ordered as the rows are. Each row is a line of
+    its own, unless `starts` int64 [r] says where in the lines (`shape`: how many, how long) each begins.
     """
 
     rows: IntArray
     tokens: IntArray
+    starts: IntArray | None = None
+    shape: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +100,14 @@ class PaddedRows:
     """A micro-batch as the model reads it, padded on the right to L tokens.
 
     `input_ids_RL` int64 [r, L]; `attention_RL` bool [r, L]; `predictor_n` int64 [n] indexes the flattened [r * L]
-    hidden states, in the order of `MicroBatch.tokens`.
+    hidden states, in the order of `MicroBatch.tokens`. `position_RL` int64 [r, L] where rows share lines: every row
+    begins at 0, and so does each token of padding.
     """
 
     input_ids_RL: IntArray
     attention_RL: BoolArray
     predictor_n: IntArray
+    position_RL: IntArray | None = None
 
 
 def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)) -> RolloutBatch:
@@ -198,13 +204,17 @@ def split_rows(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = Non
     order = np.argsort(-lengths, kind="stable")
     if rows is not None:
         order = order[np.isin(order, rows)]
-    first_N = np.searchsorted(batch.row_N, np.arange(batch.rows + 1))
-    micro = []
-    for start, stop in _cuts(lengths[order], max_tokens):
-        rows = order[start:stop]
-        tokens = np.concatenate([np.arange(first_N[r], first_N[r + 1]) for r in rows])
-        micro.append(MicroBatch(rows=rows, tokens=tokens.astype(np.int64)))
-    return micro
+    return [micro_batch(batch, order[start:stop]) for start, stop in _cuts(lengths[order], max_tokens)]
+
+
+def micro_batch(
+    batch: RolloutBatch, rows: Sequence[int] | IntArray, *, starts: IntArray | None = None, shape: Any = None
+) -> MicroBatch:
+    """The micro-batch of these rows, with every supervised token in them."""
+    chosen = np.asarray(rows, np.int64)
+    first, last = np.searchsorted(batch.row_N, chosen), np.searchsorted(batch.row_N, chosen + 1)
+    tokens = np.concatenate([np.arange(start, stop) for start, stop in zip(first, last, strict=True)])
+    return MicroBatch(rows=chosen, tokens=tokens.astype(np.int64), starts=starts, shape=shape)
 
 
 def pad_rows(batch: RolloutBatch, micro: MicroBatch, pad_id: int = 0) -> PaddedRows:
@@ -219,16 +229,25 @@ def pad_rows(batch: RolloutBatch, micro: MicroBatch, pad_id: int = 0) -> PaddedR
     if micro.rows.min() < 0 or micro.rows.max() >= batch.rows:
         raise BatchError(f"rows {micro.rows.tolist()} are not rows of this batch; valid are 0..{batch.rows - 1}")
     lengths = np.diff(batch.row_offsets)[micro.rows]
-    width = int(lengths.max())
-    attention = np.arange(width) < lengths[:, None]
-    input_ids = np.full((len(micro.rows), width), pad_id, dtype=np.int64)
-    for place, row in enumerate(micro.rows):
-        input_ids[place, : lengths[place]] = batch.input_ids_M[batch.row_offsets[row] : batch.row_offsets[row + 1]]
-    place_of_row = np.zeros(batch.rows, dtype=np.int64)
-    place_of_row[micro.rows] = np.arange(len(micro.rows))
+    lines, width = micro.shape or (len(micro.rows), int(lengths.max()))
+    starts = np.arange(lines) * width if micro.starts is None else micro.starts
+    input_ids = np.full(lines * width, pad_id, dtype=np.int64)
+    attention = np.zeros(lines * width, dtype=np.bool_)
+    positions = np.zeros(lines * width, dtype=np.int64)
+    start_of_row = np.zeros(batch.rows, dtype=np.int64)
+    start_of_row[micro.rows] = starts
+    for row, start, length in zip(micro.rows, starts, lengths, strict=True):
+        place = slice(start, start + length)
+        input_ids[place] = batch.input_ids_M[batch.row_offsets[row] : batch.row_offsets[row + 1]]
+        attention[place], positions[place] = True, np.arange(length)
     position = batch.position_M[batch.predictor_N[micro.tokens]]
-    predictor = place_of_row[batch.row_N[micro.tokens]] * width + position
-    return PaddedRows(input_ids_RL=input_ids, attention_RL=attention, predictor_n=predictor)
+    predictor = start_of_row[batch.row_N[micro.tokens]] + position
+    return PaddedRows(
+        input_ids_RL=input_ids.reshape(lines, width),
+        attention_RL=attention.reshape(lines, width),
+        predictor_n=predictor,
+        position_RL=None if micro.starts is None else positions.reshape(lines, width),
+    )
 
 
 def _cuts(lengths: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from turngym.envs.core import TurngymError
 from turngym.trainers import distributed_checkpoint as shards
+from turngym.trainers import lora
 from turngym.trainers.critic import Critic
 from turngym.trainers.distributed import SINGLE, World, only_first, together
 from turngym.trainers.full_disk import full_disk
@@ -87,7 +88,9 @@ def _same_folder(scratch: Path) -> None:
 def _write_model(
     model: Any, weights: Mapping[str, Any], folder: Path, save_extra: Callable[[Path], None] | None
 ) -> None:
-    save_model(model, folder, weights)
+    save_model(model, folder, lora.merged(model, weights))
+    if lora.adapted(model):
+        lora.save_adapter(model, weights, folder.parent / lora.FOLDER)
     if save_extra is not None:
         save_extra(folder)
 
@@ -95,7 +98,7 @@ def _write_model(
 def _write_optimiser(
     scratch: Path, model: nn.Module, optimiser: torch.optim.Optimizer, critic: Critic | None, world: World
 ) -> None:
-    if world.size > 1:
+    if world.size > 1 or lora.adapted(model):  # merged adapters could not be taken apart again
         shards.save_shards(scratch / shards.FOLDER, _parts(model, optimiser, critic))
         return
     torch.save({"optimiser": optimiser.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")

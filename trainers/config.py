@@ -99,6 +99,9 @@ class RunConfig:
     """Compute forward passes of the update in bfloat16 with float32 weights."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    packing: bool = False
+    """Put several short episodes into one line of the update's forward passes: less padding, the same result to
+    rounding. Pays where lengths differ and attention is not the bottleneck (docs/distributed.md)."""
     tensorboard: bool = True
     """Also write scalars for tensorboard, when it is installed."""
 

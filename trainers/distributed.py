@@ -20,6 +20,8 @@ from turngym.envs.core import TurngymError
 from turngym.trainers.batch import MicroBatch, RolloutBatch, split_rows
 
 T = TypeVar("T")
+Split = Callable[[RolloutBatch, int, NDArray[np.int64]], list[MicroBatch]]
+"""`split_rows` or `packing.split_packed`."""
 
 
 class DistributedError(TurngymError):
@@ -116,8 +118,8 @@ def divide(costs: Sequence[float] | NDArray[Any], parts: int) -> list[NDArray[np
     return [np.array(sorted(chosen), np.int64) for chosen in members]
 
 
-def micro_batches(batch: RolloutBatch, max_tokens: int, world: World) -> list[MicroBatch]:
-    """This process's share of `split_rows(batch, max_tokens)`: whole episodes, about as many tokens as the others'.
+def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Split = split_rows) -> list[MicroBatch]:
+    """This process's share of `split(batch, max_tokens)`: whole episodes, about as many tokens as the others'.
 
     All processes get equally many micro-batches, for a sharded model computes in step; those without work of their own
     get empty ones at the end.
@@ -126,9 +128,9 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, world: World) -> list[Mi
     episode_R = batch.episode_N[np.searchsorted(batch.row_N, np.arange(batch.rows))]
     tokens_E = np.bincount(episode_R, weights=lengths, minlength=batch.episodes)
     shares = [np.flatnonzero(np.isin(episode_R, members)) for members in divide(tokens_E, world.size)]
-    split = [split_rows(batch, max_tokens, rows) for rows in shares]
+    all_of_them = [split(batch, max_tokens, rows) for rows in shares]
     empty = MicroBatch(rows=np.empty(0, np.int64), tokens=np.empty(0, np.int64))
-    own, most = split[world.rank], max(map(len, split))
+    own, most = all_of_them[world.rank], max(map(len, all_of_them))
     return own + [empty] * (most - len(own))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from turngym.trainers.distributed import DistributedError
 
 FOLDER = "shards"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -21,10 +24,11 @@ Part = tuple[nn.Module, torch.optim.Optimizer]
 def save_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     """Write trained parameters, AdamW's moments and torch's random stream; every process of the run must call.
 
-    Raises whatever the file system says, in every process, if one of them cannot write.
+    Raises DistributedError in all of them if one cannot write, with its error as the cause.
     """
     state = {name: _state(module, optimiser) for name, (module, optimiser) in parts.items()}
-    dcp.save({**state, "torch_rng": torch.get_rng_state()}, checkpoint_id=folder)
+    with _named_failures("write"):
+        dcp.save({**state, "torch_rng": torch.get_rng_state()}, checkpoint_id=folder)
 
 
 def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
@@ -36,7 +40,8 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
         if f"{name}.step" in saved:
             _begin(module, optimiser)
         wanted[name] = _state(module, optimiser)
-    dcp.load(wanted, storage_reader=reader)
+    with _named_failures("read"):
+        dcp.load(wanted, storage_reader=reader)
     for name, (module, optimiser) in parts.items():
         if optimiser.state:
             for parameter in trained(module).values():
@@ -59,6 +64,16 @@ def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimiser: Any, 
             old = state["state"][number]
             moments = {name: spread(old[name], parameter) for name in MOMENTS}
             optimiser.state[parameter] = {"step": old["step"].clone(), **moments}
+
+
+@contextmanager
+def _named_failures(verb: str) -> Iterator[None]:
+    """torch raises a BaseException that carries every process's error; `except Exception` would not see it."""
+    try:
+        yield
+    except dcp.CheckpointException as error:
+        rank, (first, _) = next(iter(error.failures.items()))
+        raise DistributedError(f"process {rank} could not {verb} its shard: {type(first).__name__}: {first}") from first
 
 
 def trained(module: nn.Module) -> dict[str, Tensor]:

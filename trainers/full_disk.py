@@ -25,8 +25,9 @@ def full_disk(path: Path, what: str, kind: type[TurngymError] = TurngymError) ->
             raise
         free = shutil.disk_usage(path).free / 2**20 if path.exists() else 0.0
         raise kind(
-            f"the disk of {path} is full ({free:,.1f} MiB free): the {what} was not written, and nothing of it was "
-            "kept; what was there before is whole. Free some space and continue with --resume"
+            f"no room left under {path} ({free:,.1f} MiB are free, unless a quota allows less): the {what} could not "
+            "be written and nothing half-written was kept; what was there before is whole. Make room and continue "
+            "with --resume"
         ) from error
 
 

@@ -25,6 +25,7 @@ from turngym.trainers.full_disk import full_disk
 from turngym.trainers.interrupts import Interrupts
 from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.metrics import MetricsLog
+from turngym.trainers.packing import check_packing
 from turngym.trainers.passes import Schedule, run_passes
 from turngym.trainers.pieces import Algorithm, Scorers
 from turngym.trainers.progress import NoProgress, Progress
@@ -102,6 +103,8 @@ class Trainer:
                 f"{self.run.episodes} episodes per step are not whole groups of {self.algorithm.group}; "
                 "take a multiple of the group size"
             )
+        if self.run.packing:
+            check_packing(self.model)
         critic = self._critic()  # it may copy the policy: before that is divided
         self.world.shard(self.model)
         optimiser = make_optimiser(self.model, self.optimiser)
@@ -256,6 +259,7 @@ class _Session:
             entropy_gradient=self.trainer.algorithm.entropy_gradient,
             autocast=run.autocast != "off",
             gradient_checkpointing=run.gradient_checkpointing,
+            packing=run.packing,
             world=self.trainer.world,
         )
 

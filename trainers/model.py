@@ -141,22 +141,26 @@ def pad(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
     return ids
 
 
-def hidden_states(model: nn.Module, ids_BL: NDArray[np.int64]) -> Tensor:
+def hidden_states(model: nn.Module, ids_BL: NDArray[np.int64], positions_BL: NDArray[np.int64] | None = None) -> Tensor:
     """Final hidden states of rows that are padded on the right: [B * L, D].
 
     No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
-    mean nothing.
+    mean nothing. `positions_BL`, if given, begin again at 0 where another row begins in the same line
+    (`packing.check_packing` finds out whether the model understands that).
     """
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
     # a sharded model gathers its parameters only when it is entered as a whole (`distributed_model.shard`)
     run = getattr(model, "final_states", None) or partial(final_states, model)
-    return run(ids).flatten(0, 1)
+    if positions_BL is None:
+        return run(ids).flatten(0, 1)
+    return run(ids, torch.from_numpy(positions_BL).to(device)).flatten(0, 1)
 
 
-def final_states(model: Any, ids_BL: Tensor) -> Tensor:
+def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None) -> Tensor:
     """Hidden states [B, L, D] behind the last norm, the head's input."""
-    return backbone(model)(input_ids=ids_BL, use_cache=False).last_hidden_state
+    more = {} if positions_BL is None else {"position_ids": positions_BL}
+    return backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
 
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

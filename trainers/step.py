@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from turngym.trainers.batch import MicroBatch, RolloutBatch, pad_rows
+from turngym.trainers.batch import MicroBatch, RolloutBatch, pad_rows, split_rows
 from turngym.trainers.config import OptimiserConfig
 from turngym.trainers.distributed import SINGLE, World, full, micro_batches
 from turngym.trainers.model import head, hidden_states
+from turngym.trainers.packing import split_packed
 from turngym.trainers.pieces import Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.projection import Projected, project
 
@@ -34,6 +35,8 @@ class Forward:
     entropy_gradient: bool = False
     autocast: bool = False
     gradient_checkpointing: bool = False
+    packing: bool = False
+    """Put several short rows into one line."""
     world: World = SINGLE
     """Each process computes its share of the episodes; loss, gradients and columns are those of the whole batch."""
 
@@ -116,7 +119,8 @@ def accumulate(
     total, world = 0.0, forward.world
     found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
     with _training(model, forward.gradient_checkpointing):
-        for micro in micro_batches(batch, forward.micro_tokens, world):
+        split = split_packed if forward.packing else split_rows
+        for micro in micro_batches(batch, forward.micro_tokens, world, split):
             losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
             weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
             loss = (weight_n * losses.loss_n).sum()
@@ -137,7 +141,7 @@ def _forward(
 ) -> tuple[TokenLosses, dict[str, Tensor]]:
     rows = pad_rows(batch, micro)
     with _autocast(model, forward.autocast):
-        states = hidden_states(model, rows.input_ids_RL)
+        states = hidden_states(model, rows.input_ids_RL, rows.position_RL)
     states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
     label_n = _tensor(batch.label_N, micro, states)
     ids_nK = None if targets.topk_ids_NK is None else _tensor(targets.topk_ids_NK, micro, states)

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from turngym.envs.core import TurngymError
 from turngym.scripts.worlds.world import CHECKPOINTS
+from turngym.trainers.checkpoint import latest_model
 from turngym.trainers.metrics import read_metrics
 
 LOGGED = ("loss", "grad_norm", "critic_loss", "term/lpt")
@@ -34,6 +35,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "opd, student's top K": ("--distill.support", "student", "--distill.temperature", "2"),
     "opd, sampled": ("--distill.form", "sampled", "--temperature", "0.8"),
     "turnopd": ("--turnopd.depth.warmup", "1", "--optimiser.minibatches", "2", "--optimiser.passes", "2"),
+    "opd, lora": ("--lora.rank", "4", "--optimiser.lr", "1e-3"),
     "tcod": ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1"),
     "grpo": ("--grpo.n", "3", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01"),
     "luffy": ("--luffy.n", "3", "--luffy.kl-coef", "0.1"),
@@ -112,12 +114,12 @@ def place(folder: Path, name: str, processes: int) -> Path:
     return folder / f"{name.replace(', ', '_').replace(' ', '_')}_{processes}"
 
 
-def command(name: str, out: Path) -> list[str]:
+def command(name: str, out: Path, *, steps: int = STEPS, episodes: int = EPISODES, turns: int = 4) -> list[str]:
     """The words after `turngym train` for a case."""
     algorithm = name.partition(",")[0]
     models = CHECKPOINTS / "alfworld"
     teacher = () if algorithm in ("sft", "grpo", "luffy", "prm-rl") else ("--teacher", str(models / "teacher"))
-    common = {"steps": STEPS, "episodes": EPISODES, "max-turns": 4, "eval-every": 0, "micro-tokens": 600, "seed": 3}
+    common = {"steps": steps, "episodes": episodes, "max-turns": turns, "eval-every": 0, "micro-tokens": 600, "seed": 3}
     words = [word for key, value in common.items() for word in (f"--{key}", str(value))]
     words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--optimiser.lr", "1e-4"]
     # refused actions cost reward here, so that groups of short episodes differ
@@ -139,7 +141,7 @@ def difference(folder: Path, name: str, sizes: tuple[int, int]) -> Difference:
     """How far the runs of a case in two numbers of processes are apart."""
     runs = [place(folder, name, size) for size in sizes]
     rows = [[row for row in read_metrics(run) if row["kind"] == "train"] for run in runs]
-    one, many = (_weights(run / "checkpoints" / f"step_{STEPS:06d}" / "model") for run in runs)
+    one, many = (_weights(latest_model(run)) for run in runs)
     start = _weights(CHECKPOINTS / "alfworld" / "student")
 
     def gap(*names: str) -> float:

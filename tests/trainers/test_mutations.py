@@ -28,7 +28,7 @@ MUTANTS: list[tuple[Callable[..., Any], str, str, str, str]] = [
     (batch._add_episode, "turn.origin not in origins or ", "", "batch", "only_the_asked"),
     (batch._add_episode, "turn.segment != segment", "segment < 0", "batch", "each_segment"),
     (batch.pack, "if not episode.status.is_error", "", "batch", "error_episodes"),
-    (batch.pad_rows, "* width + position", "* width + position + 1", "batch", "split_and_pad"),
+    (batch.pad_rows, "]] + position", "]] + position + 1", "batch", "split_and_pad"),
     (batch.split_rows, "np.argsort(-lengths", "np.argsort(lengths", "batch", "split_and_pad"),
     # weights
     (weights.trajectory_weights, "batch.episode_N", "batch.turn_N", "weights", "trajectory_weights_by"),

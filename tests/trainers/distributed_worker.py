@@ -1,0 +1,116 @@
+"""What the processes of `test_distributed.py` do, one thing after another in one group; results go to OUT as JSON.
+
+torchrun --nproc-per-node 2 distributed_worker.py OUT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from turngym.envs.core import TurngymError
+from turngym.envs.protocols import CollectRequest
+from turngym.scripts.bench.distributed import command
+from turngym.scripts.train import parse, run
+from turngym.scripts.train_build import build_trainer
+from turngym.trainers.distributed import World
+from turngym.trainers.distributed_processes import world_of
+from turngym.trainers.distributed_run import divided
+
+
+def words(name: str, out: Path) -> list[str]:
+    """A case of the bench, made short; 5 episodes are 3 and 2."""
+    grouped = {"grpo", "luffy", "grpo-kd", "grpo-minillm"}
+    return command(name, out, steps=3, turns=3, episodes=6 if name in grouped else 5)
+
+
+def trainer(world: World, out: Path, *more: str) -> Any:
+    return divided(build_trainer(parse([*words("opd", out), *more])), world)
+
+
+def caught(world: World, work: Callable[[], Any]) -> list[str]:
+    """How `work` ended in every process."""
+    try:
+        work()
+        note = "nothing was raised"
+    except (TurngymError, KeyboardInterrupt, ValueError) as error:
+        note = f"{type(error).__name__}: {error}"
+    return world.gather(note)
+
+
+def failing_collect(world: World, out: Path) -> list[str]:
+    """Process 1 cannot play the second step."""
+    made = trainer(world, out)
+    source = made.collect.collect
+
+    def collect(request: CollectRequest) -> Any:
+        if request.step == 2 and world.rank == 1:
+            raise ValueError("the environment of process 1 is gone")
+        return source(request)
+
+    made = replace(made, collect=replace(made.collect, collect=collect))
+    return caught(world, made.train)
+
+
+def deaf_collect(world: World, out: Path) -> list[str]:
+    """A source that plays everything in every process."""
+    made = trainer(world, out)
+    source = made.collect.collect
+    made = replace(made, collect=replace(made.collect, collect=lambda r: source(replace(r, share=(0, 1)))))
+    return caught(world, made.train)
+
+
+def interrupted(world: World, out: Path) -> list[str]:
+    """Process 1 hears Ctrl-C while step 2 is played; both save step 2."""
+    made = trainer(world, out)
+    source = made.collect.collect
+
+    def collect(request: CollectRequest) -> Any:
+        if request.step == 2 and world.rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return source(request)
+
+    return caught(world, replace(made, collect=replace(made.collect, collect=collect)).train)
+
+
+def full_disk(world: World, out: Path) -> list[str]:
+    """Process 1 finds no room for its shard of step 2."""
+    made = trainer(world, out, "--checkpoint-every", "2")
+    write, calls = dcp.FileSystemWriter.write_data, []
+
+    def write_data(self: Any, plan: Any, planner: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2 and world.rank == 1:
+            raise OSError(28, "No space left on device")
+        return write(self, plan, planner)
+
+    dcp.FileSystemWriter.write_data = write_data  # type: ignore[method-assign]
+    try:
+        return caught(world, made.train)
+    finally:
+        dcp.FileSystemWriter.write_data = write  # type: ignore[method-assign]
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    with world_of(timeout=5) as world:
+        for line in json.loads((out / "commands.json").read_text()):
+            run(parse(line), world)
+        failures = {work.__name__: work(world, out / work.__name__) for work in FAILURES}
+        if world.rank == 0:
+            (out / "failures.json").write_text(json.dumps(failures))
+
+
+FAILURES = (failing_collect, deaf_collect, interrupted, full_disk)
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

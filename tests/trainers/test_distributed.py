@@ -1,0 +1,303 @@
+"""One run in two processes equals one in one: all algorithms, checkpoints across world sizes, ways to fail."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turngym.envs.core import TurngymError
+from turngym.envs.protocols import CollectRequest
+from turngym.scripts.bench.distributed import CASES, difference, place
+from turngym.scripts.train import parse, run
+from turngym.trainers.batch import pack, split_rows
+from turngym.trainers.checkpoint import latest_model, list_checkpoints
+from turngym.trainers.distributed import (
+    SINGLE,
+    DistributedError,
+    Single,
+    divide,
+    micro_batches,
+    only_first,
+    share,
+    together,
+)
+from turngym.trainers.distributed_processes import world_of
+from turngym.trainers.distributed_run import SharedCollect, shared_scorer
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.scorer import LocalScorer
+
+sys.path.append(str(Path(__file__).parent))
+toy = importlib.import_module("toy_run")
+worker = importlib.import_module("distributed_worker")
+torch.set_num_threads(1)
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Thread:
+    """A `World` whose processes are threads: `boards` holds what each has said in each round."""
+
+    rank: int
+    size: int
+    barrier: threading.Barrier
+    boards: list[list[Any]]
+    round: int = 0
+
+    def gather(self, value: T) -> list[T]:
+        self.boards[self.rank].append(value)
+        self.barrier.wait(60)
+        said = [board[self.round] for board in self.boards]
+        self.round += 1
+        return said
+
+    def whole(self, model: Any) -> Any:
+        return nullcontext()
+
+
+def in_world(size: int, work: Callable[[Any], T]) -> list[T]:
+    """`work(world)` in every process of a world of threads; an exception counts as what it returned."""
+    barrier, boards = threading.Barrier(size), [[] for _ in range(size)]
+    results: list[Any] = [None] * size
+
+    def body(rank: int) -> None:
+        try:
+            results[rank] = work(Thread(rank, size, barrier, boards))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return results
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 6))
+def test_items_are_divided_once_and_evenly(costs: list[int], parts: int) -> None:
+    shares = divide(costs, parts)
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(costs)))
+    loads = [sum(costs[item] for item in part) for part in shares]
+    assert max(loads) - min(loads) <= max(costs, default=0)
+
+
+def test_division_by_hand() -> None:
+    assert [part.tolist() for part in divide([5, 1, 4, 3], 2)] == [[0, 1], [2, 3]]
+    assert [part.tolist() for part in divide([2], 3)] == [[0], [], []]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([1, 20, 64, 1000]))
+def test_processes_get_whole_episodes_and_equally_many_passes(episodes: int, size: int, budget: int) -> None:
+    batch = pack(toy.demonstrations(episodes), origins=("demonstration",))
+    shares = [micro_batches(batch, budget, Single(rank=rank, size=size)) for rank in range(size)]
+    assert len({len(micros) for micros in shares}) == 1
+    tokens = [micro.tokens for micros in shares for micro in micros]
+    assert sorted(np.concatenate(tokens).tolist()) == list(range(batch.tokens))
+    owners = [{int(e) for micro in micros for e in batch.episode_N[micro.tokens]} for micros in shares]
+    assert sum(map(len, owners)) == episodes
+    alone = micro_batches(batch, budget, SINGLE)
+    for mine, whole in zip(alone, split_rows(batch, budget), strict=True):
+        assert np.array_equal(mine.rows, whole.rows)
+        assert np.array_equal(mine.tokens, whole.tokens)
+
+
+def test_what_fails_in_one_process_ends_all() -> None:
+    def work(world: Any) -> int:
+        return together(world, lambda: 6 // (world.rank - 1))
+
+    zero, one, two = in_world(3, work)
+    assert isinstance(one, ZeroDivisionError)
+    for other in (zero, two):
+        assert isinstance(other, DistributedError)
+        assert "process 1 of 3 failed, so all stop: ZeroDivisionError: integer division" in str(other)
+    assert in_world(3, lambda world: share(world, world.rank + 5)) == [5, 5, 5]
+    assert in_world(2, lambda world: only_first(world, lambda: world.rank + 7)) == [7, 7]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_shares_of_episodes_and_scores_come_back_in_order(size: int) -> None:
+    model = toy.tiny(1)
+    request = CollectRequest(step=1, episodes=4, max_turns=6)
+    whole = toy.Sampled(model)(request)
+
+    def play(request: CollectRequest) -> list[Any]:
+        assert request.share[1] == size
+        return request.own(whole)
+
+    scorer = LocalScorer(model=model)
+    ids = [episode.segments[0] for episode in whole]
+    positions = [np.arange(1, len(row)) for row in ids]
+    support = [np.tile(np.array([3, 4]), (len(row) - 1, 1)) for row in ids]
+
+    def work(world: Any) -> Any:
+        collect = SharedCollect(collect=play, world=world, model=model)
+        shared = shared_scorer(scorer, world)
+        found = shared.gather(ids, positions, support)  # type: ignore[attr-defined]
+        return collect(request), shared.logprobs(ids, positions), shared.topk(ids, positions, 3), found
+
+    for episodes, logps, best, found in in_world(size, work):
+        assert episodes == whole
+        for place_, row in enumerate(positions):
+            assert np.allclose(logps[place_], scorer.logprobs([ids[place_]], [row])[0], atol=1e-5)
+            assert np.array_equal(best[place_].ids, scorer.topk([ids[place_]], [row], 3)[0].ids)
+            assert np.allclose(found[place_], scorer.gather([ids[place_]], [row], [support[place_]])[0], atol=1e-5)
+
+
+def test_a_single_process_is_no_group_and_a_lost_one_is_told_what_to_start() -> None:
+    with world_of({}) as world:
+        assert world is SINGLE
+    with world_of({"WORLD_SIZE": "1", "RANK": "0"}) as world:
+        assert world is SINGLE
+    with (
+        pytest.raises(DistributedError, match=r"process 1 of 2 cannot reach the others.*torchrun"),
+        world_of({"WORLD_SIZE": "2", "RANK": "1"}),
+    ):
+        pass
+
+
+ACROSS = "ppo-kd"
+"""The case that is resumed in the other number of processes: it has a critic."""
+KEEP = ("--checkpoint-every", "1", "--keep-checkpoints", "9")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every case in one process and in two, and what `distributed_worker` tried; one group of processes for all."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return play(tmp_path_factory.mktemp("runs"))
+    folder = tmp_path_factory.getbasetemp().parent / "distributed_runs"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # tests of one file may be dealt to several workers
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "failures.json").exists():
+            play(folder)
+    return folder
+
+
+def play(folder: Path) -> Path:
+    more = {ACROSS: KEEP}
+    for name in CASES:
+        run(parse([*worker.words(name, place(folder, name, 1)), *more.get(name, ())]), SINGLE)
+    cut(place(folder, ACROSS, 1), folder / "one_then_two", 2)
+    commands = [[*worker.words(name, place(folder, name, 2)), *more.get(name, ())] for name in CASES]
+    commands.append([*worker.words(ACROSS, folder / "one_then_two"), *KEEP, "--resume"])
+    (folder / "commands.json").write_text(json.dumps(commands))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [sys.executable, *torchrun, str(worker.__file__), str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return folder
+
+
+def cut(run_folder: Path, copy: Path, step: int) -> None:
+    """A copy of a run as it was when it had saved `step`."""
+    shutil.copytree(run_folder, copy)
+    for checkpoint in list_checkpoints(copy):
+        if checkpoint.name > f"step_{step:06d}":
+            shutil.rmtree(checkpoint)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_equal_one(runs: Path, name: str) -> None:
+    found = difference(runs, name, (1, 2))
+    assert found.same_episodes
+    assert found.loss < 2e-5
+    assert found.norm < 1e-3
+    assert found.other < 1e-3
+    # AdamW divides by the gradient's size, so where that is mere rounding, so is the direction
+    assert found.parameter < 0.3 * found.moved
+    assert found.moved > 1e-5
+
+
+def untimed(folder: Path) -> list[dict[str, Any]]:
+    clock = ("time/", "tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(folder)]
+
+
+def close(one: Sequence[Mapping[str, Any]], two: Sequence[Mapping[str, Any]]) -> bool:
+    return all(a[n] == pytest.approx(b[n], abs=2e-3) for a, b in zip(one, two, strict=True) for n in ("loss", "tokens"))
+
+
+def test_a_run_of_one_process_goes_on_in_two(runs: Path) -> None:
+    resumed, whole = untimed(runs / "one_then_two"), untimed(place(runs, ACROSS, 1))
+    assert resumed[:2] == whole[:2]
+    assert close(resumed, whole)
+    assert resumed[2]["critic_loss"] == pytest.approx(whole[2]["critic_loss"], rel=1e-3)
+    assert (list_checkpoints(runs / "one_then_two")[-1] / "shards").is_dir()
+
+
+def test_a_run_of_two_processes_goes_on_in_one(runs: Path) -> None:
+    cut(place(runs, ACROSS, 2), runs / "two_then_one", 2)
+    run(parse([*worker.words(ACROSS, runs / "two_then_one"), *KEEP, "--resume"]), SINGLE)
+    resumed, whole = untimed(runs / "two_then_one"), untimed(place(runs, ACROSS, 2))
+    assert resumed[:2] == whole[:2]
+    assert close(resumed, whole)
+    assert resumed[2]["critic_loss"] == pytest.approx(whole[2]["critic_loss"], rel=1e-3)
+    assert (list_checkpoints(runs / "two_then_one")[-1] / "optimiser.pt").is_file()
+
+
+def failure(runs: Path, name: str) -> tuple[str, str]:
+    first, second = json.loads((runs / "failures.json").read_text())[name]
+    return first, second
+
+
+def test_a_process_that_fails_ends_all_with_its_error(runs: Path) -> None:
+    waiting, failed = failure(runs, "failing_collect")
+    assert failed == "ValueError: the environment of process 1 is gone"
+    assert waiting == f"DistributedError: process 1 of 2 failed, so all stop: {failed}"
+    assert [row["step"] for row in untimed(runs / "failing_collect")] == [1]
+
+
+def test_a_source_that_plays_everything_everywhere_is_refused(runs: Path) -> None:
+    first, _ = failure(runs, "deaf_collect")
+    assert "share 0 of 2 is 3 of 5 episodes, but function gave 5" in first
+    assert "CollectRequest.own" in first
+
+
+def test_ctrl_c_in_one_process_stops_all_at_the_same_step_and_the_run_goes_on(runs: Path) -> None:
+    assert [note.partition(":")[0] for note in failure(runs, "interrupted")] == ["KeyboardInterrupt"] * 2
+    assert [row["step"] for row in untimed(runs / "interrupted")] == [1, 2]
+    assert list_checkpoints(runs / "interrupted")[-1].name == "step_000002"
+    run(parse([*worker.words("opd", runs / "interrupted"), "--resume"]), SINGLE)
+    assert close(untimed(runs / "interrupted"), untimed(place(runs, "opd", 2)))
+
+
+def test_a_full_disk_in_one_process_leaves_the_checkpoint_before(runs: Path) -> None:
+    for note in failure(runs, "full_disk"):
+        assert note.startswith("CheckpointError: no room left under ")
+        assert "checkpoint of step 2 could not be written" in note
+        assert "--resume" in note
+    checkpoints = runs / "full_disk" / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["step_000000"]
+    run(parse([*worker.words("opd", runs / "full_disk"), "--resume", "--checkpoint-every", "2"]), SINGLE)
+    assert close(untimed(runs / "full_disk"), untimed(place(runs, "opd", 1)))
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_before_anything_is_touched(runs: Path) -> None:
+    with pytest.raises(TurngymError, match=r"another configuration.*optimiser\.lr"):
+        run(parse([*worker.words("opd", place(runs, "opd", 2)), "--resume", "--optimiser.lr", "1e-2"]), SINGLE)
+
+
+def test_exported_models_are_ordinary_folders(runs: Path) -> None:
+    folders = [latest_model(place(runs, "opd", size)) for size in (1, 2)]
+    names = [{path.name for path in folder.iterdir()} for folder in folders]
+    assert names[0] == names[1]
+    assert (folders[0] / "config.json").read_text() == (folders[1] / "config.json").read_text()
