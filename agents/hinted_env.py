@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +18,18 @@ from turngym.envs.core import Verdict
 from turngym.envs.guard import guard_of
 
 HINT_STREAM = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HintedEnv:
+    """Makes hinted environments, here or in another process."""
+
+    make_env: Callable[[], Any]
+    share: float
+    expert: MakeExpert = PrivilegedExpert
+
+    def __call__(self) -> HintedObservations:
+        return HintedObservations(self.make_env(), self.share, self.expert)
 
 
 class HintedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):

@@ -19,6 +19,7 @@ import tyro
 from turngym.envs.core import TurngymError
 from turngym.scripts.judge_wiring import JudgeOptions
 from turngym.scripts.server_wiring import TrainServers
+from turngym.scripts.workers import WorkerOptions, open_workers
 
 try:
     from turngym.trainers.algorithms.grpo import GrpoConfig
@@ -129,6 +130,7 @@ class Options:
     lpt: TextConfig = field(default_factory=TextConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(default_factory=TrainServers)
+    crew: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -150,8 +152,9 @@ def run(options: Options, world: World) -> RunResult:
 
     if world.size > 1 and options.device == "auto":
         options = replace(options, device=local_device())
-    trainer: Trainer = divided(together(world, lambda: build_trainer(options)), world)
-    return trainer.train(resume=options.resume)
+    with open_workers(options.crew) as play:
+        trainer: Trainer = divided(together(world, lambda: build_trainer(options, play)), world)
+        return trainer.train(resume=options.resume)
 
 
 def parse(argv: Sequence[str]) -> Options:

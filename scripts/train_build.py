@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import torch
 
-from turngym.agents.hinted_env import HintedObservations
+from turngym.agents.hinted_env import HintedEnv
 from turngym.agents.judge_hints import HintPrompts
+from turngym.agents.rollout import PlayJobs, rollout
 from turngym.agents.scripted import named_player
 from turngym.agents.settings import ChatSettings
 from turngym.agents.sglang.scorer import SglangScorer
@@ -76,8 +77,8 @@ def _ppo_minillm(options: Options, text: Callable[[], tuple[Term, ...]]) -> Algo
     return ppo_kd.build(options.ppo_kd, options.run, bonus=bonus)
 
 
-def build_trainer(options: Options) -> Trainer:
-    """Load models and environment and put the run together; nothing is written yet."""
+def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
+    """Load models and environment and put the run together; nothing is written yet. `play` plays the episodes."""
     if options.threads:
         torch.set_num_threads(options.threads)
     settings = ChatSettings.load(options.student)
@@ -91,7 +92,7 @@ def build_trainer(options: Options) -> Trainer:
     player = Player.of(model, tokenizer, settings, _peek(options, "tool"), batch=options.slots, engine=engine)
     if options.resume and list_checkpoints(options.out):
         player.engine.weights_changed(read_state(latest_checkpoint(options.out))["step"])
-    evaluation = _evaluation(options, player)
+    evaluation = _evaluation(options, player, play)
     teacher, vocab_size = load_teacher(options, model, tokenizer, algorithm)
     reference = load_reference(options, algorithm, vocab_size)
 
@@ -111,7 +112,7 @@ def build_trainer(options: Options) -> Trainer:
     return Trainer(
         model=model,
         algorithm=algorithm,
-        collect=_judged(options, player, _collect(options, player, evaluation)),
+        collect=_judged(options, player, _collect(options, player, evaluation, play)),
         out=options.out,
         run=options.run,
         optimiser=options.optimiser,
@@ -201,7 +202,7 @@ def _peek(options: Options, name: str) -> Any:
         env.close()
 
 
-def _evaluation(options: Options, player: Player) -> PanelEvaluation | None:
+def _evaluation(options: Options, player: Player, play: PlayJobs) -> PanelEvaluation | None:
     if options.panel is None:
         return None
     from turngym.scripts.train_wiring import PanelEvaluation
@@ -221,10 +222,11 @@ def _evaluation(options: Options, player: Player) -> PanelEvaluation | None:
         seed=options.run.seed,
         slots=options.slots,
         limit=options.eval_limit,
+        play=play,
     )
 
 
-def _collect(options: Options, player: Player, evaluation: PanelEvaluation | None) -> Any:
+def _collect(options: Options, player: Player, evaluation: PanelEvaluation | None, play: PlayJobs) -> Any:
     held_out = () if evaluation is None else evaluation.panel.tasks
     if options.traces and options.algorithm in ("sft", *JUDGED):
         episodes = [episode for path in options.traces for episode in read_trace(path)[0]]
@@ -238,10 +240,11 @@ def _collect(options: Options, player: Player, evaluation: PanelEvaluation | Non
         "slots": options.slots,
         "held_out": held_out,
         "expert": options.expert,
+        "play": play,
     }
     if options.algorithm == "sft":
         if options.hints:
-            shared["make_env"] = lambda: HintedObservations(make_env(), options.hints, named_player(options.expert))
+            shared["make_env"] = HintedEnv(make_env, options.hints, named_player(options.expert))
         return ExpertCollect(
             renderer=player.renderer, settings=player.settings, noise=options.noise, blunders=options.blunders, **shared
         )

@@ -12,7 +12,7 @@ from turngym.agents.evaluate import evaluate
 from turngym.agents.local import LocalEngine
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.render import ChatRenderer
-from turngym.agents.rollout import Job, rollout
+from turngym.agents.rollout import Job, PlayJobs, rollout
 from turngym.agents.scripted import ExpertAgent, named_player
 from turngym.agents.settings import ChatSettings
 from turngym.envs.channels import make_channel
@@ -91,6 +91,8 @@ class LiveCollect:
     """Tasks that must not be trained on."""
     expert: str = "expert"
     """Who plays the first turns when a curriculum asks for demonstrations."""
+    play: PlayJobs = rollout
+    """Where episodes are played."""
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
@@ -99,7 +101,7 @@ class LiveCollect:
         if request.prefix_ratios:
             jobs = self._prefixed(jobs, request)
         agent = self.player.agent(request.temperature)
-        episodes = rollout(
+        episodes = self.play(
             jobs,
             self.make_env,
             agent,
@@ -119,7 +121,7 @@ class LiveCollect:
             if (member := job.sample % request.group) < len(request.prefix_ratios[job.group])
             and (ratio := request.prefix_ratios[job.group][member]) > 0
         }
-        shown = rollout([jobs[place] for place in chosen], self.make_env, self._demonstrator(), slots=self.slots)
+        shown = self.play([jobs[place] for place in chosen], self.make_env, self._demonstrator(), slots=self.slots)
         plans = dict(zip(chosen, shown, strict=True))
         return [
             replace(job, demonstration=_share(plans[place], chosen[place])) if place in chosen else job
@@ -131,7 +133,7 @@ class LiveCollect:
 
     def _demonstrated(self, jobs: Sequence[Job], turns: int) -> list[Job]:
         """The jobs with all but the expert's last `turns` actions played beforehand."""
-        shown = rollout(jobs, self.make_env, self._demonstrator(), slots=self.slots)
+        shown = self.play(jobs, self.make_env, self._demonstrator(), slots=self.slots)
         plans = [[turn.action or "" for turn in episode.turns] for episode in shown]
         return [
             replace(job, demonstration=tuple(plan[: max(0, len(plan) - turns)]))
@@ -153,11 +155,12 @@ class ExpertCollect:
     expert: str = "expert"
     noise: tuple[float, float] = (0.0, 0.0)
     blunders: float = 0.0
+    play: PlayJobs = rollout
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         agent = ExpertAgent(self.renderer, expert=named_player(self.expert), noise=self.noise, blunders=self.blunders)
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
-        episodes = rollout(
+        episodes = self.play(
             jobs,
             self.make_env,
             agent,
@@ -209,6 +212,7 @@ class PanelEvaluation:
     slots: int = 64
     limit: int | None = None
     """Play only the first so many tasks."""
+    play: PlayJobs = rollout
 
     @property
     def tasks(self) -> Panel | tuple[Task, ...]:
@@ -226,6 +230,7 @@ class PanelEvaluation:
             slots=self.slots,
             trace=self.folder / f"step_{step:06d}.jsonl",
             system=self.player.settings.system,
+            play=self.play,
         )
         scores = result.scores
         extra = {f"pass@{k}": value for k, value in scores.overall.pass_at.items()}

@@ -36,8 +36,8 @@ class RayWorkers:
         self._ours = not ray.is_initialized()
         if self._ours:
             self._connect(address, cpus * count)
-        options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        self._actor_class: Any = ray.remote(**options)(Actor)
+        claims = {"num_cpus": cpus, "num_gpus": gpus}
+        self._actor_class = self._ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **claims)(Actor)
         self._actors: dict[int, Any] = {}
         self._asked: dict[int, Any] = {}
 
