@@ -29,6 +29,7 @@ import tyro
 
 from turngym.agents.sglang.errors import ServerError
 from turngym.agents.sglang.info import TRIED
+from turngym.agents.sglang.same_model import model_config
 from turngym.scripts.serve.policy_process import ServerProcess
 
 CPU = Path(__file__).with_name("sglang_cpu.py")
@@ -51,7 +52,7 @@ class ServePolicy:
     tensor_parallel: int = 1
     """GPUs that share the weights."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision; auto: the model's own."""
+    """Precision; auto: the one that the model's config.json names."""
     context: int | None = None
     """Most ids of prompt and response, plus 2; by default what the model allows."""
     memory: float | None = None
@@ -127,7 +128,7 @@ def command(config: ServePolicy) -> list[str]:
     on_cpu = device(config) == "cpu"
     words = [config.python, str(CPU)] if on_cpu else [config.python, "-m", "sglang.launch_server"]
     words += ["--model-path", str(config.model.resolve()), "--host", config.host, "--port", str(config.port)]
-    words += ["--dtype", config.dtype, "--tp-size", str(config.tensor_parallel)]
+    words += ["--dtype", precision(config), "--tp-size", str(config.tensor_parallel)]
     if config.seeds:
         words.append("--enable-deterministic-inference")
     values = {"--context-length": config.context, "--mem-fraction-static": config.memory}
@@ -143,6 +144,14 @@ def command(config: ServePolicy) -> list[str]:
     words += [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
     key = os.environ.get(KEY)
     return words + (["--api-key", key] if key else []) + list(config.more)
+
+
+def precision(config: ServePolicy) -> str:
+    """The precision by name: SGLang's own `auto` would make half precision of float32 without a word."""
+    if config.dtype != "auto":
+        return config.dtype
+    found = model_config(str(config.model))
+    return str(found.get("dtype") or found.get("torch_dtype") or "auto").removeprefix("torch.")
 
 
 def device(config: ServePolicy) -> str:
