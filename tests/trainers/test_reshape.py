@@ -71,6 +71,29 @@ def test_clip_and_clamp_stop_the_gradient() -> None:
     np.testing.assert_allclose(gradient, [0.0, -0.5, 0.0])
 
 
+def test_the_side_of_the_clip_and_of_the_clamp() -> None:
+    ratio, advantage = torch.tensor([1.5, 0.5, 0.9, 0.9, 0.5, 1.5]), torch.tensor([0.5, -0.5, -0.5, 0.5, 0.5, -0.5])
+    plain = shape("no_reshape")
+    loss, clipped = on_policy_loss(ratio.log(), torch.zeros(6), advantage, plain, (0.2, 0.3))
+    np.testing.assert_allclose(loss, [-0.65, 0.4, 0.45, -0.45, -0.25, 0.75], rtol=1e-6)
+    assert clipped.tolist() == [True, True, False, False, False, False]
+    loss, clipped = on_policy_loss(ratio.log(), torch.zeros(6), advantage, plain, None)
+    np.testing.assert_allclose(loss, -advantage * ratio, rtol=1e-6)
+    assert not clipped.any()
+    for bounds, wanted in (((None, 0.6), [-0.6, -0.5, -0.02]), ((0.1, None), [-0.9, -0.5, -0.1])):
+        np.testing.assert_allclose(off_policy_loss(P.log(), torch.ones(3), plain, bounds), wanted)
+
+
+@pytest.mark.parametrize("name", [*OFF])
+def test_gradients_reach_the_policy_alone(name: str) -> None:
+    logp, old, advantage = (value.clone().requires_grad_() for value in (P.log(), OLD.log(), torch.ones(3).double()))
+    loss, _ = on_policy_loss(logp, old, advantage, shape(name))
+    (loss.sum() + off_policy_loss(logp, advantage, shape(name)).sum()).backward()
+    assert logp.grad is not None
+    assert old.grad is None
+    assert advantage.grad is None
+
+
 def test_extreme_log_probabilities_stay_finite() -> None:
     logp = torch.tensor([-200.0, 0.0, -200.0])
     old = torch.tensor([0.0, -200.0, -200.0])

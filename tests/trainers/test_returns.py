@@ -38,7 +38,15 @@ def test_whitening_and_last_tokens() -> None:
     white = whiten(REWARD)
     assert white.mean() == pytest.approx(0.0, abs=1e-12)
     assert white.std() == pytest.approx(1.0)
+    np.testing.assert_allclose(whiten(np.array([1.0, 3.0]), eps=1.0), [-0.5, 0.5])
     np.testing.assert_allclose(at_last_token(np.array([7.0, 8.0, 9.0]), EPISODE), [0.0, 0.0, 7.0, 9.0])
+    three = np.array([0, 0, 1, 2, 2])
+    np.testing.assert_allclose(at_last_token(np.array([7.0, 8.0, 9.0]), three), [0.0, 7.0, 8.0, 0.0, 9.0])
+
+
+def test_an_episode_of_several_tokens_may_come_last() -> None:
+    advantage, _ = gae(np.ones(5), np.zeros(5), np.array([0, 0, 1, 2, 2]), gamma=1.0, lam=1.0)
+    np.testing.assert_allclose(advantage, [2.0, 1.0, 1.0, 2.0, 1.0])
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
@@ -62,5 +70,7 @@ def test_errors_name_the_token() -> None:
         gae(REWARD, VALUE[:3], EPISODE)
     with pytest.raises(AdvantageError, match="not adjacent"):
         gae(REWARD, VALUE, np.array([0, 2, 0, 2]))
+    with pytest.raises(AdvantageError, match=r"lam is 1\.5"):
+        gae(REWARD, VALUE, EPISODE, lam=1.5)
     with pytest.raises(AdvantageError, match=r"gamma is 1\.5"):
         minillm_returns(REWARD, EPISODE, gamma=1.5)

@@ -48,6 +48,10 @@ def test_renorm_by_hand():
     # (2/3, 1/3) against (1/2, 1/2)
     expected = 2 / 3 * math.log(4 / 3) + 1 / 3 * math.log(2 / 3)
     torch.testing.assert_close(renorm_reverse_kl(STUDENT, TEACHER), torch.tensor([expected, 0.0]))
+    # rows have nothing to do with each other: (1/2, 1/2) against (2/3, 1/3)
+    other = torch.cat([TEACHER[:1], STUDENT[:1]])
+    back = 0.5 * math.log(3 / 4) + 0.5 * math.log(3 / 2)
+    torch.testing.assert_close(renorm_reverse_kl(torch.cat([STUDENT[:1], TEACHER[:1]]), other)[1], torch.tensor(back))
 
 
 def test_full_by_hand():
@@ -95,6 +99,9 @@ def test_gradients_flow_through_the_student_alone(tail):
     topk_reverse_kl(student, teacher, tail).sum().backward()
     assert student.grad is not None
     assert teacher.grad is None
+    full_reverse_kl(student, teacher).sum().backward()
+    assert teacher.grad is None
+    assert not topk_entropy(student).requires_grad
 
 
 def test_sampled_advantage_by_hand():

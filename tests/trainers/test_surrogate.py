@@ -36,6 +36,13 @@ def test_bounds_are_settings():
     assert clip_fraction(torch.zeros(0, dtype=torch.bool)) == 0.0
 
 
+def test_what_the_clip_stops_is_told_by_the_side_of_the_advantage():
+    ratio, advantage = torch.tensor([1.5, 0.5, 0.9, 0.9, 0.5, 1.5]), torch.tensor([0.5, -0.5, -0.5, 0.5, 0.5, -0.5])
+    out = clipped_surrogate(ratio.log().requires_grad_(), torch.zeros(6), advantage)
+    assert out.clipped_N.tolist() == [True, True, False, False, False, False]
+    assert not out.ratio_N.requires_grad
+
+
 def test_a_wild_log_ratio_stays_finite():
     out = clipped_surrogate(torch.tensor([500.0, -500.0]), torch.zeros(2), torch.tensor([-1.0, -1.0]))
     torch.testing.assert_close(out.ratio_N, torch.tensor([20.0, -20.0]).exp())
@@ -73,6 +80,16 @@ def test_kl_estimates_are_cut_to_ten_nats():
     assert kl_k2(logp, reference).tolist() == [10.0, 10.0]
     assert kl_k3(logp, reference).tolist() == [10.0, 10.0]
     assert kl_k3(torch.tensor([-8.0]), torch.tensor([0.0])).tolist() == [10.0]
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+def test_kl_gradients_reach_the_policy_alone_and_stay_finite(name):
+    logp, reference = torch.tensor([-1.0, -1000.0], requires_grad=True), torch.tensor([-2.0, 0.0], requires_grad=True)
+    KL_ESTIMATORS[name](logp, reference).sum().backward()
+    assert reference.grad is None
+    # d = log reference - log policy = -1: 1, -d and 1 - exp(d); beyond the cut nothing
+    exact = {"k1": 1.0, "k2": 1.0, "k3": 1.0 - math.exp(-1.0)}[name]
+    torch.testing.assert_close(logp.grad, torch.tensor([exact, 0.0]))
 
 
 def test_k1_and_k3_are_unbiased_over_the_policy():

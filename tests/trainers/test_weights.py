@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,6 +39,9 @@ def test_token_mean_by_hand(ragged):
 def test_turn_mean_by_hand(ragged):
     # three responses of 2, 1 and 2 tokens
     np.testing.assert_allclose(turn_mean(pack(ragged)), [1 / 6, 1 / 6, 1 / 3, 1 / 6, 1 / 6])
+    third = replace(ragged[0], task=replace(ragged[0].task, task_id="task/2"))
+    wanted = [1 / 10, 1 / 10, 1 / 5, 1 / 10, 1 / 10, 1 / 10, 1 / 10, 1 / 5]
+    np.testing.assert_allclose(turn_mean(pack([*ragged, third])), wanted)
 
 
 def test_turn_weights_by_hand(ragged):
@@ -57,6 +62,7 @@ def test_blend_weights_by_hand(ragged):
 
 
 def test_blend_alpha_by_hand():
+    assert blend_alpha(1, 1) == 1.0
     assert [blend_alpha(k, 4) for k in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1.0]
     assert [blend_alpha(k, 10, 0.2, 0.6) for k in (1, 2, 4, 6, 9)] == pytest.approx([0, 0, 0.5, 1, 1])
     assert [blend_alpha(k, 10, 0.5, 0.5) for k in (4, 5, 6)] == [0.0, 1.0, 1.0]

@@ -1,0 +1,130 @@
+"""Rewards and advantages from a teacher's log-likelihood, on two ragged episodes by hand; the critic's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turngym.envs.episode import Episode
+from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.critic import value_loss
+from turngym.trainers.kd_signals import CriticAdvantage, GroupTeacherAdvantage, MiniLLMAdvantage, TeacherReward
+from turngym.trainers.pieces import Scorers
+from turngym.trainers.signals import SignalError
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A scorer for which id i has log-probability `slope` times i."""
+
+    slope: float
+    lost: int = 0
+    """How many answers of the last row it loses."""
+
+    def topk(self, ids: Any, positions: Any, k: int) -> Any:
+        raise AssertionError("nobody asks for this")
+
+    def logprobs(self, ids: Sequence[Any], positions: Sequence[Any]) -> list[Any]:
+        found = [self.slope * row[place].astype(np.float32) for row, place in zip(ids, positions, strict=True)]
+        return [*found[:-1], found[-1][self.lost :]]
+
+
+class Flat:
+    """A critic with fixed values."""
+
+    def values(self, batch: RolloutBatch) -> Any:
+        return np.array([0.5, 1.0, 1.5, 0.0, 1.0], np.float32)
+
+
+def one_group(make_episode: Callable[..., Episode]) -> list[Episode]:
+    """One group: A with labels 10, 11 | 12, which failed, and B with 20, 21, which succeeded (return 1)."""
+    a = make_episode([([1, 2, 3], [10, 11]), ([4], [12])], number=0, group=7)
+    return [a, make_episode([([5, 6], [20, 21])], number=1, group=7, success=True)]
+
+
+SCORERS = Scorers(student=Slope(-0.05), teacher=Slope(-0.1), critic=Flat())  # type: ignore[arg-type]
+
+
+def test_rewards_by_hand(make_episode: Callable[..., Episode]) -> None:
+    pair = one_group(make_episode)
+    batch = pack(pair)
+    np.testing.assert_allclose(TeacherReward(coef=2.0)(batch, SCORERS), [-2.0, -2.2, -2.4, -4.0, -4.2], rtol=1e-6)
+    found = TeacherReward(coef=2.0, student_entropy=True)(batch, SCORERS)
+    np.testing.assert_allclose(found, [-1.0, -1.1, -1.2, -2.0, -2.1], rtol=1e-6)
+
+
+def test_group_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
+    pair = one_group(make_episode)
+    batch = pack(pair)
+
+    def found(**options: Any) -> list[float]:
+        signal = GroupTeacherAdvantage(reward=TeacherReward(), **options)
+        advantage_N = signal(batch, pair, SCORERS).advantage_N
+        assert advantage_N is not None
+        assert len(set(advantage_N[:3])) == len(set(advantage_N[3:])) == 1
+        return [float(advantage_N[0]), float(advantage_N[4])]
+
+    # means -1.1 and -2.05; sums -3.3 and -4.1; with half the return -1.1 and -1.55
+    assert found(scale="none") == pytest.approx([0.475, -0.475])
+    assert found() == pytest.approx([0.475 / (0.95 / 2**0.5), -0.475 / (0.95 / 2**0.5)], rel=1e-5)
+    assert found(scale="none", pool="sum") == pytest.approx([0.4, -0.4])
+    assert found(scale="none", env_coef=0.5) == pytest.approx([0.225, -0.225])
+    short = [make_episode([([1], [n])], number=n, group=0) for n in (10, 20)]  # one token each: -1 and -2
+    targets = GroupTeacherAdvantage(reward=TeacherReward(), scale="none")(pack(short), short, SCORERS)
+    np.testing.assert_allclose(targets.advantage_N, [0.5, -0.5], rtol=1e-6)
+
+
+def test_critic_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
+    pair = one_group(make_episode)
+    # rewards: teacher + 0.25, and twice the return at the last token: -0.75, -0.85, -0.95 | -1.75, 0.15
+    # deltas with gamma 0.5: -0.75, -1.1, -2.45 | -1.25, -0.85; carried by 0.25
+    wanted = np.array([-1.178125, -1.7125, -2.45, -1.4625, -0.85])
+    signal = CriticAdvantage(reward=TeacherReward(), env_coef=2.0, gamma=0.5, lam=0.5, bonus=0.25)
+    targets = signal(pack(pair), pair, SCORERS)
+    np.testing.assert_allclose(targets.advantage_N, (wanted - wanted.mean()) / wanted.std(), rtol=1e-5)
+    np.testing.assert_allclose(targets.return_N, wanted + Flat().values(pack(pair)), rtol=1e-5)
+    np.testing.assert_allclose(targets.value_N, [0.5, 1.0, 1.5, 0.0, 1.0])
+    plain = CriticAdvantage(reward=None, env_coef=3.0, lam=1.0)(pack(pair), pair, Scorers(**_no_teacher()))
+    np.testing.assert_allclose(plain.return_N, [0.0, 0.0, 0.0, 3.0, 3.0], atol=1e-6)
+
+
+def test_minillm_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
+    pair = one_group(make_episode)
+    # log q - log p: -0.5, -0.55, -0.6 | -1, -1.05; gamma 0.5
+    wanted = [(-0.5 - 0.275 - 0.15) / 1.75, (-0.55 - 0.3) / 1.5, -0.6, (-1.0 - 0.525) / 1.5, -1.05]
+    found = MiniLLMAdvantage(gamma=0.5)(pack(pair), pair, SCORERS).advantage_N
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[..., Episode]) -> None:
+    pair = one_group(make_episode)
+    batch = pack(pair)
+    with pytest.raises(SignalError, match="needs a critic"):
+        CriticAdvantage(reward=None)(batch, pair, Scorers(student=Slope(0.0)))
+    with pytest.raises(SignalError, match="needs a teacher"):
+        TeacherReward()(batch, Scorers(student=Slope(0.0)))
+    with pytest.raises(SignalError, match="answered 4 positions; 5 were asked"):
+        TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(-0.1, lost=1)))
+    with pytest.raises(SignalError, match="must be finite"):
+        TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(float("nan"))))
+
+
+def test_value_loss_by_hand() -> None:
+    value = torch.tensor([1.0, 1.0, 0.9, -1.0, 0.3], requires_grad=True)
+    returns, old = torch.tensor([0.0, 2.0, 2.0, -2.0, -1.0]), torch.tensor([0.5, 0.5, 0.8, 0.0, 0.4])
+    # clipped to 0.7, 0.7, 0.9, -0.2, 0.3: errors 0.7, 1.3, 1.1, 1.8, 1.3 against the plain 1, 1, 1.1, 1, 1.3
+    loss = value_loss(value, returns, old, clip=0.2)
+    torch.testing.assert_close(loss, torch.tensor([0.5, 0.5 * 1.69, 0.5 * 1.21, 0.5 * 3.24, 0.5 * 1.69]))
+    (gradient,) = torch.autograd.grad(loss.sum(), value)
+    torch.testing.assert_close(gradient, torch.tensor([1.0, 0.0, -1.1, 0.0, 1.3]))
+    plain = torch.tensor([0.5, 0.5, 0.605, 0.5, 0.845])
+    torch.testing.assert_close(value_loss(value, returns, old, None), plain)
+
+
+def _no_teacher() -> dict[str, Any]:
+    return {"student": Slope(0.0), "critic": Flat()}

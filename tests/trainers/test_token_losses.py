@@ -1,0 +1,153 @@
+"""Token losses on numbers worked out by hand: what is added to what, and what the gradient reaches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, log, nan
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from turngym.trainers.pieces import Tokens
+from turngym.trainers.reshape import Reshape
+from turngym.trainers.reverse_kl import raw_reverse_kl
+from turngym.trainers.surrogate import kl_k1
+from turngym.trainers.token_losses import (
+    ClippedAdvantage,
+    MixedPolicyGradient,
+    NegativeLogLikelihood,
+    PolicyGradient,
+    Regularised,
+    SupportKL,
+)
+
+LN2 = log(2)
+# student (1/2, 1/4 | 1/4) against teacher (1/4, 1/4 | 1/2): 1/4 ln 2 with the bin, 1/2 ln 2 without
+STUDENT, TEACHER = torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.25]).log()
+
+
+def tokens(ratio: list[float], **more: Any) -> Tokens:
+    """Tokens sampled with probability 1/4 whose probability is now `ratio` times that (NaN: nobody noted it)."""
+    given = torch.tensor(ratio)
+    behaviour = torch.where(given.isnan(), given, torch.full_like(given, 0.25).log())
+    sampled = given.nan_to_num(nan=1.0).log() + log(0.25)
+    more = {name: torch.tensor(value) if isinstance(value, list) else value for name, value in more.items()}
+    own = torch.zeros(len(ratio), dtype=torch.bool)
+    rest: dict[str, Any] = {"off_policy_n": own, "entropy_n": torch.zeros(len(ratio)), "logp_n": sampled.clone()}
+    return Tokens(sampled_logp_n=sampled, behaviour_logp_n=behaviour, **(rest | more))
+
+
+def close(found: Tensor, wanted: list[float]) -> None:
+    torch.testing.assert_close(found, torch.tensor(wanted), equal_nan=True)
+
+
+def test_likelihood_by_hand() -> None:
+    close(NegativeLogLikelihood()(tokens([1.0, 1.0], logp_n=[-1.0, -2.5])).loss_n, [1.0, 2.5])
+
+
+def test_support_kl_by_hand() -> None:
+    rows: dict[str, Any] = {"topk_logp_nK": STUDENT.repeat(4, 1), "teacher_logp_nK": TEACHER.repeat(4, 1)}
+    given = tokens([2.0, 40.0, 0.01, nan], **rows)
+    found = SupportKL()(given)
+    close(found.loss_n, [LN2 / 2, 10 * LN2 / 4, 0.1 * LN2 / 4, LN2 / 4])
+    close(found.diagnostics["kl_bin"], [LN2 / 4] * 4)
+    close(found.diagnostics["kl_raw"], [LN2 / 2] * 4)
+    close(found.diagnostics["teacher_entropy"], [1.5 * LN2] * 4)
+    close(found.diagnostics["clipped"], [0.0, 1.0, 1.0, 0.0])
+    plain = SupportKL(tail=raw_reverse_kl, importance=None)(given)
+    close(plain.loss_n, [LN2 / 2] * 4)
+    close(plain.diagnostics["kl_bin"], [LN2 / 4] * 4)
+    close(plain.diagnostics["clipped"], [0.0] * 4)
+    with pytest.raises(ValueError, match="use a top-K signal"):
+        SupportKL()(tokens([1.0], topk_logp_nK=STUDENT[None]))
+    with pytest.raises(ValueError, match="use a top-K signal"):
+        SupportKL()(tokens([1.0], teacher_logp_nK=TEACHER[None]))
+
+
+def test_support_kl_has_its_gradient_through_the_student_alone() -> None:
+    student = STUDENT.repeat(1, 1).requires_grad_()
+    given = tokens([2.0], topk_logp_nK=student, teacher_logp_nK=TEACHER[None])
+    found = SupportKL(tail=raw_reverse_kl)(given)
+    (gradient,) = torch.autograd.grad(found.loss_n.sum(), student)
+    # 2 p (log p - log q + 1): the ratio is a constant
+    close(gradient[0], [2 * 0.5 * (LN2 + 1), 2 * 0.25])
+    assert not any(values.requires_grad for values in found.diagnostics.values())
+
+
+def test_clipped_advantage_by_hand() -> None:
+    given = tokens([1.5, 0.5, 1.25, nan], advantage_n=[2.0, -2.0, 1.0, 3.0])
+    found = ClippedAdvantage()(given)
+    close(found.loss_n, [-2 * 1.28, 2 * 0.8, -1.25, -3.0])
+    close(found.diagnostics["kl_bin"], [-2.0, 2.0, -1.0, -3.0])
+    close(found.diagnostics["kl_raw"], [-2.0, 2.0, -1.0, -3.0])
+    close(found.diagnostics["clipped"], [1.0, 1.0, 0.0, 0.0])
+    close(ClippedAdvantage(eps_low=0.6, eps_high=0.1)(given).loss_n, [-2.2, 1.0, -1.1, -3.0])
+    with pytest.raises(ValueError, match="advantage_N"):
+        ClippedAdvantage()(tokens([1.0]))
+
+
+def test_policy_gradient_by_hand() -> None:
+    given = tokens(
+        [1.5, 0.5, nan],
+        advantage_n=[2.0, -2.0, 3.0],
+        logp_n=[-1.0, -2.0, -3.0],
+        reference_logp_n=[-1.0, -2.0 + LN2, -3.0 - LN2],
+        entropy_n=[1.0, 2.0, 4.0],
+    )
+    surrogate = [-2 * 1.2, 2 * 0.8, -3.0]
+    close(PolicyGradient()(given).loss_n, surrogate)
+    close(PolicyGradient(eps_low=0.6, eps_high=0.1)(given).loss_n, [-2.2, 1.0, -3.0])
+    k3 = [0.0, 2 - 1 - LN2, 0.5 - 1 + LN2]
+    found = PolicyGradient(kl_coef=0.5, entropy_coef=0.1)(given)
+    close(found.loss_n, [surrogate[i] + 0.5 * k3[i] - 0.1 * [1, 2, 4][i] for i in range(3)])
+    close(found.diagnostics["kl_reference"], k3)
+    close(found.diagnostics["clipped"], [1.0, 1.0, 0.0])
+    k1 = PolicyGradient(kl_coef=1.0, kl=kl_k1)(given).loss_n
+    close(k1, [surrogate[0], surrogate[1] - LN2, surrogate[2] + LN2])
+    tracked = replace(given, logp_n=given.logp_n.clone().requires_grad_())
+    assert not PolicyGradient(kl_coef=0.5)(tracked).diagnostics["kl_reference"].requires_grad
+    assert "kl_reference" not in PolicyGradient(kl_coef=0.5)(tokens([1.0], advantage_n=[1.0])).diagnostics
+    with pytest.raises(ValueError, match="advantage_N"):
+        PolicyGradient()(tokens([1.0]))
+
+
+def test_where_behaviour_is_unknown_the_ratio_is_one_and_keeps_its_gradient() -> None:
+    sampled = torch.tensor([-1.0], requires_grad=True)
+    loss = PolicyGradient()(replace(tokens([nan], advantage_n=[3.0]), sampled_logp_n=sampled)).loss_n
+    close(loss.detach(), [-3.0])
+    close(torch.autograd.grad(loss.sum(), sampled)[0], [-3.0])
+
+
+def test_mixed_policy_gradient_by_hand() -> None:
+    off, on = Reshape(a=0.1), Reshape(shape="no_reshape")
+    given = tokens(
+        [1.5, 1.1, 0.5, 1.0],
+        advantage_n=[2.0, 2.0, -2.0, 1.0],
+        off_policy_n=[False, False, False, True],
+        logp_n=[-9.0, -9.0, -9.0, log(0.4)],  # demonstrated tokens are scored at the distillation temperature
+        reference_logp_n=[-9.0, -9.0 + LN2, -9.0, log(0.4)],
+        entropy_n=[1.0, 1.0, 1.0, 3.0],
+    )
+    found = MixedPolicyGradient(off=off, on=on)(given)
+    close(found.loss_n, [-2 * 1.2, -2 * 1.1, 2 * 0.8, -0.4 / 0.5])
+    close(found.diagnostics["clipped"], [1.0, 0.0, 1.0, 0.0])
+    close(found.diagnostics["off_shaped"], [nan, nan, nan, 0.8])
+    tracked = replace(given, logp_n=given.logp_n.clone().requires_grad_())
+    diagnostics = MixedPolicyGradient(off=off, on=on)(tracked).diagnostics
+    assert not any(values.requires_grad for values in diagnostics.values())
+    bounded = MixedPolicyGradient(off=off, on=on, off_clamp=(None, 0.5), clip=None, kl_coef=0.5, entropy_coef=0.1)
+    k3 = 2 - 1 - LN2
+    close(bounded(given).loss_n, [-3.1, -2.2 + 0.5 * k3 - 0.1, 1.0 - 0.1, -0.5 - 0.3])
+    with pytest.raises(ValueError, match="advantage_N"):
+        MixedPolicyGradient(off=off, on=on)(tokens([1.0]))
+
+
+def test_another_loss_with_a_regulariser() -> None:
+    given = tokens([1.0, 1.0], logp_n=[-1.0, -2.0], reference_logp_n=[-2.0, -2.0], entropy_n=[1.0, 5.0])
+    found = Regularised(loss=NegativeLogLikelihood(), kl_coef=2.0, kl=kl_k1, entropy_coef=0.1)(given)
+    close(found.loss_n, [1.0 + 2.0 - 0.1, 2.0 - 0.5])
+    close(found.diagnostics["kl_reference"], [1.0, 0.0])
+    k3 = exp(-1.0) - 1 + 1
+    close(Regularised(loss=NegativeLogLikelihood(), kl_coef=1.0)(given).loss_n, [1.0 + k3, 2.0])
