@@ -87,6 +87,7 @@ def _replay(sample: Any, session: Session) -> list[str]:
     for number, (start, stop) in enumerate(spans):
         request = session.request
         if request is None or request.prompt_ids.tolist() != sample.tokens[: begin + start]:
+            session.close()
             raise TurngymError(
                 f"sample {sample.index} cannot go on: its environment says other things at turn {number}"
             )

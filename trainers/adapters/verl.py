@@ -23,8 +23,10 @@ from turngym.trainers.adapters.extras import need
 from turngym.trainers.adapters.session import Generate, Sessions, play_async
 from turngym.trainers.adapters.trajectory import Trajectory
 
-_shared: dict[tuple[str, int], Sessions] = {}
-"""verl makes a loop for every episode; the sessions of one configuration and tokenizer are made once per worker."""
+_shared: dict[tuple[str, int], tuple[Sessions, Any]] = {}
+"""verl makes a loop for every episode; the sessions of one configuration and tokenizer are made once per worker.
+
+With what they were made from, so that the key stays the key of these objects."""
 
 
 class TurngymAgentLoop:
@@ -34,9 +36,9 @@ class TurngymAgentLoop:
         sessions: makes the sessions from verl's tokenizer.
         trainer_config, server_manager, tokenizer: what verl hands to every loop; the rest of it is not needed.
 
-    Rows need `task_id`, may have `seed` and `sample`, and name this loop in `agent_name`. The episode ends as
-    `truncated_tokens` when `rollout.response_length` is used up, prompt included in nothing: a first prompt longer than
-    `rollout.prompt_length` is an error, because verl would cut it on the left.
+    Rows need `task_id`, may have `seed` and `sample`, and name this loop in `agent_name`. An episode that uses up
+    `rollout.response_length` ends as `truncated_tokens`. A first prompt longer than `rollout.prompt_length` is an
+    error, because verl would cut it on the left.
     """
 
     def __init__(
@@ -53,8 +55,8 @@ class TurngymAgentLoop:
         self.tokenizer = tokenizer
         key = (repr(sessions), id(tokenizer))
         if key not in _shared:
-            _shared[key] = sessions(tokenizer=tokenizer)
-        self.sessions = _shared[key]
+            _shared[key] = (sessions(tokenizer=tokenizer), (sessions, tokenizer))
+        self.sessions = _shared[key][0]
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Play one episode; an `AgentLoopOutput`. Raises MissingExtra without verl."""
@@ -62,7 +64,12 @@ class TurngymAgentLoop:
         wanted = {name: int(row[name]) for name in ("seed", "sample") if row.get(name) is not None}
         task_id = row.get("task_id")
         session = self.sessions.open(None if task_id is None else str(task_id), **wanted)
-        episode = await play_async(session, self._generate(sampling_params, session.request))
+        try:
+            generate = self._generate(sampling_params, session.request)
+        except TurngymError:
+            session.close()
+            raise
+        episode = await play_async(session, generate)
         trajectory = Trajectory.of(episode).filled(int(self.tokenizer.eos_token_id))
         return loops.AgentLoopOutput(**output(trajectory), metrics=loops.AgentLoopMetrics())
 

@@ -1,0 +1,116 @@
+"""A real OpenEnv server and its generic clients, over WebSocket on this machine."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from turngym.agents.sessions import Sessions
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode
+from turngym.trainers.adapters import openenv as adapter
+from turngym.trainers.adapters.trajectory import Trajectory
+
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def url(sessions: Sessions) -> Iterator[str]:
+    """Where a server on our sessions listens."""
+    pytest.importorskip("openenv", reason="needs the extra turngym[openenv]")
+    import uvicorn
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(adapter.app(sessions), log_level="error", lifespan="on")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 120
+        while not server.started:
+            assert time.monotonic() < deadline, "the server did not start"
+            assert thread.is_alive(), "the server gave up"
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(30)
+
+
+def client(url: str) -> Any:
+    from openenv.core import GenericEnvClient
+
+    return GenericEnvClient(base_url=url, connect_timeout_s=60, message_timeout_s=120).sync()
+
+
+def test_clients_play_the_recorded_episodes_at_the_same_time(
+    url: str, recorded: list[Episode], replay: Any, assert_same: Callable[..., None]
+) -> None:
+    """Two clients, one turn each in turn: their episodes stay apart, and both end as they were recorded."""
+    one, other = recorded[0], recorded[3]
+    with client(url) as first, client(url) as second:
+        seats = [(first, one), (second, other)]
+        results = [seat.reset(seed=SEED, task_id=e.task.task_id, sample=e.sample) for seat, e in seats]
+        ids = [list(result.observation["observation_ids"]) for result in results]
+        assert results[0].observation["messages"][0]["content"] == one.system
+        assert results[0].observation["admissible"] == list(one.turns[0].admissible or ())
+        for _ in range(40):
+            for place, (seat, episode) in enumerate(seats):
+                if results[place].done:
+                    continue
+                said = replay.after(f"{episode.task.task_id}:{episode.sample}", ids[place])
+                answer = {"response_ids": said.ids.tolist(), "logprobs": said.logprobs.tolist()}
+                results[place] = seat.step(answer)
+                ids[place] += [*answer["response_ids"], *results[place].observation["observation_ids"]]
+        assert first.state()["step_count"] == one.depth
+    for result, (_, episode) in zip(results, seats, strict=True):
+        assert result.done
+        assert result.reward == episode.turns[-1].reward
+        assert result.observation["status"] == episode.status.value
+        assert_same(Trajectory.of(episode), result.observation["trajectory"])
+
+
+def test_a_client_may_answer_with_text_or_with_the_action_alone(url: str, recorded: list[Episode]) -> None:
+    episode = recorded[0]
+    with client(url) as seat:
+        for key, texts in (
+            ("response", [turn.response for turn in episode.turns]),
+            ("action", [turn.action for turn in episode.turns]),
+        ):
+            result = seat.reset(seed=SEED, task_id=episode.task.task_id, sample=episode.sample)
+            for turn, text in zip(episode.turns, texts, strict=True):
+                result = seat.step({key: text})
+                assert result.observation["verdict"] == turn.verdict.value
+            assert result.done
+            assert result.observation["success"] == episode.success
+            assert result.observation["trajectory"]["logprobs"] is None
+
+
+def test_what_a_client_does_wrong_is_told_to_it(url: str, recorded: list[Episode]) -> None:
+    with client(url) as seat:
+        with pytest.raises(RuntimeError, match=r"step\(\) was called before reset"):
+            seat.step({"response": "look"})
+        with pytest.raises(RuntimeError, match="unknown task 'nowhere'"):
+            seat.reset(task_id="nowhere")
+        assert not seat.reset(task_id=recorded[0].task.task_id).done
+
+
+@pytest.mark.parametrize(
+    ("action", "complaint"),
+    [
+        ({}, "exactly one of response, response_ids, action; this one has none"),
+        ({"response": "x", "action": "look"}, r"this one has \['response', 'action'\]"),
+        ({"response_ids": [5, 6], "logprobs": [-1.0]}, "1 log-probabilities came with 2 response ids"),
+    ],
+)
+def test_answers_that_contradict_themselves_are_refused(
+    sessions: Sessions, action: dict[str, Any], complaint: str
+) -> None:
+    session = sessions.open(sessions.task_ids()[0])
+    with pytest.raises(TurngymError, match=complaint):
+        adapter.act(session, action)
+    session.close()
