@@ -49,7 +49,7 @@ def build_algorithm(options: Options, tokenizer: Any = None) -> Algorithm:
         def encode(document: str) -> list[int]:
             return list(tokenizer.encode(document, add_special_tokens=False))
 
-        return (TextTerm(options.lpt, encode, micro_tokens=run.micro_tokens),)
+        return (TextTerm(options.lpt, encode, micro_tokens=run.micro_tokens, autocast=run.autocast != "off"),)
 
     run, distill = options.run, options.distill
     builders: dict[str, Callable[[], Algorithm]] = {

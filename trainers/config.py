@@ -95,8 +95,9 @@ class RunConfig:
     """Padded tokens per forward and backward pass; changes memory and speed, not the result."""
     head_chunk: int = 1024
     """Positions that go through the LM head at a time; changes memory, not the result."""
-    autocast: Literal["off", "bfloat16"] = "off"
-    """Compute forward passes of the update in bfloat16 with float32 weights."""
+    autocast: Literal["off", "bfloat16", "bfloat16-body"] = "off"
+    """Compute forward passes of the update in bfloat16 with float32 weights; log-probabilities stay float32. `-body`
+    leaves the LM head in float32: closer numbers, but on a GPU the head then takes most of the time."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     packing: bool = False

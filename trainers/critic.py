@@ -17,7 +17,7 @@ from turngym.trainers.batch import RolloutBatch, pad_rows
 from turngym.trainers.config import ConfigError
 from turngym.trainers.distributed import SINGLE, World, full, micro_batches
 from turngym.trainers.distributed_checkpoint import load_full
-from turngym.trainers.model import hidden_states
+from turngym.trainers.model import autocast, hidden_states, recomputing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +71,18 @@ class Critic:
     """
 
     def __init__(
-        self, policy: Any, config: CriticConfig, *, micro_tokens: int = 8192, seed: int = 0, world: World = SINGLE
+        self,
+        policy: Any,
+        config: CriticConfig,
+        *,
+        micro_tokens: int = 8192,
+        autocast: bool = False,
+        gradient_checkpointing: bool = False,
+        seed: int = 0,
+        world: World = SINGLE,
     ) -> None:
         self.config = config
-        self._micro_tokens = micro_tokens
+        self._micro_tokens, self._autocast, self._recompute = micro_tokens, autocast, gradient_checkpointing
         self._world = world
         self._policy = policy
         own = config.kind == "model"
@@ -99,11 +107,13 @@ class Critic:
         """One optimiser update on all tokens of `batch`, which count the same; returns the mean loss."""
         self.optimiser.zero_grad(set_to_none=True)
         total = 0.0
-        for tokens, value_n in self._forward(batch):
-            target_n, old_n = (torch.from_numpy(column[tokens]).to(value_n) for column in (return_N, old_value_N))
-            loss = value_loss(value_n, target_n, old_n, self.config.clip).sum() / batch.tokens
-            (loss * self._world.size).backward()
-            total += float(loss.detach())
+        trunk = getattr(self.module, "trunk", self.module)
+        with recomputing(trunk, self._recompute and trunk is not self.module):
+            for tokens, value_n in self._forward(batch):
+                target_n, old_n = (torch.from_numpy(column[tokens]).to(value_n) for column in (return_N, old_value_N))
+                loss = value_loss(value_n, target_n, old_n, self.config.clip).sum() / batch.tokens
+                (loss * self._world.size).backward()
+                total += float(loss.detach())
         norm = full(nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
         if bool(torch.isfinite(norm)):
             self.optimiser.step()
@@ -131,12 +141,14 @@ class Critic:
         if self.config.kind == "model":
             for micro in micros:
                 rows = pad_rows(batch, micro)
-                yield micro.tokens, self.module(rows.input_ids_RL, rows.predictor_n)
+                with autocast(self.module, self._autocast):
+                    value_n = self.module(rows.input_ids_RL, rows.predictor_n)
+                yield micro.tokens, value_n.float()
             return
         with self._world.whole(self._policy):
             for micro in micros:
                 rows = pad_rows(batch, micro)
-                with torch.no_grad():
+                with torch.no_grad(), autocast(self._policy, self._autocast):
                     states = hidden_states(self._policy, rows.input_ids_RL)
                 states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
                 yield micro.tokens, self.module(states.float())[:, 0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -28,7 +29,8 @@ def save_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     """
     state = {name: _state(module, optimiser) for name, (module, optimiser) in parts.items()}
     with _named_failures("write"):
-        dcp.save({**state, "torch_rng": torch.get_rng_state()}, checkpoint_id=folder)
+        whole = {**state, "torch_rng": torch.get_rng_state()}
+        dcp.save(whole, checkpoint_id=folder, no_dist=not dist.is_initialized())
 
 
 def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
@@ -41,7 +43,7 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
             _begin(module, optimiser)
         wanted[name] = _state(module, optimiser)
     with _named_failures("read"):
-        dcp.load(wanted, storage_reader=reader)
+        dcp.load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
     for name, (module, optimiser) in parts.items():
         if optimiser.state:
             for parameter in trained(module).values():

@@ -25,6 +25,7 @@ from turngym.trainers.full_disk import full_disk
 from turngym.trainers.interrupts import Interrupts
 from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.metrics import MetricsLog
+from turngym.trainers.order import InStep, Order, Planned
 from turngym.trainers.packing import check_packing
 from turngym.trainers.passes import Schedule, run_passes
 from turngym.trainers.pieces import Algorithm, Scorers
@@ -89,6 +90,8 @@ class Trainer:
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that a resumed run must share (environment, split, teacher)."""
     progress: Progress = field(default_factory=NoProgress)
+    order: Order = InStep()
+    """Whether batches are played in their step or ahead of it."""
     world: World = SINGLE
     """The processes of the run; more than one are set up by `distributed_run.divided`."""
 
@@ -109,7 +112,15 @@ class Trainer:
         self.world.shard(self.model)
         optimiser = make_optimiser(self.model, self.optimiser)
         folder = RunFolder(
-            self.out, self.model, optimiser, self._fingerprint(), self.run, self.save_extra, critic, self.world
+            self.out,
+            self.model,
+            optimiser,
+            self._fingerprint(),
+            self.run,
+            self.save_extra,
+            critic,
+            self.world,
+            self.order,
         )
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
         log = Silent() if self.world.rank else MetricsLog(self.out, tensorboard=self.run.tensorboard)
@@ -120,6 +131,7 @@ class Trainer:
             with Interrupts(self.world) as interrupts, self.progress:
                 session.run(interrupts)
         finally:
+            self.order.close()
             log.close()
         model = folder.latest() / MODEL
         return RunResult(step=session.state.step, model=model, train_seconds=session.state.train_seconds)
@@ -128,7 +140,15 @@ class Trainer:
         config = self.algorithm.critic
         if config is None:
             return None
-        return Critic(self.model, config, micro_tokens=self.run.micro_tokens, seed=self.run.seed, world=self.world)
+        return Critic(
+            self.model,
+            config,
+            micro_tokens=self.run.micro_tokens,
+            autocast=self.run.autocast != "off",
+            gradient_checkpointing=self.run.gradient_checkpointing,
+            seed=self.run.seed,
+            world=self.world,
+        )
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
@@ -171,11 +191,10 @@ class _Session:
         if self.folder.saved != self.state:
             self.folder.save(self.state)
 
-    def _collect(self) -> tuple[float, DepthPlan, list[Episode]]:
-        trainer, step = self.trainer, self.state.step + 1
+    def _planned(self, step: int) -> Planned:
+        """What to play for `step`, as far as that is known now."""
+        trainer = self.trainer
         plan = trainer.algorithm.depth.plan(self.state.depth, step)
-        trainer.progress.phase("rollout")
-        start = time.perf_counter()
         group, prefix = trainer.algorithm.group, trainer.algorithm.prefix
         request = CollectRequest(
             step=step,
@@ -186,11 +205,17 @@ class _Session:
             group=group,
             prefix_ratios=() if prefix is None else prefix.ratios(step, trainer.run.episodes // group),
         )
-        episodes = trainer.collect(request)
+        return Planned(plan=plan, request=request)
+
+    def _collect(self) -> tuple[float, DepthPlan, list[Episode]]:
+        trainer, step = self.trainer, self.state.step + 1
+        trainer.progress.phase("rollout")
+        start = time.perf_counter()
+        planned, episodes = trainer.order(step, self._planned, trainer.collect)
         if all(episode.status.is_error for episode in episodes):
             first = episodes[0].meta.get("error", episodes[0].status) if episodes else "the source returned none"
             raise TrainError(f"step {step}: all {len(episodes)} episodes failed; the first: {first}")
-        return start, plan, episodes
+        return start, planned.plan, episodes
 
     def _step(self, start: float, plan: DepthPlan, episodes: list[Episode]) -> None:
         """Everything that changes the run; not interruptible, so that weights, state and metrics stay together."""
@@ -222,6 +247,7 @@ class _Session:
                 "step": step,
                 "kind": "train",
                 **measure.step_row(episodes, batch, done, plan, depth),
+                **measure.staleness_row(episodes, step - 1),
                 "tokens_per_s": batch.tokens / (end - start),
                 **{f"time/{name}_s": value for name, value in times.items()},
                 "time/step_s": end - start,
@@ -258,6 +284,7 @@ class _Session:
             sampling_temperature=run.temperature,
             entropy_gradient=self.trainer.algorithm.entropy_gradient,
             autocast=run.autocast != "off",
+            autocast_head=run.autocast == "bfloat16",
             gradient_checkpointing=run.gradient_checkpointing,
             packing=run.packing,
             world=self.trainer.world,

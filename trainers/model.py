@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,31 @@ def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None)
     """Hidden states [B, L, D] behind the last norm, the head's input."""
     more = {} if positions_BL is None else {"position_ids": positions_BL}
     return backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
+
+
+def autocast(model: nn.Module, on: bool) -> AbstractContextManager[Any]:
+    """Compute in bfloat16 what can be, with whatever precision the weights have."""
+    device = next(model.parameters()).device.type
+    return torch.autocast(device, dtype=torch.bfloat16) if on else nullcontext()
+
+
+class recomputing:
+    """Training mode only where recomputation needs it: dropout stays off, as it is when the policy samples."""
+
+    def __init__(self, model: Any, checkpointing: bool) -> None:
+        self.model, self.checkpointing = model, checkpointing
+        # transformers 5.2x renamed the switch; the older name still works there, with a warning
+        self.word = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+
+    def __enter__(self) -> None:
+        if self.checkpointing:
+            getattr(self.model, f"{self.word}_checkpointing_enable")()
+            self.model.train()
+
+    def __exit__(self, *error: object) -> None:
+        if self.checkpointing:
+            getattr(self.model, f"{self.word}_checkpointing_disable")()
+        self.model.eval()
 
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from turngym.trainers.batch import MicroBatch, RolloutBatch, pad_rows, split_rows
 from turngym.trainers.config import OptimiserConfig
 from turngym.trainers.distributed import SINGLE, World, full, micro_batches
-from turngym.trainers.model import head, hidden_states
+from turngym.trainers.model import autocast, head, hidden_states, recomputing
 from turngym.trainers.packing import split_packed
 from turngym.trainers.pieces import Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.projection import Projected, project
@@ -34,6 +33,8 @@ class Forward:
     sampling_temperature: float = 1.0
     entropy_gradient: bool = False
     autocast: bool = False
+    autocast_head: bool = True
+    """Whether autocast covers the LM head; log-probabilities are float32 either way."""
     gradient_checkpointing: bool = False
     packing: bool = False
     """Put several short rows into one line."""
@@ -118,7 +119,7 @@ def accumulate(
     """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N]."""
     total, world = 0.0, forward.world
     found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
-    with _training(model, forward.gradient_checkpointing):
+    with recomputing(model, forward.gradient_checkpointing):
         split = split_packed if forward.packing else split_rows
         for micro in micro_batches(batch, forward.micro_tokens, world, split):
             losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
@@ -140,7 +141,7 @@ def _forward(
     model: Any, batch: RolloutBatch, micro: MicroBatch, targets: Targets, token_loss: TokenLoss, forward: Forward
 ) -> tuple[TokenLosses, dict[str, Tensor]]:
     rows = pad_rows(batch, micro)
-    with _autocast(model, forward.autocast):
+    with autocast(model, forward.autocast):
         states = hidden_states(model, rows.input_ids_RL, rows.position_RL)
     states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
     label_n = _tensor(batch.label_N, micro, states)
@@ -168,42 +169,19 @@ def _forward(
 def _project(
     model: Any, states: Tensor, label_n: Tensor, ids_nK: Tensor | None, forward: Forward, temperature: float
 ) -> Projected:
-    return project(
-        states,
-        head(model),
-        label_n,
-        ids_nK,
-        temperature=temperature,
-        chunk=forward.head_chunk,
-        entropy=temperature == forward.distill_temperature,
-        entropy_gradient=forward.entropy_gradient and temperature == forward.distill_temperature,
-        vocab=forward.vocab_size,
-    )
+    with autocast(model, forward.autocast and forward.autocast_head):
+        return project(
+            states,
+            head(model),
+            label_n,
+            ids_nK,
+            temperature=temperature,
+            chunk=forward.head_chunk,
+            entropy=temperature == forward.distill_temperature,
+            entropy_gradient=forward.entropy_gradient and temperature == forward.distill_temperature,
+            vocab=forward.vocab_size,
+        )
 
 
 def _tensor(values: NDArray[Any], micro: MicroBatch, like: Tensor) -> Tensor:
     return torch.from_numpy(values[micro.tokens]).to(like.device)
-
-
-def _autocast(model: nn.Module, on: bool) -> AbstractContextManager[Any]:
-    device = next(model.parameters()).device.type
-    return torch.autocast(device, dtype=torch.bfloat16) if on else nullcontext()
-
-
-class _training:
-    """Training mode only where recomputation needs it: dropout stays off, as it is when the policy samples."""
-
-    def __init__(self, model: Any, checkpointing: bool) -> None:
-        self.model, self.checkpointing = model, checkpointing
-        # transformers 5.2x renamed the switch; the older name still works there, with a warning
-        self.word = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
-
-    def __enter__(self) -> None:
-        if self.checkpointing:
-            getattr(self.model, f"{self.word}_checkpointing_enable")()
-            self.model.train()
-
-    def __exit__(self, *error: object) -> None:
-        if self.checkpointing:
-            getattr(self.model, f"{self.word}_checkpointing_disable")()
-        self.model.eval()

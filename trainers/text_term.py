@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core import TurngymError
 from turngym.trainers.distributed import SINGLE, World, divide
-from turngym.trainers.model import head, hidden_states, length_batches, pad
+from turngym.trainers.model import autocast, head, hidden_states, length_batches, pad
 from turngym.trainers.projection import project
 
 Encode = Callable[[str], Sequence[int]]
@@ -99,6 +99,7 @@ class TextTerm:
         encode: Encode,
         *,
         micro_tokens: int = 8192,
+        autocast: bool = False,
     ) -> None:
         files, documents, length = config.files, config.documents, config.max_length
         if not files or documents < 1 or length < 2:
@@ -109,6 +110,7 @@ class TextTerm:
         for path in files:  # a missing or empty file is found before the run starts
             next(read_texts([path], config.column))
         self._config, self._encode, self._micro_tokens = config, encode, micro_tokens
+        self._autocast = autocast
         self._stream, self._at = self._open(), 0
         self._held: list[NDArray[np.int32]] = []
 
@@ -131,11 +133,13 @@ class TextTerm:
         count, total = sum(len(row) - 1 for row in rows), 0.0
         for chosen in self._batches(rows, world):
             padded = pad(chosen)
-            states = hidden_states(model, padded)
+            with autocast(model, self._autocast):
+                states = hidden_states(model, padded)
             where = [line * padded.shape[1] + np.arange(len(row) - 1) for line, row in enumerate(chosen)]
             states = states[torch.from_numpy(np.concatenate(where)).to(states.device)]
             labels = torch.from_numpy(np.concatenate([row[1:] for row in chosen]).astype(np.int64)).to(states.device)
-            loss = -project(states, head(model), labels).logp_N.sum() / count
+            with autocast(model, self._autocast):
+                loss = -project(states, head(model), labels).logp_N.sum() / count
             (self._config.coef * loss * world.size).backward()
             total += float(loss.detach())
         return sum(world.gather(total))

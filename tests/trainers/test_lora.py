@@ -1,0 +1,152 @@
+"""Adapters: nothing at first, trained alone, played by the engine, resumed to the same numbers, merged and apart."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turngym.agents.local import LocalEngine
+from turngym.envs.protocols import GenerateRequest, Sampling
+from turngym.trainers.checkpoint import latest_checkpoint, latest_model, list_checkpoints
+from turngym.trainers.config import ConfigError, OptimiserConfig
+from turngym.trainers.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.model import ModelError, load_model, save_model
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.step import make_optimiser
+
+pytest.importorskip("peft")
+sys.path.append(str(Path(__file__).parent))
+toy = importlib.import_module("toy_run")
+torch.set_num_threads(1)
+IDS = torch.arange(12)[None]
+
+
+def student(seed: int = 1, **changes: Any) -> Any:
+    model = toy.tiny(seed)
+    add_adapters(model, LoraConfig(**{"rank": 4, "alpha": 8, **changes}), seed=7)
+    return model
+
+
+def trainer(out: Path, model: Any, steps: int = 4) -> Any:
+    return toy.trainer(out, steps=steps, model=model, collect=toy.Sampled(model), evaluate=None)
+
+
+def shaken(model: Any) -> Any:
+    """The adapters away from their start, where B is zero."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def test_adapters_change_nothing_until_trained_and_leave_the_head_alone() -> None:
+    model, plain = student(), toy.tiny(1)
+    assert adapted(model)
+    assert not adapted(plain)
+    assert torch.equal(model(IDS).logits, plain(IDS).logits)
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert len(names) == 2 * 7 * 2
+    assert all(".lora_A." in name or ".lora_B." in name for name in names)
+    assert len(make_optimiser(model, OptimiserConfig()).param_groups[0]["params"]) == 28
+    few = {name for name, parameter in student(targets=("q_proj",)).named_parameters() if parameter.requires_grad}
+    assert {name.split(".")[4] for name in few} == {"q_proj"}
+    one, two = (student().state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_merged_weights_by_hand() -> None:
+    model = shaken(student(rank=2, alpha=6))
+    weights = model.state_dict()
+    stem = "model.layers.1.mlp.up_proj"
+    expected = weights[f"{stem}.base_layer.weight"] + 3.0 * (
+        weights[f"{stem}.lora_B.default.weight"] @ weights[f"{stem}.lora_A.default.weight"]
+    )
+    plain = merged(model, weights)
+    assert torch.allclose(plain[f"{stem}.weight"], expected, atol=1e-7)
+    assert plain.keys() == toy.tiny(1).state_dict().keys()
+    unchanged = toy.tiny(1)
+    assert merged(unchanged, unchanged.state_dict()).keys() == unchanged.state_dict().keys()
+
+
+def test_a_run_trains_adapters_alone_and_exports_them_merged_and_apart(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    model, start = student(), toy.tiny(1)
+    trainer(tmp_path / "run", model).train()
+    base = dict(start.named_parameters())
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            assert torch.equal(parameter, base[name.replace(".base_layer", "")])
+    gap = max(row["gap_max"] for row in read_metrics(tmp_path / "run"))
+    assert gap < 1e-4  # rollouts used the adapters of their step
+    now = model(IDS).logits
+    assert (now - start(IDS).logits).abs().max() > 1e-2
+    whole = load_model(latest_model(tmp_path / "run"))
+    assert not adapted(whole)
+    assert torch.allclose(whole(IDS).logits, now, atol=1e-4)
+    apart = PeftModel.from_pretrained(toy.tiny(1), str(latest_checkpoint(tmp_path / "run") / FOLDER))
+    assert torch.allclose(apart(IDS).logits, now, atol=1e-5)
+
+
+def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    whole = student()
+    trainer(tmp_path / "whole", whole, steps=5).train()
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for late in list_checkpoints(tmp_path / "killed")[1:]:
+        shutil.rmtree(late)
+    resumed = student()
+    trainer(tmp_path / "killed", resumed, steps=5).train(resume=True)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    losses = [[row["loss"] for row in read_metrics(tmp_path / name)] for name in ("whole", "killed")]
+    assert losses[0] == losses[1]
+
+
+def test_the_rollout_engine_speaks_with_the_adapters() -> None:
+    model = student()
+    engine = LocalEngine(model, max_length=64)
+    request = GenerateRequest(
+        session="s",
+        prompt_ids=np.arange(5, dtype=np.int32),
+        sampling=Sampling(temperature=1.0, max_new_tokens=6),
+        stream=(0, 0, 0),
+    )
+    for _ in range(2):
+        (found,) = engine.generate([request])
+        row = np.concatenate([request.prompt_ids, found.ids])
+        (logp,) = LocalScorer(model=model).logprobs([row], [np.arange(5, len(row))])
+        assert np.allclose(found.logprobs, logp, atol=1e-4)
+        shaken(model)
+    (again,) = engine.generate([request])
+    assert not np.allclose(again.logprobs[:1], found.logprobs[:1], atol=1e-3)
+
+
+def test_bfloat16_students_have_float32_adapters(tmp_path: Path) -> None:
+    model = toy.tiny(1).bfloat16()
+    add_adapters(model, LoraConfig(rank=2, alpha=4))
+    kinds = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+    shaken(model)
+    save_model(model, tmp_path / "m", merged(model, model.state_dict()))
+    again = load_model(tmp_path / "m", dtype="bfloat16")
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
+    assert torch.allclose(again(IDS).logits.float(), model(IDS).logits.float(), atol=0.05)
+
+
+def test_what_cannot_be_adapted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="lora rank is -1"):
+        LoraConfig(rank=-1)
+    with pytest.raises(ModelError, match=r"--lora\.targets no_such_layer: .*no_such_layer"):
+        student(targets=("no_such_layer",))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ModelError, match=r"pip install 'turngym\[lora\]'"):
+        student()
