@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from turngym.trainers.model import final_states
@@ -37,18 +37,30 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def whole(model: nn.Module) -> Iterator[None]:
     """Inside, every process holds all parameters and may run the model as often as it likes, without gradient.
 
-    Nothing is communicated inside.
+    Nothing is communicated inside. `named_parameters` and `state_dict` (FSDP's own would shard again) give all weights.
     """
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
+    model.state_dict = lambda: plain_weights(model)  # type: ignore[method-assign, assignment, misc]
     try:
         yield
     finally:
+        del model.state_dict
         for number, part in enumerate(parts):
             part.reshard()
             part.set_reshard_after_forward(number > 0, recurse=False)
+
+
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """What `state_dict` gives for a model that is not sharded: every name of a tied weight, no passing buffers."""
+    weights = {name: value.detach() for name, value in model.named_parameters(remove_duplicate=False)}
+    for place, module in model.named_modules():
+        for name, value in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                weights[f"{place}.{name}".lstrip(".")] = value
+    return weights
 
 
 def full_state(model: nn.Module) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from turngym.envs.episode import Episode, TopK
 from turngym.envs.protocols import Collect, CollectRequest, Scorer
 from turngym.trainers.distributed import DistributedError, World, divide, only_first, together
+from turngym.trainers.order import InStep
 from turngym.trainers.progress import NoProgress
 from turngym.trainers.scorer import Ids, Positions, SupportScorer
 
@@ -97,6 +98,11 @@ def divided(trainer: Any, world: World) -> Any:
     """A `Trainer` whose run is divided among the processes of `world`; only process 0 logs, evaluates and shows."""
     if world.size == 1:
         return trainer
+    if not isinstance(trainer.order, InStep):
+        raise DistributedError(
+            f"{type(trainer.order).__name__} plays ahead in a thread of its own, where {world.size} processes cannot "
+            "keep step: train in one process, or play every batch in its step"
+        )
     return replace(
         trainer,
         world=world,

@@ -22,9 +22,11 @@ from turngym.envs.protocols import CollectRequest
 from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
 from turngym.scripts.train_build import build_trainer
+from turngym.scripts.worlds.world import CHECKPOINTS
 from turngym.trainers.distributed import World
 from turngym.trainers.distributed_processes import world_of
 from turngym.trainers.distributed_run import divided
+from turngym.trainers.model import load_model
 
 
 def words(name: str, out: Path) -> list[str]:
@@ -45,6 +47,21 @@ def caught(world: World, work: Callable[[], Any]) -> list[str]:
     except (TurngymError, KeyboardInterrupt, ValueError) as error:
         note = f"{type(error).__name__}: {error}"
     return world.gather(note)
+
+
+def whole_weights(world: World, out: Path) -> list[str]:
+    """A sharded model made whole gives all weights and runs by itself, as often as each process likes."""
+    plain, model = (load_model(CHECKPOINTS / "alfworld" / "student") for _ in range(2))
+    world.shard(model)
+    ids = torch.arange(20)[None]
+    with torch.no_grad(), world.whole(model), world.whole(model):
+        weights = model.state_dict()
+        for _ in range(1 + world.rank):
+            logits = model(ids).logits
+        same = [torch.equal(weights[name], value) for name, value in plain.state_dict().items()]
+        said = f"{all(same)} {weights.keys() == plain.state_dict().keys()} {torch.equal(logits, plain(ids).logits)}"
+    share = sum(parameter.to_local().numel() for parameter in model.parameters())
+    return world.gather(f"{said} {2 * share == sum(parameter.numel() for parameter in plain.parameters())}")
 
 
 def failing_collect(world: World, out: Path) -> list[str]:
@@ -105,12 +122,12 @@ def main(out: Path) -> None:
     with world_of(timeout=5) as world:
         for line in json.loads((out / "commands.json").read_text()):
             run(parse(line), world)
-        failures = {work.__name__: work(world, out / work.__name__) for work in FAILURES}
+        said = {work.__name__: work(world, out / work.__name__) for work in TRIALS}
         if world.rank == 0:
-            (out / "failures.json").write_text(json.dumps(failures))
+            (out / "said.json").write_text(json.dumps(said))
 
 
-FAILURES = (failing_collect, deaf_collect, interrupted, full_disk)
+TRIALS = (whole_weights, failing_collect, deaf_collect, interrupted, full_disk)
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

@@ -187,7 +187,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:  # tests of one file may be dealt to several workers
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "failures.json").exists():
+        if not (folder / "said.json").exists():
             play(folder)
     return folder
 
@@ -254,8 +254,13 @@ def test_a_run_of_two_processes_goes_on_in_one(runs: Path) -> None:
     assert (list_checkpoints(runs / "two_then_one")[-1] / "optimiser.pt").is_file()
 
 
+def test_a_model_made_whole_runs_without_the_others(runs: Path) -> None:
+    """Weights, their names, logits, and that each process otherwise holds half."""
+    assert json.loads((runs / "said.json").read_text())["whole_weights"] == ["True True True True"] * 2
+
+
 def failure(runs: Path, name: str) -> tuple[str, str]:
-    first, second = json.loads((runs / "failures.json").read_text())[name]
+    first, second = json.loads((runs / "said.json").read_text())[name]
     return first, second
 
 
