@@ -83,7 +83,7 @@ class Caller:
 
     async def _wait(self, worker: Worker, rid: str, body: dict[str, Any], end: float, where: str) -> Any:
         left = max(end - worker.connection.clock(), 0.01)
-        task = asyncio.create_task(worker.connection.once("POST", "/generate", body, timeout=left + GRACE))
+        task = asyncio.create_task(worker.connection.once("POST", "/generate", body, timeout=left + 2 * GRACE + 1))
         try:
             done, _ = await asyncio.wait({task}, timeout=left)
             if not done:

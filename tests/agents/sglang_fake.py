@@ -1,0 +1,289 @@
+"""A server that speaks SGLang's protocol, with a tiny language model made of hashes; every failure can be ordered."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+
+VOCABULARY = 40
+END = 1
+Reply = tuple[int, Any]
+
+
+def logprobs(prefix: list[int], weights: str) -> Any:
+    """Log-probabilities float64 [V] of the next id: they depend on the last two ids and on the weights' name."""
+    entropy = [*prefix[-2:], len(prefix) % 7, *weights.encode()]
+    logits = 2.0 * np.random.default_rng(entropy).standard_normal(VOCABULARY)
+    return logits - np.log(np.exp(logits).sum())
+
+
+def draw(prefix: list[int], weights: str, temperature: float, seed: int) -> tuple[int, float]:
+    """The next id, which (seed, its place) fix, and its log-probability at the temperature."""
+    logp = logprobs(prefix, weights)
+    if temperature == 0:
+        best = int(logp.argmax())
+        return best, float(logp[best])
+    scaled = logp / temperature
+    scaled = scaled - np.log(np.exp(scaled).sum())
+    noise = np.random.default_rng([seed, len(prefix)]).gumbel(size=VOCABULARY)
+    best = int((scaled + noise).argmax())
+    return best, float(scaled[best])
+
+
+def as_it_is(answer: Any) -> Any:
+    return answer
+
+
+def letters(ids: list[int]) -> str:
+    return "".join(chr(97 + i % 26) for i in ids)
+
+
+def numbers(text: str) -> list[int]:
+    return [ord(one) % VOCABULARY for one in text]
+
+
+@dataclass
+class FakeServer:
+    """`with FakeServer() as server:` listens on a free port. Whatever it was asked is in `asked`."""
+
+    version: str = "0.5.23"
+    kind: str = "Qwen3ForCausalLM"
+    model: str = "/models/tiny"
+    weights: str = "default"
+    max_prompt: int = 60
+    seeded: bool = True
+    dtype: str = "float32"
+    workers: list[str] | None = None
+    """Urls behind it: it is a router then."""
+    check: Callable[[str, Any], None] | None = None
+    """Called with `request` or `answer` and its JSON, for every /generate."""
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    orders: list[Callable[[str, Any], Reply | None]] = field(default_factory=list)
+    """Looked at for each request, first to last: a reply instead of the usual one."""
+    edit: Callable[[Any], Any] = as_it_is
+    """Changes answers of /generate on their way out."""
+    token_seconds: float = 0.0
+    """How long an id takes: requests that can be aborted or paused."""
+    running: int = 0
+    most: int = 0
+    """Most requests of /generate under way at a time."""
+    decode: Callable[[list[int]], str] = letters
+    encode: Callable[[str], list[int]] = numbers
+    port: int = 0
+
+    def __enter__(self) -> FakeServer:
+        self.lock = threading.Lock()
+        self.aborted: set[str] = set()
+        self.paused: str | None = None
+        self.session = False
+        self.hung = threading.Event()
+        self.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.hung.set()
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Listen (again, on the same port)."""
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.respond(None)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.respond(json.loads(body) if body else None)
+
+            def respond(self, body: Any) -> None:
+                reply = fake.reply(self.path, body)
+                if reply is None:  # the connection ends without an answer, as that of a server that dies
+                    self.close_connection = True
+                    return
+                status, found = reply
+                data = b"" if found is None else found if isinstance(found, bytes) else json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *words: Any) -> None:
+                return
+
+        class Listener(ThreadingHTTPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+            request_queue_size = 128
+
+            def handle_error(self, *where: Any) -> None:
+                return  # clients that hang up are part of the tests
+
+        self.http = Listener(("127.0.0.1", self.port), Handler)
+        self.port = self.http.server_address[1]
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self.http.shutdown()
+        self.http.server_close()
+
+    def of(self, path: str) -> list[Any]:
+        """Bodies of the requests to `path`, in order."""
+        return [body for asked, body in self.asked if asked == path]
+
+    def reply(self, path: str, body: Any) -> Reply | None:
+        self.asked.append((path, body))
+        for order in list(self.orders):
+            found = order(path, body)
+            if found is not None:
+                return None if found[0] == 0 else found
+        if path == "/generate":
+            return self.guarded(body)
+        return getattr(self, "post" + path.replace("/", "_"), lambda _: (404, {"detail": "Not Found"}))(body)
+
+    # what the server says about itself
+
+    def post_ready(self, body: Any) -> Reply:
+        return 200, None
+
+    def post_workers(self, body: Any) -> Reply:
+        if self.workers is None:
+            return 404, {"detail": "Not Found"}
+        return 200, {"workers": [{"url": url} for url in self.workers]}
+
+    def post_server_info(self, body: Any) -> Reply:
+        limits = {"max_req_input_len": self.max_prompt, "enable_deterministic_inference": self.seeded}
+        return 200, {"version": self.version, "tp_size": 1, "dp_size": 1, "dtype": self.dtype, **limits}
+
+    def post_model_info(self, body: Any) -> Reply:
+        names = {"model_path": self.model, "weight_version": self.weights, "architectures": [self.kind]}
+        return 200, {"is_generation": True, **names}
+
+    def post_tokenize(self, body: Any) -> Reply:
+        return 200, {"tokens": [self.encode(text) for text in body["prompt"]], "count": []}
+
+    def post_detokenize(self, body: Any) -> Reply:
+        return 200, {"text": [self.decode(ids) for ids in body["tokens"]]}
+
+    # requests
+
+    def guarded(self, body: Any) -> Reply:
+        if self.check is not None:
+            self.check("request", body)
+        if not 0 <= min(body["input_ids"]) <= max(body["input_ids"]) < VOCABULARY:
+            self.stop()  # the real one ends, too
+            return 0, None
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        try:
+            answer = self.edit(self.generate(body))
+        finally:
+            with self.lock:
+                self.running -= 1
+        if self.check is not None:
+            self.check("answer", answer)
+        return 200, answer
+
+    def generate(self, body: Any) -> Any:
+        prompt, params = list(body["input_ids"]), body["sampling_params"]
+        output: list[int] = []
+        pairs: list[list[Any]] = []
+        marks: list[tuple[str, int]] = []
+        finish: dict[str, Any] = {"type": "length", "length": params["max_new_tokens"]}
+        while len(output) < params["max_new_tokens"]:
+            while self.paused in ("retract", "in_place") and body["rid"] not in self.aborted:
+                self.hung.wait(0.002)
+            if self.token_seconds:
+                self.hung.wait(self.token_seconds)
+            if body["rid"] in self.aborted:
+                finish = {"type": "abort", "message": "Abort in the middle"}
+                break
+            token, logp = draw(prompt + output, self.weights, params["temperature"], params["sampling_seed"])
+            if not marks or marks[-1][0] != self.weights:
+                marks.append((self.weights, len(output)))
+            output.append(token)
+            pairs.append([logp, token, None])
+            text = self.decode(output)
+            if token in [END, *params["stop_token_ids"]]:
+                finish = {"type": "stop", "matched": token}
+                break
+            if any(stop in text for stop in params["stop"]):
+                finish = {"type": "stop", "matched": text}
+                break
+        marks = marks or [(self.weights, 0)]
+        ends = [start for _, start in marks[1:]] + [len(output)]
+        spans = [{"version": n, "start": s, "end": e} for (n, s), e in zip(marks, ends, strict=True)]
+        meta = {
+            "id": body["rid"],
+            "finish_reason": finish,
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(output),
+            "cached_tokens": 0,
+            "weight_version": self.weights,
+            "weight_versions": spans,
+            "output_token_logprobs": pairs,
+            **self.scores(body, prompt),
+        }
+        return {"text": self.decode(output), "output_ids": output, "meta_info": meta}
+
+    def scores(self, body: Any, prompt: list[int]) -> dict[str, Any]:
+        start = body.get("logprob_start_len")
+        if start is None:
+            return {"input_token_logprobs": []}
+        rows = [logprobs(prompt[:place], self.weights) for place in range(start + 1, len(prompt))]
+        ids = [0 if one == VOCABULARY - 1 else one for one in prompt]  # the real one does that
+        given = [[None, ids[start], None]]
+        given += [[float(row[prompt[start + 1 + n]]), ids[start + 1 + n], None] for n, row in enumerate(rows)]
+        found: dict[str, Any] = {"input_token_logprobs": given}
+        if top := body.get("top_logprobs_num"):
+            best = [[[float(row[i]), int(i), None] for i in np.argsort(-row)[:top]] for row in rows]
+            found["input_top_logprobs"] = [None, *best]
+        if chosen := body.get("token_ids_logprob"):
+            found["input_token_ids_logprobs"] = [None, *([[float(row[i]), i, None] for i in chosen] for row in rows)]
+        return found
+
+    def post_abort_request(self, body: Any) -> Reply:
+        self.aborted.add(body["rid"])
+        return 200, None
+
+    # weights
+
+    def post_pause_generation(self, body: Any) -> Reply:
+        self.paused = body["mode"]
+        if body["mode"] == "abort":
+            self.aborted |= {asked["rid"] for asked in self.of("/generate")}
+        return 200, {"status": "ok"}
+
+    def post_continue_generation(self, body: Any) -> Reply:
+        self.paused = None
+        return 200, {"status": "ok"}
+
+    def post_update_weights_from_disk(self, body: Any) -> Reply:
+        self.weights, self.model = body["weight_version"], body["model_path"]
+        return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+    def post_update_weight_version(self, body: Any) -> Reply:
+        self.weights = body["new_version"]
+        return 200, {"success": True, "message": "", "new_version": self.weights}
+
+    def post_begin_weight_update(self, body: Any) -> Reply:
+        self.session = True
+        return 200, {"success": True, "message": "Success"}
+
+    def post_end_weight_update(self, body: Any) -> Reply:
+        self.session = False
+        return 200, {"success": True, "message": "Success"}

@@ -1,0 +1,156 @@
+"""SglangScorer: every number belongs to the id and the position that it was asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turngym.agents.sglang.answers import read_scores, read_top
+from turngym.agents.sglang.errors import BadAnswer, ServerError, WrongWeights
+from turngym.agents.sglang.fleet import Fleet
+from turngym.agents.sglang.scorer import SglangScorer
+from turngym.agents.sglang.settings import ServerSettings
+
+sys.path.insert(0, str(Path(__file__).parent))
+fake = importlib.import_module("sglang_fake")
+FakeServer, VOCABULARY, logprobs = fake.FakeServer, fake.VOCABULARY, fake.logprobs
+ROWS = [np.array([5, 6, 7, VOCABULARY - 1, 8], np.int32), np.array([9, 3], np.int32), np.array([4, 4, 4], np.int32)]
+PLACES = [np.array([2, 3, 4]), np.array([1]), np.array([], np.int64)]
+
+
+@pytest.fixture(scope="module")
+def setup() -> Iterator[tuple[Any, SglangScorer]]:
+    with FakeServer() as server:
+        fleet = Fleet(urls=[server.url], settings=ServerSettings(backoff=0.01)).open()
+        yield server, SglangScorer(fleet=fleet, vocabulary=VOCABULARY, block=2)
+        fleet.close()
+
+
+def test_log_probabilities_of_given_ids(setup: Any) -> None:
+    server, scorer = setup
+    server.asked.clear()
+    found = scorer.logprobs(ROWS, PLACES)
+    assert [len(one) for one in found] == [3, 1, 0]
+    for row, places, scores in zip(ROWS, PLACES, found, strict=True):
+        wanted = [logprobs(row[:place].tolist(), "default")[row[place]] for place in places]
+        np.testing.assert_allclose(scores, wanted, rtol=1e-6)
+    first = next(body for body in server.of("/generate") if len(body["input_ids"]) == 5)
+    assert first["logprob_start_len"] == 1  # what comes before may be in the server's cache
+    assert first["sampling_params"]["max_new_tokens"] == 0
+    assert len(server.of("/generate")) == 2  # a row without positions is no request
+
+
+def test_the_most_likely_ids(setup: Any) -> None:
+    best = setup[1].topk(ROWS, PLACES, 3)
+    assert [one.ids.shape for one in best] == [(3, 3), (1, 3), (0, 3)]
+    for row, places, one in zip(ROWS, PLACES, best, strict=True):
+        for line, place in enumerate(places):
+            logp = logprobs(row[:place].tolist(), "default")
+            np.testing.assert_array_equal(one.ids[line], np.argsort(-logp)[:3])
+            np.testing.assert_allclose(one.logp[line], np.sort(logp)[::-1][:3], rtol=1e-6)
+
+
+def test_ids_that_somebody_else_chose(setup: Any) -> None:
+    server, scorer = setup
+    server.asked.clear()
+    support = [np.array([[0, 39, 7], [7, 7, 1], [2, 3, 4]]), np.array([[5, 6, 7]]), np.empty((0, 3), np.int64)]
+    found = scorer.gather(ROWS, PLACES, support)
+    for row, places, chosen, scores in zip(ROWS, PLACES, support, found, strict=True):
+        assert scores.shape == chosen.shape
+        for line, place in enumerate(places):
+            wanted = logprobs(row[:place].tolist(), "default")[chosen[line]]
+            np.testing.assert_allclose(scores[line], wanted, rtol=1e-6)
+    asked = {tuple(body["token_ids_logprob"]) for body in server.of("/generate")}
+    assert asked == {(0, 1, 7, 39), (2, 3, 4), (5, 6, 7)}  # two positions at a time, each id once
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=12), min_size=1, max_size=5), st.data())
+def test_any_rows_and_positions(setup: Any, rows: list[list[int]], data: Any) -> None:
+    ids = [np.array(row, np.int32) for row in rows]
+    places = [
+        np.array(sorted(data.draw(st.sets(st.integers(1, len(row) - 1)), label="positions")), np.int64) for row in rows
+    ]
+    for row, where, scores in zip(ids, places, setup[1].logprobs(ids, places), strict=True):
+        wanted = [logprobs(row[:place].tolist(), "default")[row[place]] for place in where]
+        np.testing.assert_allclose(scores, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: s.logprobs([ROWS[0]], [np.array([0])]), "positions 0..0 must lie in 1..4"),
+        (lambda s: s.logprobs([ROWS[0]], [np.array([5])]), "positions 5..5 must lie in 1..4"),
+        (lambda s: s.logprobs([np.array([3, 99], np.int32)], [np.array([1])]), "ids 0..39"),
+        (lambda s: s.topk(ROWS, PLACES, VOCABULARY + 1), "the model shares 40"),
+        (lambda s: s.topk(ROWS, PLACES, 0), "the 0 most likely"),
+        (lambda s: s.gather([ROWS[1]], [PLACES[1]], [np.array([[40]])]), "ids 0..39"),
+        (lambda s: s.logprobs([np.zeros(60, np.int32)], [np.array([5])]), "less than 60"),
+    ],
+)
+def test_questions_without_sense_never_leave(setup: Any, call: Any, words: str) -> None:
+    server, scorer = setup
+    server.asked.clear()
+    with pytest.raises(ServerError, match=words):
+        call(scorer)
+    assert not server.of("/generate")
+
+
+def test_a_likely_id_that_the_student_lacks(setup: Any) -> None:
+    scorer = SglangScorer(fleet=setup[1].fleet, vocabulary=VOCABULARY, shared=10)
+    with pytest.raises(ServerError, match="the student has 10 ids"):
+        scorer.topk([ROWS[0]], [PLACES[0]], 10)
+
+
+def test_too_few_log_probabilities(setup: Any) -> None:
+    server, scorer = setup
+
+    def shorter(name: str) -> Any:
+        def edit(answer: Any) -> Any:
+            answer["meta_info"][name].pop()
+            return answer
+
+        return edit
+
+    try:
+        server.edit = shorter("input_token_logprobs")
+        with pytest.raises(BadAnswer, match="3 log-probabilities came for 4 ids"):
+            scorer.logprobs([ROWS[0]], [PLACES[0]])
+        server.edit = shorter("input_top_logprobs")
+        with pytest.raises(BadAnswer, match="0 of 2 log-probabilities came for position 4"):
+            scorer.topk([ROWS[0]], [PLACES[0]], 2)
+    finally:
+        server.edit = fake.as_it_is
+
+
+def test_a_teacher_that_changes_is_refused(setup: Any) -> None:
+    server, scorer = setup
+    server.weights = "other"
+    try:
+        with pytest.raises(WrongWeights, match="'other'"):
+            scorer.logprobs([ROWS[1]], [PLACES[1]])
+    finally:
+        server.weights = "default"
+
+
+def test_rows_are_read_by_hand() -> None:
+    ids = np.array([3, 7, 2], np.int32)
+    given_rows = [[None, 7, None], [-0.5, 2, None]]
+    top = [None, [[-0.1, 4, None], [-2.5, 9, None]]]
+    meta = {"input_token_logprobs": given_rows, "input_top_logprobs": top, "weight_version": "w"}
+    scores, weights = read_scores({"meta_info": meta}, ids, 1, "here", last=39)
+    assert np.isnan(scores[0])
+    assert (float(scores[1]), weights) == (-0.5, "w")
+    best, logp = read_top({"meta_info": meta}, "input_top_logprobs", 1, np.array([2]), 2, "here")
+    assert best.tolist() == [[4, 9]]
+    np.testing.assert_allclose(logp, [[-0.1, -2.5]], rtol=1e-6)
+    with pytest.raises(BadAnswer, match="here: row 1 is of id 2; 5 was asked for"):
+        read_scores({"meta_info": meta}, np.array([3, 7, 5], np.int32), 1, "here", last=39)
