@@ -16,6 +16,8 @@ from turngym.trainers import distributed_model
 from turngym.trainers.distributed import SINGLE, DistributedError, World
 
 T = TypeVar("T")
+LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "NCCL", "Connection refused")
+"""What gloo and NCCL say when there is nobody at the other end."""
 
 
 class Processes:
@@ -76,6 +78,13 @@ def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 12
         ) from error
     try:
         yield Processes("cuda" if cuda else "cpu")
+    except RuntimeError as error:
+        if not any(word in str(error) for word in LOST):
+            raise
+        raise DistributedError(
+            f"process {environment.get('RANK')} of {size} lost another one, which was killed, crashed or did not "
+            f"answer for {timeout:g} minutes (torchrun names the first to fail below). Continue with --resume"
+        ) from error
     finally:
         dist.destroy_process_group()
 
