@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from turngym.envs.episode import Episode
 from turngym.trainers.advantages import grpo_advantage
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.pieces import Scorers, Targets
+from turngym.trainers.config import ConfigError, RunConfig
+from turngym.trainers.pieces import Scorers, Signal, Targets
 from turngym.trainers.returns import at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.reverse_kl import LOG_RATIO_LIMIT
 from turngym.trainers.signals import SignalError, label_logprobs
 
 
@@ -99,3 +101,56 @@ class MiniLLMAdvantage:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         reward_N = TeacherReward(student_entropy=True)(batch, scorers)
         return Targets(advantage_N=minillm_returns(reward_N, batch.episode_N, gamma=self.gamma).astype(np.float32))
+
+
+def mixture_weight(
+    student_logp_N: NDArray[np.float64], teacher_logp_N: NDArray[np.float64], share: float
+) -> NDArray[np.float64]:
+    """How much more likely the student alone chooses a token than teacher and student mixed: float64 [N].
+
+    w_i = p / ((1 - share) p + share q) = 1 / (1 - share + share exp(log q - log p)), the log-ratio cut to +-20; at most
+    1 / (1 - share). Its mean over tokens of the mixture is 1.
+    Source: MiniLLM (the weight of teacher-mixed sampling, per token); algorithms specification section 8.
+    """
+    log_ratio_N = np.clip(teacher_logp_N - student_logp_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return 1.0 / (1.0 - share + share * np.exp(log_ratio_N))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureWeighted:
+    """Another signal's advantages times `mixture_weight`: the teacher chose a `share` of the tokens.
+
+    Teacher and student score the labels once more. Source: MiniLLM; algorithms specification section 8.
+    """
+
+    signal: Signal
+    share: float
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        targets = self.signal(batch, episodes, scorers)
+        if targets.advantage_N is None:
+            raise SignalError("teacher-mixed sampling weighs advantages; the signal has none")
+        mine, theirs = (
+            label_logprobs(scorer, batch, role).astype(np.float64)
+            for scorer, role in ((scorers.student, "student"), (scorers.teacher, "teacher"))
+        )
+        weight_N = mixture_weight(mine, theirs, self.share)
+        return replace(targets, advantage_N=(targets.advantage_N * weight_N).astype(np.float32))
+
+
+def mixed(signal: Signal, share: float, run: RunConfig) -> Signal:
+    """`signal` for rollouts of which the teacher chooses a `share`; itself where that is 0.
+
+    Raises ConfigError where the rollout's temperature is not the one at which models are scored.
+    """
+    if not share:
+        return signal
+    if run.temperature != 1.0:
+        raise ConfigError(f"teacher_mix needs --temperature 1, at which models are scored; it is {run.temperature}")
+    return MixtureWeighted(signal=signal, share=share)
+
+
+def check_mix(share: float) -> None:
+    """Raises ConfigError for a share that leaves the student nothing, or is none."""
+    if not 0.0 <= share < 1.0:
+        raise ConfigError(f"teacher_mix is {share}; valid: 0 (the student alone) to below 1")

@@ -135,6 +135,8 @@ class Algorithm:
     prefix: Prefix | None = None
     select: Select | None = None
     terms: tuple[Term, ...] = ()
+    teacher_mix: float = 0.0
+    """Share of the tokens that the teacher chooses while the student plays."""
     needs_teacher: bool = True
     needs_reference: bool = False
     critic: CriticConfig | None = None

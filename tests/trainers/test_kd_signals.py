@@ -12,10 +12,20 @@ import torch
 
 from turngym.envs.episode import Episode
 from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.critic import value_loss
-from turngym.trainers.kd_signals import CriticAdvantage, GroupTeacherAdvantage, MiniLLMAdvantage, TeacherReward
+from turngym.trainers.kd_signals import (
+    CriticAdvantage,
+    GroupTeacherAdvantage,
+    MiniLLMAdvantage,
+    MixtureWeighted,
+    TeacherReward,
+    check_mix,
+    mixed,
+    mixture_weight,
+)
 from turngym.trainers.pieces import Scorers
-from turngym.trainers.signals import SignalError
+from turngym.trainers.signals import NoSignal, SignalError
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,38 @@ def test_minillm_advantages_by_hand(make_episode: Callable[..., Episode]) -> Non
     wanted = [(-0.5 - 0.275 - 0.15) / 1.75, (-0.55 - 0.3) / 1.5, -0.6, (-1.0 - 0.525) / 1.5, -1.05]
     found = MiniLLMAdvantage(gamma=0.5)(pack(pair), pair, SCORERS).advantage_N
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_the_weight_of_teacher_mixed_sampling_by_hand(make_episode: Callable[..., Episode]) -> None:
+    p, q = np.log([0.5, 0.25, 0.5, 1e-12]), np.log([0.25, 0.5, 0.5, 1.0])
+    # p / (0.8 p + 0.2 q): 0.5 / 0.45, 0.25 / 0.3, 1; the last log-ratio of 27.6 is cut to 20
+    wanted = [1 / 0.9, 1 / 1.2, 1.0, 1 / (0.8 + 0.2 * np.exp(20.0))]
+    np.testing.assert_allclose(mixture_weight(p, q, 0.2), wanted)
+    np.testing.assert_allclose(mixture_weight(q, p, 0.2)[3], 1.25, rtol=1e-6)
+    np.testing.assert_allclose(mixture_weight(p, q, 0.0), np.ones(4))
+    pair = one_group(make_episode)
+    plain, weighed = (
+        signal(pack(pair), pair, SCORERS)
+        for signal in (MiniLLMAdvantage(), MixtureWeighted(signal=MiniLLMAdvantage(), share=0.2))
+    )
+    # log q - log p is -0.05 times the label
+    ratio = np.exp(-0.05 * np.array([10, 11, 12, 20, 21]))
+    assert plain.advantage_N is not None
+    np.testing.assert_allclose(weighed.advantage_N, plain.advantage_N / (0.8 + 0.2 * ratio), rtol=1e-5)
+    with pytest.raises(SignalError, match="weighs advantages"):
+        MixtureWeighted(signal=NoSignal(), share=0.2)(pack(pair), pair, SCORERS)
+
+
+def test_when_rollouts_may_be_mixed() -> None:
+    signal = MiniLLMAdvantage()
+    assert mixed(signal, 0.0, RunConfig(temperature=0.7)) is signal
+    assert mixed(signal, 0.2, RunConfig()) == MixtureWeighted(signal=signal, share=0.2)
+    with pytest.raises(ConfigError, match=r"it is 0\.7"):
+        mixed(signal, 0.2, RunConfig(temperature=0.7))
+    for share in (-0.1, 1.0):
+        with pytest.raises(ConfigError, match=f"teacher_mix is {share}"):
+            check_mix(share)
+    check_mix(0.99)
 
 
 def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[..., Episode]) -> None:

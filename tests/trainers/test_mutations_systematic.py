@@ -61,6 +61,7 @@ TESTED: dict[str, tuple[Any, ...]] = {
     "kd_signals": (
         *(kd_signals.TeacherReward.__call__, kd_signals.GroupTeacherAdvantage.__call__),
         *(kd_signals.CriticAdvantage.__call__, kd_signals.MiniLLMAdvantage.__call__, critic.value_loss),
+        *(kd_signals.mixture_weight, kd_signals.MixtureWeighted.__call__, kd_signals.mixed, kd_signals.check_mix),
     ),
 }
 """By the file of their tests."""

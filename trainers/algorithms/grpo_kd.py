@@ -7,8 +7,8 @@ from typing import Literal
 
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.depth import FixedDepth
-from turngym.trainers.kd_signals import GroupTeacherAdvantage, TeacherReward
-from turngym.trainers.pieces import Algorithm, Term
+from turngym.trainers.kd_signals import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
+from turngym.trainers.pieces import Algorithm, Signal, Term
 from turngym.trainers.signals import WithReference
 from turngym.trainers.surrogate import KL_ESTIMATORS
 from turngym.trainers.token_losses import PolicyGradient
@@ -35,29 +35,35 @@ class GrpoKdConfig:
     """Weight of the KL to the initial policy; 0 needs no copy of it."""
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL; k1 is literal and has no gradient in expectation on fresh rollouts."""
+    teacher_mix: float = 0.0
+    """Share of the sampled tokens that the teacher chooses, corrected for by its importance weight; MiniLLM's is 0.2.
+    It needs rollouts and a teacher in this process, and --temperature 1."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """Whether every episode, every token or every response counts the same."""
 
     def __post_init__(self) -> None:
         if self.n < 2:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
+        check_mix(self.teacher_mix)
 
 
 def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) -> Algorithm:
     """Clipped policy gradient on group-relative teacher log-likelihood.
 
     r_j = mean_i log q(o_ji) [- log p(o_ji)] + env_coef R_j; A_j = (r_j - mean_g) / (std_g + 1e-6); l_i = surrogate(A)
-    + kl_coef KL_i(policy, initial). With `terms` (grpo-minillm) lambda * L_PT is added.
+    + kl_coef KL_i(policy, initial). With `terms` (grpo-minillm) lambda * L_PT is added; with `teacher_mix` A_i is
+    multiplied by the importance weight of teacher-mixed sampling.
     Source: algorithms specification section 8, Algorithms 1 and 2.
     Differs from the paper: the reward is a mean over tokens (`reward=sum` is literal); k3 instead of k1.
     """
     low, high = config.clip
-    signal = GroupTeacherAdvantage(
+    signal: Signal = GroupTeacherAdvantage(
         reward=TeacherReward(student_entropy=config.student_entropy),
         pool=config.reward,
         env_coef=config.env_coef,
         scale=config.scale,
     )
+    signal = mixed(signal, config.teacher_mix, run)
     return Algorithm(
         name="grpo-minillm" if terms else "grpo-kd",
         depth=FixedDepth(h_max=run.max_turns),
@@ -67,5 +73,6 @@ def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) ->
         group=config.n,
         terms=terms,
         needs_reference=bool(config.kl_coef),
+        teacher_mix=config.teacher_mix,
         settings=fingerprint(config),
     )

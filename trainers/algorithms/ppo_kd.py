@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.critic import CriticConfig
 from turngym.trainers.depth import FixedDepth
-from turngym.trainers.kd_signals import CriticAdvantage, TeacherReward
-from turngym.trainers.pieces import Algorithm, Term
+from turngym.trainers.kd_signals import CriticAdvantage, TeacherReward, check_mix, mixed
+from turngym.trainers.pieces import Algorithm, Signal, Term
 from turngym.trainers.signals import WithReference
 from turngym.trainers.surrogate import kl_k3
 from turngym.trainers.token_losses import PolicyGradient
@@ -35,11 +35,15 @@ class PpoKdConfig:
     """Weight of the KL (k3) to the initial policy; 0 needs no copy of it."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus (c_ent)."""
+    teacher_mix: float = 0.0
+    """Share of the sampled tokens that the teacher chooses, corrected for by its importance weight; MiniLLM's is 0.2.
+    It needs rollouts and a teacher in this process, and --temperature 1."""
     critic: CriticConfig = field(default_factory=CriticConfig)
 
     def __post_init__(self) -> None:
         if not self.teacher_coef and not self.env_coef:
             raise ConfigError("teacher_coef and env_coef are both 0; one of them must reward something")
+        check_mix(self.teacher_mix)
 
 
 def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bonus: float = 0.0) -> Algorithm:
@@ -53,13 +57,14 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
     """
     low, high = config.clip
     reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)
-    signal = CriticAdvantage(
+    signal: Signal = CriticAdvantage(
         reward=reward if config.teacher_coef else None,
         env_coef=config.env_coef,
         gamma=config.gamma,
         lam=config.lam,
         bonus=bonus,
     )
+    signal = mixed(signal, config.teacher_mix, run)
     return Algorithm(
         name="ppo-minillm" if terms or bonus else "ppo-kd",
         depth=FixedDepth(h_max=run.max_turns),
@@ -69,7 +74,8 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
             eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef
         ),
         terms=terms,
-        needs_teacher=bool(config.teacher_coef),
+        needs_teacher=bool(config.teacher_coef or config.teacher_mix),
+        teacher_mix=config.teacher_mix,
         needs_reference=bool(config.kl_coef),
         critic=config.critic,
         entropy_gradient=bool(config.entropy_coef),
