@@ -1,0 +1,324 @@
+"""The real SGLang server on a CPU, with a tiny Qwen3 made on the spot. Needs sglang: docs/sglang.md.
+
+    python -m pytest tests/agents/test_sglang_real.py -m sglang
+
+One server does it all, in order; it is killed once and comes back. About two minutes, most of them its starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from turngym.agents.local_model import CausalModel
+from turngym.agents.model_agent import ModelAgent
+from turngym.agents.render import ChatRenderer
+from turngym.agents.rollout import Job, rollout
+from turngym.agents.sglang.broadcast import BroadcastSync
+from turngym.agents.sglang.errors import ServerError, SyncError
+from turngym.agents.sglang.fleet import Fleet
+from turngym.agents.sglang.policy import SglangPolicy
+from turngym.agents.sglang.process_group import free_port
+from turngym.agents.sglang.same_model import check_model, check_tokenizer
+from turngym.agents.sglang.scorer import SglangScorer
+from turngym.agents.sglang.settings import ServerSettings
+from turngym.agents.sglang.sync import DiskSync
+from turngym.agents.sglang.synced import SyncedPolicy
+from turngym.envs.channels import make_channel
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import GenerateRequest, Generation, Sampling
+from turngym.envs.trace import TraceWriter, read_trace
+from turngym.scripts.serve.policy import installed
+from turngym.trainers.scorer import LocalScorer
+
+pytestmark = pytest.mark.sglang
+sys.path.insert(0, str(Path(__file__).parent))
+schemas = importlib.import_module("sglang_schema")
+PYTHON = os.environ.get("TURNGYM_SGLANG_PYTHON", sys.executable)
+START = 540.0
+"""Seconds that the server may take on a machine that is busy; 30 to 90 are usual."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(make_tokenizer: Callable[..., Any]) -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+    """A model of 2 layers and width 64 with random weights, sharp enough that its draws differ."""
+    path = tmp_path_factory.mktemp("tiny-qwen3")
+    config = Qwen3Config(
+        vocab_size=len(tokenizer) + 5,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config).float()
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`turngym serve policy`, as people start it."""
+    try:
+        installed(PYTHON)
+    except ServerError as error:
+        pytest.skip(str(error))
+    port, log = free_port("127.0.0.1"), tmp_path_factory.mktemp("server") / "log"
+    words = [sys.executable, "-m", "turngym.scripts.main", "serve", "policy", str(folder), "--device", "cpu"]
+    words += ["--port", str(port), "--threads", "1", "--wait", str(START), "--restarts", "1", "--log", str(log)]
+    words += ["--cache-tokens", "16384", "--python", PYTHON]
+    with (log.parent / "out").open("w+") as out, subprocess.Popen(words, stdout=out, stderr=out) as child:
+        try:
+            end = time.monotonic() + START
+            while "ready: " not in (log.parent / "out").read_text():
+                assert child.poll() is None, (log.parent / "out").read_text()
+                assert time.monotonic() < end, log.read_text()[-3000:]
+                time.sleep(0.3)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            child.send_signal(signal.SIGTERM)
+            child.wait(60)
+    assert "stopping" in (log.parent / "out").read_text()
+
+
+@pytest.fixture
+def fleet(url: str) -> Iterator[Fleet]:
+    one = Fleet(urls=[url], settings=ServerSettings(deadline=START, backoff=0.1)).open()
+    yield one
+    one.close()
+
+
+def engine(fleet: Fleet, model: Any, folder: Path) -> SyncedPolicy:
+    sink = DiskSync(fleet=fleet, save=model.save_pretrained, folder=folder)
+    policy = SglangPolicy(fleet, vocabulary=model.config.vocab_size)
+    return SyncedPolicy(policy=policy, sink=sink, stamp=CausalModel(model).weights_stamp)
+
+
+def play(policy: Any, tokenizer: Any, make_doors: Any, *, slots: int, games: int = 6) -> list[Episode]:
+    """Episodes of three turns at most, 16 ids each."""
+    make = make_doors(max_turns=3, on_invalid="noop")
+    tool = make().base.tool
+    agent = ModelAgent(
+        policy,
+        ChatRenderer(tokenizer),
+        make_channel("text", tool),
+        Sampling(temperature=0.8, max_new_tokens=16),
+        max_context=policy.max_length,
+    )
+    jobs = [Job(task_id=f"doors/{2 + n // 2}", sample=n % 2) for n in range(games)]
+    return rollout(jobs, make, agent, slots=slots)
+
+
+def shift(model: Any, seed: int) -> None:
+    """Other weights, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+def same_numbers(fleet: Fleet, model: Any) -> float:
+    """Largest difference between the server's log-probabilities and the model's own, of 60 random ids."""
+    size = model.config.vocab_size
+    row = np.random.default_rng(5).integers(0, size, 60).astype(np.int32)
+    where = np.arange(1, 60)
+    theirs = SglangScorer(fleet=fleet, vocabulary=size).logprobs([row], [where])[0]
+    return float(np.abs(theirs - LocalScorer(model=model).logprobs([row], [where])[0]).max())
+
+
+def draws(policy: Any, tokenizer: Any, count: int, length: int) -> list[Generation]:
+    prompt = np.array(tokenizer("Open the door.")["input_ids"], np.int32)
+    sampling = Sampling(max_new_tokens=length)
+    requests = [
+        GenerateRequest(session=str(n), prompt_ids=prompt, sampling=sampling, stream=(n,)) for n in range(count)
+    ]
+    return list(policy.generate(requests))
+
+
+def test_the_server_is_what_it_should_be(fleet: Fleet, model: Any, tokenizer: Any) -> None:
+    (server,) = fleet.servers
+    assert (server.seeded, server.max_length, server.weights) == (True, 1022, "default")
+    check_model(fleet, model.config.to_dict())
+    check_tokenizer(fleet, tokenizer, len(tokenizer))
+    with pytest.raises(ServerError, match="hidden_size is 64 there and 128 here"):
+        check_model(fleet, {**model.config.to_dict(), "hidden_size": 128})
+
+
+def test_the_schema_knows_what_goes_over_the_wire(url: str, model: Any) -> None:
+    from turngym.agents.sglang.requests import draw_body, score_body
+
+    check = schemas.checker(schemas.load_schema())
+    ids = np.array([5, 6, 7], np.int32)
+    for body in (draw_body("a", ids, Sampling(stop_text=("x",)), 3, 5), score_body("b", ids, 0, top=4, chosen=[1, 2])):
+        check("request", body)
+        answer = httpx.post(f"{url}/generate", json=body, timeout=60.0)
+        assert answer.status_code == 200
+        check("answer", answer.json())
+    refused = httpx.post(f"{url}/generate", json={"input_ids": [5], "sampling_params": {"max_tokens": 3}}, timeout=60.0)
+    assert refused.status_code == 400
+    assert "unknown field `max_tokens`" in refused.text
+
+
+def test_rollouts_repeat_and_their_numbers_are_the_models(
+    fleet: Fleet, model: Any, tokenizer: Any, make_doors: Any, tmp_path: Path
+) -> None:
+    policy = SglangPolicy(fleet, vocabulary=model.config.vocab_size)
+    alone = play(policy, tokenizer, make_doors, slots=1)
+    reused = policy.cached_tokens / policy.prompt_tokens
+    together = play(policy, tokenizer, make_doors, slots=6)
+    scorer = LocalScorer(model=model, temperature=0.8)
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one.segments[0], other.segments[0])
+        assert len(one.turns) == 3
+        for turn in one.turns:
+            places = np.arange(*turn.response_span)
+            wanted = scorer.logprobs([one.segments[0]], [places])[0]
+            np.testing.assert_allclose(turn.logprobs, wanted, atol=1e-4)
+    assert len({one.segments[0].tobytes() for one in alone}) == len(alone)
+    assert reused > 0.5  # later turns cost their new ids
+    with TraceWriter(tmp_path / "trace.jsonl") as writer:
+        for one in alone:
+            writer.write(one)
+    assert len(read_trace(tmp_path / "trace.jsonl")[0]) == len(alone)
+
+
+def test_scores_are_the_local_scorers(fleet: Fleet, model: Any) -> None:
+    size = model.config.vocab_size
+    random = np.random.default_rng(1)
+    ids = [random.integers(0, size, length).astype(np.int32) for length in (3, 70, 300)]
+    places = [np.sort(random.choice(np.arange(1, len(row)), min(len(row) - 1, 40), replace=False)) for row in ids]
+    mine, theirs = LocalScorer(model=model), SglangScorer(fleet=fleet, vocabulary=size)
+    for one, other in zip(mine.logprobs(ids, places), theirs.logprobs(ids, places), strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-4)
+    for best, found in zip(mine.topk(ids, places, 20), theirs.topk(ids, places, 20), strict=True):
+        np.testing.assert_allclose(found.logp, best.logp, atol=1e-4)
+        assert (found.ids == best.ids).mean() > 0.99  # neighbours within rounding may change places
+    support = [random.integers(0, size, (len(where), 20)) for where in places]
+    for one, other in zip(mine.gather(ids, places, support), theirs.gather(ids, places, support), strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-4)
+
+
+def test_a_hint_before_the_response_moves_no_score(fleet: Fleet, model: Any) -> None:
+    """The same response after a prompt and after a longer one with a hint: each id keeps its own numbers."""
+    prompt, hint, response = np.arange(40, 60), np.arange(90, 97), np.arange(100, 110)
+    rows = [np.concatenate((prompt, response)), np.concatenate((prompt, hint, response))]
+    ids = [row.astype(np.int32) for row in rows]
+    places = [np.arange(len(row) - len(response), len(row)) for row in rows]
+    mine = LocalScorer(model=model)
+    theirs = SglangScorer(fleet=fleet, vocabulary=model.config.vocab_size)
+    for best, found in zip(mine.topk(ids, places, 8), theirs.topk(ids, places, 8), strict=True):
+        np.testing.assert_allclose(found.logp, best.logp, atol=1e-4)
+        np.testing.assert_array_equal(found.ids[:, 0], best.ids[:, 0])
+
+
+@pytest.mark.parametrize("route", ["disk", "broadcast"])
+def test_new_weights_arrive_while_the_server_serves(
+    fleet: Fleet, model: Any, tokenizer: Any, tmp_path: Path, route: str
+) -> None:
+    sink: DiskSync | BroadcastSync
+    if route == "disk":
+        sink = DiskSync(fleet=fleet, save=model.save_pretrained, folder=tmp_path, busy="retract")
+    else:
+        sink = BroadcastSync(fleet=fleet, weights=model.named_parameters, busy="retract", bucket_bytes=20_000)
+    sink.publish(1)
+    assert same_numbers(fleet, model) < 1e-4
+    shift(model, 1)
+    assert same_numbers(fleet, model) > 0.1
+    policy = SglangPolicy(fleet, vocabulary=model.config.vocab_size)
+    drawn: list[Generation] = []
+    thread = threading.Thread(target=lambda: drawn.extend(draws(policy, tokenizer, 2, 800)))
+    thread.start()
+    time.sleep(1.0)
+    sink.publish(2)
+    thread.join()
+    assert same_numbers(fleet, model) < 1e-4
+    sink.close()
+    for one in drawn:
+        ends = [end for _, _, end in one.version_spans]
+        assert not ends or ends[-1] == len(one.ids)
+        assert {version for version, _, _ in one.version_spans} <= {1, 2}
+    assert any(one.version_spans for one in drawn) or all(len(one.ids) < 800 for one in drawn)
+    assert fleet.ledger.version == 2
+
+
+def test_a_broadcast_that_a_server_refuses_ends_at_once(fleet: Fleet, model: Any) -> None:
+    sink = BroadcastSync(fleet=fleet, weights=model.named_parameters, timeout=60.0)
+    sink.publish(1)
+    fleet.everywhere("POST", "/destroy_weights_update_group", {"group_name": sink._name})
+    with pytest.raises(SyncError, match="theirs are as before"):
+        sink.publish(2)
+    assert fleet.ledger.version == 1
+    sink.publish(3)
+    assert same_numbers(fleet, model) < 1e-4
+    sink.close()
+
+
+def test_an_abort_keeps_what_was_drawn(fleet: Fleet, model: Any, tokenizer: Any) -> None:
+    policy = SglangPolicy(fleet, vocabulary=model.config.vocab_size)
+    whole = draws(policy, tokenizer, 3, 600)
+    drawn: list[Generation] = []
+    thread = threading.Thread(target=lambda: drawn.extend(draws(policy, tokenizer, 3, 600)))
+    thread.start()
+    time.sleep(0.5)
+    policy.abort()
+    thread.join()
+    for one, all_of_it in zip(drawn, whole, strict=True):
+        assert one.finish in ("aborted", all_of_it.finish)
+        np.testing.assert_array_equal(one.ids, all_of_it.ids[: len(one.ids)])
+        np.testing.assert_allclose(one.logprobs, all_of_it.logprobs[: len(one.ids)], atol=1e-4)
+
+
+def test_a_server_that_dies_in_mid_run_comes_back_with_the_weights_of_the_run(
+    fleet: Fleet, url: str, model: Any, tokenizer: Any, make_doors: Any, tmp_path: Path
+) -> None:
+    shift(model, 7)
+    policy = engine(fleet, model, tmp_path)
+    policy.weights_changed(5)
+    undisturbed = play(policy, tokenizer, make_doors, slots=3, games=8)
+    before = fleet.at(url, "GET", "/server_info")["startup_time"]
+    done: list[list[Episode]] = []
+    thread = threading.Thread(target=lambda: done.append(play(policy, tokenizer, make_doors, slots=2, games=8)))
+    thread.start()
+    time.sleep(0.5)
+    # an id that the model does not know: the scheduler dies of it, and the server with it
+    with pytest.raises(ServerError):
+        fleet.at(url, "POST", "/generate", {"input_ids": [10**6], "sampling_params": {"max_new_tokens": 1}})
+    thread.join()
+    assert fleet.at(url, "GET", "/server_info")["startup_time"] != before
+    (disturbed,) = done
+    for one, other in zip(undisturbed, disturbed, strict=True):
+        assert not other.status.is_error
+        np.testing.assert_array_equal(one.segments[0], other.segments[0])
+        assert {turn.policy_version for turn in other.turns} == {5}
+    assert same_numbers(fleet, model) < 1e-4
