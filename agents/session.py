@@ -86,19 +86,27 @@ class Session:
     def step(self, generation: Generation) -> Stepped:
         """Answer with sampled ids; they are kept as they are. Log-probabilities that are NaN are unknown.
 
+        A response that was broken off (finish `aborted`) does not reach the environment: it ends the episode.
         Raises AgentError after the end or without a tokenizer. Any other exception than a failing back end is a
         mistake: it propagates, and the environment is not used again.
         """
         play, renderer = self._going(), self._sessions.renderer
         if renderer is None or play.talk.thread is None:
             raise AgentError("this session has no tokenizer: give Sessions a renderer, or answer with step_text()")
+        ids, logprobs = np.asarray(generation.ids, np.int32), np.asarray(generation.logprobs, np.float32)
+        if not len(ids) or ids.shape != logprobs.shape:
+            raise AgentError(f"{len(ids)} sampled ids with {len(logprobs)} log-probabilities: each id needs its own")
         with self._sessions.lock:
-            text = renderer.respond(play.talk.thread, np.asarray(generation.ids, np.int32))
+            text = renderer.respond(play.talk.thread, ids)
+        broken = generation.finish == "aborted"
         reply = Reply(
             text=text,
-            logprobs=None if np.isnan(generation.logprobs).any() else generation.logprobs,
+            logprobs=None if np.isnan(logprobs).any() else logprobs,
             finish=generation.finish,
             policy_version=generation.policy_version,
+            version_spans=generation.version_spans,
+            ends=Status.ERROR_ENGINE if broken else None,
+            error="the response was broken off" if broken else "",
         )
         return self._take(play, reply)
 
@@ -150,14 +158,14 @@ class Session:
         except BaseException:
             self._discard()
             raise
-        if len(play.turns) > turns:
+        last = play.turns[-1] if len(play.turns) > turns and reply.ends is None else None
+        if last is not None:
             self._messages += [_message("assistant", reply.text), _message("user", play.talk.observation)]
         ids = NOTHING
         if play.status is None:
             ids = self._present()
         if play.status is not None:
             self._finish(play)
-        last = play.turns[-1] if len(play.turns) > turns else None
         return Stepped(
             observation=play.talk.observation if last is not None else play.error,
             observation_ids=ids,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -52,13 +52,16 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parquet:
-    """Write one row per turn into a Parquet file (needs `pip install 'turngym[parquet]'`)."""
+    """Write a Parquet file (needs `pip install 'turngym[parquet]'`)."""
 
     files: Files
     """Trace files (JSON lines)."""
     out: Path
     """The Parquet file; must not exist."""
     select: Flat
+    rows: Literal["turns", "trajectories"] = "turns"
+    """`turns`: one row per turn, to look at; `trajectories`: one per episode with token ids, mask and
+    log-probabilities, to train on with other trainers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,11 @@ def _parquet(command: Parquet) -> int:
     except ImportError as error:
         raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
     _must_be_new(command.out)
+    if command.rows == "trajectories":
+        from turngym.trainers.adapters.datasets import write_parquet
+
+        print(f"{write_parquet(selected(command.files, command.select), command.out)} trajectories in {command.out}")
+        return 0
     command.out.parent.mkdir(parents=True, exist_ok=True)
     schema = pa.schema([(name, _arrow_type(pa, kind)) for name, kind in COLUMNS.items()])
     total = 0

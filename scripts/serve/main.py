@@ -1,4 +1,4 @@
-"""Serve over HTTP what this machine has: a policy that learns from its clients, retrieval, webshop."""
+"""Serve over HTTP what this machine has: environments, a policy that learns from its clients, retrieval, webshop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from turngym.scripts.main import dispatch
 
 VERBS = {
+    "openenv": "turngym.scripts.serve.openenv",
     "policy": "turngym.scripts.serve.policy",
     "proxy": "turngym.scripts.serve.proxy",
     "retrieval": "turngym.scripts.serve.retrieval",

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,3 +115,24 @@ def test_answers_that_contradict_themselves_are_refused(
     with pytest.raises(TurngymError, match=complaint):
         adapter.act(session, action)
     session.close()
+
+
+def test_the_example_of_the_documentation(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
+    source = text[text.index("from openenv.core import GenericEnvClient") :].partition("```")[0]
+    assert "http://127.0.0.1:8000" in source
+    exec(compile(source.replace("http://127.0.0.1:8000", url), "docs/adapters.md", "exec"), {})
+    assert capsys.readouterr().out.strip().endswith("0.0 False ok")
+
+
+def test_the_verb_opens_what_it_was_asked_for(student: Any) -> None:
+    from turngym.scripts.serve.openenv import ServeOpenEnv, open_sessions
+    from turngym.scripts.wiring import EnvOptions
+
+    world = EnvOptions(env="turngym/ALFWorld-v0", split="generated", make='{"config": "small"}')
+    opened = open_sessions(ServeOpenEnv(world=world, model=str(student.folder)))
+    assert opened.open(opened.task_ids()[0]).request is not None
+    plain = open_sessions(ServeOpenEnv(world=world))
+    assert plain.open(plain.task_ids()[0]).request is None
+    with pytest.raises(TurngymError, match="no tokenizer in /nowhere"):
+        open_sessions(ServeOpenEnv(world=world, model="/nowhere"))

@@ -13,8 +13,9 @@ from turngym.agents.agent import AgentError
 from turngym.agents.sessions import Sessions
 from turngym.envs.core import Task, Verdict
 from turngym.envs.episode import Episode, Status, Turn
-from turngym.envs.protocols import Generation
+from turngym.envs.protocols import Generation, PartialFailure
 from turngym.trainers.adapters import datasets
+from turngym.trainers.adapters.session import play
 from turngym.trainers.adapters.trajectory import Trajectory, TrajectoryError
 
 
@@ -65,6 +66,12 @@ def test_a_trajectory_by_hand() -> None:
     assert (row.reward, row.seed, row.sample, row.group, row.task_id) == (3.0, 1, 2, 3, "t")
     assert not row.failed
     assert not row.truncated
+
+
+def test_weights_that_changed_in_the_middle_of_a_response() -> None:
+    torn = replace(TURNS[0], version_spans=((6, 0, 1), (7, 1, 2)))
+    row = Trajectory.of(episode([torn, TURNS[1], TURNS[2]], IDS))
+    assert row.policy_versions.tolist() == [6, 7, -1, -1, 8, -1, 9, 9]
 
 
 def test_what_the_policy_did_not_choose_is_not_trained_on() -> None:
@@ -151,6 +158,13 @@ def test_a_session_ends_once_and_gives_its_environment_back(sessions: Sessions) 
     session.close()
 
 
+def test_ids_and_log_probabilities_that_do_not_fit_are_refused_at_once(sessions: Sessions) -> None:
+    session = sessions.open(sessions.task_ids()[0])
+    with pytest.raises(AgentError, match="2 sampled ids with 1 log-probabilities"):
+        session.step(Generation(ids=np.array([5, 6], np.int32), logprobs=np.zeros(1, np.float32), finish="stop"))
+    session.close()
+
+
 def test_a_full_context_ends_the_episode(student: SimpleNamespace, sessions: Sessions) -> None:
     small = Sessions(sessions.make_env, sessions.renderer, system="Go.", sampling=sessions.sampling, max_context=48)
     session = small.open(small.task_ids()[0])
@@ -163,3 +177,43 @@ def test_a_full_context_ends_the_episode(student: SimpleNamespace, sessions: Ses
     assert session.episode().status is Status.TRUNCATED_TOKENS
     assert session.episode().depth == depth > 0
     session.close()
+
+
+class Faulty:
+    """A policy that draws `look` for every request but those of the attempts that it fails."""
+
+    def __init__(self, ids: Any, failures: dict[int, Exception], finish: str = "stop") -> None:
+        self.ids, self.failures, self.finish = ids, failures, finish
+
+    def generate(self, requests: Any) -> list[Generation]:
+        zeros = np.zeros(len(self.ids), np.float32)
+        results = [
+            self.failures.get(request.stream[2]) or Generation(ids=self.ids, logprobs=zeros, finish=self.finish)
+            for request in requests
+        ]
+        if any(isinstance(result, Exception) for result in results):
+            raise PartialFailure(results)
+        return results  # type: ignore[return-value]
+
+    def release(self, session: str) -> None: ...
+
+
+def test_a_request_that_fails_ends_its_own_episode_only(sessions: Sessions) -> None:
+    ids = sessions.renderer.template.encode("<action>look</action>")  # type: ignore[union-attr]
+    opened = [sessions.open(sessions.task_ids()[0], sample=sample) for sample in range(3)]
+    failures: dict[int, Exception] = {0: RuntimeError("the server died"), 2: TimeoutError("too late")}
+    first, second, third = play(opened, Faulty(ids, failures))
+    assert (first.status, third.status) == (Status.ERROR_ENGINE, Status.ERROR_TIMEOUT)
+    assert first.meta["error"] == "the server died"
+    assert second.status is Status.TRUNCATED_TURNS
+    alone = sessions.open(sessions.task_ids()[0], sample=0)
+    with pytest.raises(PartialFailure, match="the server died"):
+        play([alone], Faulty(ids, failures))
+
+
+def test_a_response_that_was_broken_off_never_reaches_the_environment(sessions: Sessions) -> None:
+    ids = sessions.renderer.template.encode("<action>lo")  # type: ignore[union-attr]
+    (episode,) = play([sessions.open(sessions.task_ids()[0])], Faulty(ids, {}, finish="aborted"))
+    assert episode.status is Status.ERROR_ENGINE
+    assert episode.meta["error"] == "the response was broken off"
+    assert all(turn.finish == "aborted" for turn in episode.turns)

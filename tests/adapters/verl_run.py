@@ -2,7 +2,8 @@
 
     python verl_run.py TRACE STUDENT SEED OUT
 
-The server is a recording: it answers a prompt with what was sampled after exactly these ids.
+The configuration is the one of docs/adapters.md. The server is a recording: it answers a prompt with what was sampled
+after exactly these ids.
 """
 
 from __future__ import annotations
@@ -19,23 +20,7 @@ import numpy as np
 from turngym.envs.episode import Episode
 from turngym.envs.trace import read_trace
 
-LOOPS = """
-- name: turngym
-  _target_: turngym.trainers.adapters.verl.TurngymAgentLoop
-  sessions:
-    _target_: turngym.agents.sessions.Sessions.of
-    _partial_: true
-    env_id: turngym/ALFWorld-v0
-    split: generated
-    config: small
-    on_invalid: noop
-    max_turns: 12
-    settings:
-      _target_: turngym.agents.settings.ChatSettings
-      system: You are in a house. Do the task.
-      max_new_tokens: 12
-      max_context: 1024
-"""
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
 PROMPT, RESPONSE = 64, 512
 
 
@@ -120,7 +105,7 @@ def main(trace: str, student: str, seed: str, out: str) -> None:
     episodes = list(read_trace(trace)[0])
     with tempfile.TemporaryDirectory() as folder:
         loops = Path(folder) / "loops.yaml"
-        loops.write_text(LOOPS)
+        loops.write_text(DOCS.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0])
         server = Server(episodes)
         output = asyncio.run(worker(student, loops, server).generate_sequences(batch(episodes, int(seed))))
     assert server.asked == sum(episode.depth for episode in episodes)

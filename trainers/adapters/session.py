@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core import ToolSpec, Verdict
 from turngym.envs.episode import Episode, Status
-from turngym.envs.protocols import GenerateRequest, Generation, Policy, Sampling
+from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Policy, Sampling
 
 
 class Stepped(Protocol):
@@ -99,21 +99,36 @@ Generate = Callable[[GenerateRequest], Awaitable[Generation | Status]]
 
 
 def play(sessions: Sequence[Session], policy: Policy) -> list[Episode]:
-    """Play all sessions to their end, everything that waits answered in one batch; closes them."""
+    """Play all sessions to their end, everything that waits answered in one batch; closes them.
+
+    A request that fails for good ends its own episode; where all of a batch fail, the first failure is raised.
+    """
     try:
         while waiting := [(session, request) for session in sessions if (request := session.request) is not None]:
-            answers = policy.generate([request for _, request in waiting])
+            answers = _answers(policy, [request for _, request in waiting])
             for (session, request), answer in zip(waiting, answers, strict=True):
-                if len(answer.ids):
+                if isinstance(answer, BaseException):
+                    late = isinstance(answer, TimeoutError)
+                    session.end(Status.ERROR_TIMEOUT if late else Status.ERROR_ENGINE, str(answer))
+                elif len(answer.ids):
                     session.step(answer)
                 else:
-                    session.end(Status.TRUNCATED_TOKENS)
+                    session.end(Status.ERROR_ENGINE if answer.finish == "aborted" else Status.TRUNCATED_TOKENS)
                 if session.done:
                     policy.release(request.session)
         return [session.episode() for session in sessions]
     finally:
         for session in sessions:
             session.close()
+
+
+def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Generation | BaseException]:
+    try:
+        return policy.generate(requests)
+    except PartialFailure as failure:
+        if all(isinstance(result, BaseException) for result in failure.results):
+            raise
+        return failure.results
 
 
 async def play_async(session: Session, generate: Generate) -> Episode:

@@ -111,6 +111,8 @@ class Trajectory:
                 continue
             place = slice(*span)
             mask[place], versions[place] = True, turn.policy_version
+            for version, first, last in turn.version_spans:
+                versions[span[0] + first : span[0] + last] = version
             known = known and turn.logprobs is not None
             if turn.logprobs is not None:
                 logprobs[place] = turn.logprobs

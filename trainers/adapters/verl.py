@@ -119,7 +119,7 @@ def generation(answer: Any) -> Generation | Status:
     return Generation(
         ids=ids,
         logprobs=np.asarray(answer.log_probs if known else np.full(len(ids), np.nan), np.float32),
-        finish="abort" if answer.stop_reason == "aborted" else "stop",
+        finish="aborted" if answer.stop_reason == "aborted" else "stop",
         policy_version=0 if version is None else int(version),
     )
 

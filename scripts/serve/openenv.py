@@ -1,0 +1,63 @@
+"""Serve an environment in OpenEnv's interface: reset, step and state over WebSocket and HTTP.
+
+Examples:
+    turngym serve openenv --env turngym/ALFWorld-v0
+    turngym serve openenv --env turngym/WebShop-v0 --model runs/opd/student --port 8010
+
+With --model, observations bring token ids of that model's tokenizer and clients may answer with sampled ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tyro
+
+from turngym.agents.sessions import Sessions
+from turngym.agents.settings import ChatSettings
+from turngym.envs.core import TurngymError
+from turngym.scripts.wiring import EnvOptions
+from turngym.trainers.adapters.extras import need
+from turngym.trainers.adapters.openenv import app
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOpenEnv:
+    """What to serve, and where."""
+
+    world: tyro.conf.OmitArgPrefixes[EnvOptions] = field(default_factory=EnvOptions)
+    model: str | None = None
+    """Folder of a model: its tokenizer, and how it wants to be spoken to (turngym.json). Without it: text only."""
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no password: another than this one opens the environment to the network."""
+    port: int = 8000
+    """Port to listen on."""
+    clients: int = 64
+    """Most clients at a time; each plays its own episode."""
+
+
+def main(argv: Sequence[str]) -> int:
+    config = tyro.cli(ServeOpenEnv, args=list(argv), prog="turngym serve openenv", description=__doc__)
+    uvicorn = need("uvicorn", "turngym serve openenv", "openenv")
+    sessions = open_sessions(config)
+    application = app(sessions, max_concurrent=config.clients)
+    print(f"{config.world.env} for OpenEnv clients at http://{config.host}:{config.port}; Ctrl-C ends it", flush=True)
+    try:
+        uvicorn.run(application, host=config.host, port=config.port, log_level="warning")
+    finally:
+        sessions.close()
+    return 0
+
+
+def open_sessions(config: ServeOpenEnv) -> Sessions:
+    """Sessions on the chosen environment. Raises TurngymError where there is no such environment or tokenizer."""
+    make = config.world.kwargs()
+    if config.model is None:
+        return Sessions.of(config.world.env, None, ChatSettings(), **make)
+    transformers = need("transformers", "--model", "train")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
+    except (OSError, ValueError) as error:
+        raise TurngymError(f"there is no tokenizer in {config.model}: {str(error).splitlines()[0]}") from error
+    return Sessions.of(config.world.env, tokenizer, ChatSettings.load(config.model), **make)
