@@ -37,6 +37,7 @@ try:
     from turngym.trainers.distributed_run import divided
     from turngym.trainers.loop import RunResult, Trainer
     from turngym.trainers.lora import LoraConfig
+    from turngym.trainers.stale import StaleConfig
     from turngym.trainers.text_term import TextConfig
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
@@ -131,6 +132,7 @@ class Options:
     lora: LoraConfig = field(default_factory=LoraConfig)
     servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(default_factory=TrainServers)
     crew: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
+    stale: Annotated[StaleConfig, tyro.conf.arg(name="")] = field(default_factory=StaleConfig)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -150,6 +152,11 @@ def run(options: Options, world: World) -> RunResult:
     from turngym.scripts.train_build import build_trainer
     from turngym.trainers.distributed_processes import local_device
 
+    if world.size > 1 and options.stale.staleness:
+        raise TurngymError(
+            f"--staleness {options.stale.staleness} with {world.size} training processes: playing ahead needs one "
+            "training process; leave staleness at 0"
+        )
     if world.size > 1 and options.device == "auto":
         options = replace(options, device=local_device())
     with open_workers(options.crew) as play:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from turngym.agents.executor import BreakableRollout, ParallelRollout
 from turngym.agents.hinted_env import HintedEnv
 from turngym.agents.judge_hints import HintPrompts
 from turngym.agents.rollout import PlayJobs, rollout
@@ -21,6 +23,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.panels import assert_disjoint, load_panel
 from turngym.envs.trace import read_trace
 from turngym.scripts.judge_wiring import JudgedTraces, make_judge
+from turngym.scripts.mixed_wiring import mixed_player
 from turngym.scripts.server_wiring import teacher_scorer, train_policy
 from turngym.scripts.train import Options
 from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, PanelEvaluation, Player, weights_hash
@@ -32,9 +35,11 @@ from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.loop import Trainer
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.model import load_model, vocabulary_size
+from turngym.trainers.order import InStep, Order
 from turngym.trainers.pieces import Algorithm, Term
 from turngym.trainers.progress import LiveProgress
 from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.stale import Ahead, Follower, frozen_copy
 from turngym.trainers.text_term import TextTerm
 from turngym.trainers.vocab_check import common_vocabulary
 
@@ -85,11 +90,13 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
     model, tokenizer = load_student(options.student, options.dtype, options.device)
     if options.lora.rank:
         add_adapters(model, options.lora, base=str(options.student), seed=options.run.seed)
-    algorithm = build_algorithm(options, tokenizer)
+    algorithm = options.stale.corrected(build_algorithm(options, tokenizer))
     if algorithm.needs_teacher and not has_teacher(options):
         raise TurngymError(f"--algorithm {options.algorithm} distils from a teacher: name its folder with --teacher")
-    engine = server_engine(options, model, tokenizer, settings)
-    player = Player.of(model, tokenizer, settings, _peek(options, "tool"), batch=options.slots, engine=engine)
+    tool, ahead = _peek(options, "tool"), options.stale.staleness > 0
+    engine = None if ahead else server_engine(options, model, tokenizer, settings)
+    player = Player.of(model, tokenizer, settings, tool, batch=options.slots, engine=engine)
+    actor, order, play = _playing_ahead(options, model, tokenizer, player, play) if ahead else (player, InStep(), play)
     if options.resume and list_checkpoints(options.out):
         player.engine.weights_changed(read_state(latest_checkpoint(options.out))["step"])
     evaluation = _evaluation(options, player, play)
@@ -109,10 +116,11 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
         identity |= {"lora": asdict(options.lora), "student": weights_hash(options.student)}
     if options.algorithm in JUDGED:
         identity["judge"] = {**asdict(options.judging), "judge_every": None, "expert": options.expert}
+    playing = mixed_player(actor, algorithm, teacher, tokenizer, batch=options.slots, play=play)
     return Trainer(
         model=model,
         algorithm=algorithm,
-        collect=_judged(options, player, _collect(options, player, evaluation, play)),
+        collect=_judged(options, actor, _collect(options, playing, evaluation, play)),
         out=options.out,
         run=options.run,
         optimiser=options.optimiser,
@@ -124,7 +132,23 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
         vocab_size=vocab_size,
         identity=identity,
         progress=LiveProgress(options.algorithm, options.run.steps),
+        order=order,
     )
+
+
+def _playing_ahead(
+    options: Options, student: Any, tokenizer: Any, learner: Player, play: PlayJobs
+) -> tuple[Player, Order, PlayJobs]:
+    """Who plays while the learner learns: a copy of the student with an engine, or servers, of its own."""
+    settings = learner.settings
+    model, words = frozen_copy(student), copy.deepcopy(tokenizer)  # another thread uses them
+    engine = server_engine(options, model, words, settings)
+    actor = Player.of(model, words, settings, learner.tool, batch=options.slots, engine=engine)
+    if not isinstance(play, ParallelRollout):
+        play = BreakableRollout()
+    follower = Follower(student, model, actor.engine.weights_changed)
+    order = Ahead(staleness=options.stale.staleness, last=options.run.steps, follower=follower, cancel=play.cancel)
+    return actor, order, play
 
 
 def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:

@@ -41,13 +41,14 @@ def save_checkpoint(
     save_extra: Callable[[Path], None] | None = None,
     critic: Critic | None = None,
     world: World = SINGLE,
+    beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write `run/checkpoints/step_K` (K from `state["step"]`) and drop all but the newest `keep`.
 
     Everything goes to a temporary folder that is renamed at the end: a killed process leaves the previous checkpoint,
     and so does a disk that is full (CheckpointError) or any other failure in any process. `state` must be JSON.
-    `save_extra` may add files to the model folder (a tokenizer). In a `world` of several processes, whose `run` must be
-    one folder for all, each writes its own shard of the optimiser.
+    `save_extra` may add files to the model folder (a tokenizer), `beside` to the checkpoint. In a `world` of several
+    processes, whose `run` must be one folder for all, each writes its own shard of the optimiser.
     """
     folder = run / FOLDER
     target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
@@ -62,6 +63,8 @@ def save_checkpoint(
             weights = world.state(model)
             only_first(world, lambda: _write_model(model, weights, scratch / MODEL, save_extra))
             _write_optimiser(scratch, model, optimiser, critic, world)
+            if beside is not None:
+                only_first(world, lambda: beside(scratch))
             only_first(world, lambda: _finish(scratch, target, state))
         except BaseException:
             if world.rank == 0:

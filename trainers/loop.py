@@ -90,7 +90,7 @@ class Trainer:
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that a resumed run must share (environment, split, teacher)."""
     progress: Progress = field(default_factory=NoProgress)
-    order: Order = InStep()
+    order: Order = field(default_factory=InStep)
     """Whether batches are played in their step or ahead of it."""
     world: World = SINGLE
     """The processes of the run; more than one are set up by `distributed_run.divided`."""
@@ -261,6 +261,8 @@ class _Session:
         self.state = replace(self.state, step=step, train_seconds=spent)
         success = float(np.mean([episode.success for episode in episodes if not episode.status.is_error]))
         row = {"episodes": 0, "episodes_dropped": len(episodes), "success": success, "depth/cap": plan.cap}
+        if self.trainer.on_update is not None:
+            self.trainer.on_update(step)
         self._write({"step": step, "kind": "train", **row, **judge_row(episodes, None), "time/train_s": spent})
 
     def _scorers(self) -> Scorers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,19 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
     }
 
 
+def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:
+    """How many versions the policy that drew the ids was behind `version`; None where no policy drew any."""
+    counts: Counter[int] = Counter()
+    for episode in episodes:
+        for turn in episode.turns:
+            if turn.origin == "policy" and turn.logprobs is not None:
+                for drawn, start, end in turn.version_spans or ((turn.policy_version, 0, turn.response_length),):
+                    counts[version - drawn] += end - start
+    total = counts.total()
+    mean = sum(lag * tokens for lag, tokens in counts.items()) / total if total else None
+    return {"staleness_mean": mean, "staleness_max": max(counts) if total else None}
+
+
 def token_row(batch: RolloutBatch, columns: Columns, fresh_N: NDArray[np.bool_]) -> dict[str, Any]:
     """Means over supervised tokens (the gap: over those seen before any update); None where there is no such number."""
     gap_N = np.abs(columns["sampled_logp"] - batch.behaviour_logp_N)[fresh_N]
@@ -67,6 +81,7 @@ def token_row(batch: RolloutBatch, columns: Columns, fresh_N: NDArray[np.bool_])
         **means,
         **_off_policy(batch, columns),
         "clip_fraction": _mean(columns.get("clipped")),
+        **{f"importance/{name}": _known_mean(columns[name]) for name in ("ratio", "truncated") if name in columns},
         "gap_mean": float(gap_N.mean()) if len(gap_N) else None,
         "gap_max": float(gap_N.max()) if len(gap_N) else None,
     }
@@ -117,6 +132,10 @@ def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
 
 def _mean(values: NDArray[np.float32] | None) -> float | None:
     return None if values is None or not len(values) else float(values.mean(dtype=np.float64))
+
+
+def _known_mean(values: NDArray[np.float32]) -> float | None:
+    return _mean(values[np.isfinite(values)])
 
 
 def _sums(values: NDArray[np.floating], batch: RolloutBatch) -> NDArray[np.float64]:

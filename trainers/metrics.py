@@ -35,6 +35,8 @@ SOME_METRICS: Mapping[str, str] = {
     "judge/turns_masked": "turns of the policy that were not trained on (unjudged, neutral, without a hint)",
     "judge/hints": "turns whose prompt got a hint",
     "judge/hints_refused": "hints with control or special tokens, or too long for the context",
+    "importance/ratio": "with staleness: mean probability ratio new / old, truncated",
+    "importance/truncated": "with staleness: share of tokens whose ratio was truncated",
     "term/lpt": "mean negative log-likelihood of the pre-training text, nats per token",
 }
 """What only some algorithms log: name -> what it says."""
@@ -59,6 +61,8 @@ METRICS: Mapping[str, str] = {
     "kl_raw": "reverse KL on the teacher's top-K without the tail, mean over supervised tokens",
     "gap_mean": "mean |training - rollout log-probability| of the sampled ids, before the step's first update",
     "gap_max": "largest such gap",
+    "staleness_mean": "versions by which the policy that played was behind the student, mean over drawn tokens",
+    "staleness_max": "most such versions",
     "clip_fraction": "share of tokens whose importance ratio or surrogate was clipped",
     "tokens_per_s": "supervised tokens per second of the whole step",
     "loss_deep_share": "share of the absolute loss in the deepest third of the turns",
@@ -76,7 +80,7 @@ METRICS: Mapping[str, str] = {
     "turn/teacher_entropy": "per turn: teacher entropy over the top-K and a tail bin",
     "turn/loss_share": "per turn: share of the absolute loss",
     "turn/weight": "per turn: sum of the token weights",
-    "time/rollout_s": "seconds of rollout, environments included",
+    "time/rollout_s": "seconds of rollout, environments included (with staleness: seconds that the step waited for it)",
     "time/env_s": "seconds inside environments, summed over episodes",
     "time/teacher_s": "seconds of teacher scoring",
     "time/update_s": "seconds of forward, backward and optimiser",

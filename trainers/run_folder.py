@@ -21,6 +21,7 @@ from turngym.trainers.critic import Critic
 from turngym.trainers.depth import DepthState, state_from_json, state_to_json
 from turngym.trainers.distributed import SINGLE, World, only_first
 from turngym.trainers.metrics import FILE
+from turngym.trainers.order import InStep, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class RunFolder:
     save_extra: Callable[[Path], None] | None = None
     critic: Critic | None = None
     world: World = SINGLE
+    order: Order = field(default_factory=InStep)
     saved: RunState | None = field(default=None, init=False)
 
     def open(self, *, resume: bool, depth: DepthState) -> RunState:
@@ -68,6 +70,7 @@ class RunFolder:
             return state
         checkpoint, saved = only_first(self.world, self._newest)
         load_checkpoint(checkpoint, model=self.model, optimiser=self.optimiser, critic=self.critic)
+        self.order.load(checkpoint)
         self.saved = RunState(
             step=saved["step"],
             depth=state_from_json(saved["depth"]),
@@ -102,6 +105,7 @@ class RunFolder:
             save_extra=self.save_extra,
             critic=self.critic,
             world=self.world,
+            beside=self.order.save,
         )
         self.saved = state
 

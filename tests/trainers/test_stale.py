@@ -1,0 +1,200 @@
+"""Playing ahead: the schedule of versions, exactness with and without it, resumption, and the corrected loss."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import CollectRequest
+from turngym.trainers.algorithms import grpo
+from turngym.trainers.config import ConfigError, OptimiserConfig, RunConfig
+from turngym.trainers.loop import Trainer
+from turngym.trainers.metrics import SOME_METRICS, read_metrics
+from turngym.trainers.order import InStep
+from turngym.trainers.pieces import Tokens
+from turngym.trainers.stale import Ahead, Follower, StaleConfig, frozen_copy
+from turngym.trainers.stale_loss import TruncatedImportance
+from turngym.trainers.token_losses import PolicyGradient
+
+sys.path.append(str(Path(__file__).parent))
+toy = importlib.import_module("toy_run")
+torch.set_num_threads(1)
+
+
+class Played:
+    """The toy's rollouts by a follower; every turn says whose weights drew it, and `log` which batch was played."""
+
+    def __init__(self, student: Any) -> None:
+        self.version = -1
+        self.log: list[tuple[int, int, int]] = []
+        model = frozen_copy(student)
+        self._collect = toy.Sampled(model)
+        self.follower = Follower(student, model, lambda version: setattr(self, "version", version))
+
+    def __call__(self, request: CollectRequest) -> list[Episode]:
+        self.log.append((request.step, self.version, request.max_turns))
+        played = self._collect(request)
+        return [replace(e, turns=tuple(replace(t, policy_version=self.version) for t in e.turns)) for e in played]
+
+
+def stale(out: Path, staleness: int, steps: int = 8, **changes: Any) -> tuple[Trainer, Played]:
+    made = toy.trainer(out, steps=steps, **changes)
+    played = Played(made.model)
+    algorithm = StaleConfig(staleness=staleness).corrected(made.algorithm)
+    order = Ahead(staleness=staleness, last=steps, follower=played.follower)
+    return replace(made, algorithm=algorithm, collect=played, order=order), played
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    clock = ("time/", "tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
+
+
+def train_rows(run: Path) -> list[dict[str, Any]]:
+    return [row for row in untimed(run) if row["kind"] == "train"]
+
+
+def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
+    toy.trainer(tmp_path / "plain", steps=4).train()
+    made, _ = stale(tmp_path / "ahead", 0, steps=4)
+    made.train()
+    ignored = {"staleness_mean", "staleness_max"}  # the toy's own source does not number its versions
+    rows = [
+        [{k: v for k, v in row.items() if k not in ignored} for row in untimed(tmp_path / n)]
+        for n in ("plain", "ahead")
+    ]
+    assert rows[0] == rows[1]
+    assert [row["staleness_max"] for row in train_rows(tmp_path / "ahead")] == [0, 0, 0, 0]
+    assert StaleConfig().corrected(made.algorithm) is made.algorithm
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_batches_are_played_by_the_student_of_so_many_steps_before(tmp_path: Path, staleness: int) -> None:
+    made, played = stale(tmp_path / "run", staleness)
+    made.train()
+    assert [(step, version) for step, version, _ in played.log] == [
+        (step, max(0, step - 1 - staleness)) for step in range(1, 9)
+    ]
+    rows = train_rows(tmp_path / "run")
+    lags = [min(step - 1, staleness) for step in range(1, 9)]
+    assert [row["staleness_mean"] for row in rows] == [row["staleness_max"] for row in rows] == lags
+    # the depth of a batch was planned when it was begun, and the step that learns from it goes by that plan
+    assert [cap for _, _, cap in played.log] == [row["depth/cap"] for row in rows]
+    assert rows[0]["gap_max"] < 1e-4 < rows[-1]["gap_max"]
+    assert {"importance/ratio", "importance/truncated"} <= set(rows[0]) & set(SOME_METRICS)
+    assert rows[0]["importance/truncated"] == 0.0
+    assert all(0.0 < row["importance/ratio"] <= 2.0 for row in rows)
+
+
+def test_the_numbers_do_not_depend_on_timing(tmp_path: Path) -> None:
+    one, _ = stale(tmp_path / "one", 2, steps=5)
+    one.train()
+    two, played = stale(tmp_path / "two", 2, steps=5)
+    go = threading.Event()
+    inner = played._collect
+    played._collect = lambda request: (go.wait(0.02 * request.step), inner(request))[1]
+    two.train()
+    assert untimed(tmp_path / "two") == untimed(tmp_path / "one")
+
+
+def test_a_stopped_run_plays_what_was_under_way_again(tmp_path: Path) -> None:
+    whole, _ = stale(tmp_path / "whole", 2)
+    whole.train()
+    stopped, played = stale(tmp_path / "stopped", 2)
+
+    def broken(request: CollectRequest) -> list[Episode]:
+        if request.step == 6:
+            raise KeyboardInterrupt
+        return played(request)
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(stopped, collect=broken).train()
+    again, replayed = stale(tmp_path / "stopped", 2)
+    again.train(resume=True)
+    assert untimed(tmp_path / "stopped") == untimed(tmp_path / "whole")
+    assert [(step, version) for step, version, _ in replayed.log] == [(6, 3), (7, 4), (8, 5)]
+    with pytest.raises(Exception, match=r"another configuration.*algorithm\.staleness: checkpoint 2, now 1"):
+        stale(tmp_path / "stopped", 1)[0].train(resume=True)
+
+
+def test_a_failed_batch_stops_the_run_and_what_is_played_is_broken_off(tmp_path: Path) -> None:
+    made, played = stale(tmp_path / "run", 1)
+    stop = threading.Event()
+
+    def failing(request: CollectRequest) -> list[Episode]:
+        if request.step == 2:
+            raise ValueError("no such house")
+        if request.step == 3:
+            assert stop.wait(60), "close did not break off what was being played"
+        return played(request)
+
+    assert isinstance(made.order, Ahead)
+    made.order.cancel = stop.set
+    with pytest.raises(ValueError, match="no such house"):
+        replace(made, collect=failing).train()
+
+
+def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:
+    run = RunConfig(steps=3, episodes=12, max_turns=6, eval_every=0, checkpoint_every=0, tensorboard=False)
+    algorithm = grpo.build(grpo.GrpoConfig(n=4, filter_groups=False), run)
+    made, _ = stale(tmp_path / "run", 1, steps=3)
+    algorithm = StaleConfig(staleness=1, importance_cap=1.0).corrected(algorithm)
+    order = Ahead(staleness=1, last=3, follower=made.order.follower)
+    optimiser = OptimiserConfig(lr=1e-2)
+    replace(made, run=run, algorithm=algorithm, order=order, optimiser=optimiser, evaluate=None, teacher=None).train()
+    rows = train_rows(tmp_path / "run")
+    assert rows[0]["importance/ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert rows[2]["importance/truncated"] > 0.1
+    assert rows[2]["importance/ratio"] < 1.0
+
+
+def tokens(now: list[float], behaviour: list[float], advantage: list[float]) -> Tokens:
+    logp = torch.tensor(now, requires_grad=True)
+    zeros = torch.zeros(len(now))
+    return Tokens(
+        logp_n=logp,
+        sampled_logp_n=logp,
+        behaviour_logp_n=torch.tensor(behaviour),
+        advantage_n=torch.tensor(advantage),
+        off_policy_n=zeros.bool(),
+        entropy_n=zeros,
+    )
+
+
+def test_truncated_importance_by_hand() -> None:
+    """Ratios 4, 1.5, 0.5, unknown; A = -1: the gradient of l = -A min(r, cap) is min(r, cap) where nothing clips."""
+    batch = tokens(
+        [math.log(0.4), math.log(0.3), math.log(0.1), -1.0],
+        [math.log(0.1), math.log(0.2), math.log(0.2), math.nan],
+        [-1.0] * 4,
+    )
+    wide = PolicyGradient(eps_low=1.0, eps_high=0.0)
+    result = TruncatedImportance(loss=wide, cap=2.0)(batch)
+    assert result.loss_n.tolist() == pytest.approx([2.0, 1.5, 0.5, 1.0])
+    result.loss_n.sum().backward()
+    assert batch.logp_n.grad is not None
+    # min(r, cap) where l = r; the last token's ratio is 1 by definition
+    assert batch.logp_n.grad.tolist() == pytest.approx([2.0, 1.5, 0.5, 1.0])
+    assert result.diagnostics["truncated"].tolist()[:3] == [1.0, 0.0, 0.0]
+    assert result.diagnostics["ratio"].tolist()[:3] == pytest.approx([2.0, 1.5, 0.5])
+    assert result.diagnostics["ratio"][3].isnan()
+    assert result.diagnostics["truncated"][3].isnan()
+    plain = wide(tokens([math.log(0.4)], [math.log(0.1)], [-1.0]))
+    assert plain.loss_n.tolist() == pytest.approx([4.0])
+
+
+def test_settings_outside_their_range() -> None:
+    with pytest.raises(ConfigError, match="staleness is -1"):
+        StaleConfig(staleness=-1)
+    with pytest.raises(ConfigError, match=r"importance_cap is 0\.5"):
+        StaleConfig(importance_cap=0.5)
+    InStep().close()

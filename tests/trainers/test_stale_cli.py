@@ -1,0 +1,133 @@
+"""`turngym train --staleness` and `--workers` on generated games: the same numbers wherever episodes are played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from turngym.agents.executor import BreakableRollout, ExecutorError
+from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.settings import ChatSettings
+from turngym.envs.alfworld.generate_config import SMALL
+from turngym.envs.alfworld.vocabulary import vocabulary
+from turngym.envs.core import TurngymError
+from turngym.envs.protocols import CollectRequest
+from turngym.scripts import train
+from turngym.scripts.train_build import build_trainer
+from turngym.trainers.distributed import Single
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.model import save_model, tiny_qwen3
+from turngym.trainers.stale import Ahead
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
+    for seed, name in enumerate(("student", "teacher")):
+        save_model(tiny_qwen3(len(tokenizer), width=32, layers=1, heads=2, max_length=512, seed=seed), folder / name)
+        tokenizer.save_pretrained(str(folder / name))
+        ChatSettings(system="Do the task.", max_new_tokens=3, max_context=512).save(folder / name)
+    return folder
+
+
+def command(models: Path, out: Path, *more: str) -> list[str]:
+    named = ["--algorithm", "opd", "--student", str(models / "student"), "--teacher", str(models / "teacher")]
+    small = [
+        "--steps",
+        "3",
+        "--episodes",
+        "6",
+        "--max-turns",
+        "3",
+        "--make",
+        '{"on_invalid": "noop"}',
+        "--threads",
+        "1",
+    ]
+    rest = ["--device", "cpu", "--no-tensorboard", "--checkpoint-every", "1", "--optimiser.lr", "1e-2"]
+    return [*named, *small, *rest, "--eval-every", "0", "--out", str(out), *more]
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    clock = ("time/", "tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
+
+
+def close(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    names = (
+        "step",
+        "loss",
+        "grad_norm",
+        "success",
+        "tokens",
+        "entropy",
+        "staleness_mean",
+        "gap_mean",
+        "importance/ratio",
+    )
+    for name in names:
+        assert [row[name] for row in ours] == pytest.approx([row[name] for row in theirs], rel=1e-3, abs=1e-4), name
+
+
+def test_workers_and_threads_play_ahead_to_the_same_numbers(models: Path, tmp_path: Path) -> None:
+    train.main(command(models, tmp_path / "thread", "--staleness", "1"))
+    train.main(command(models, tmp_path / "process", "--staleness", "1", "--workers", "1"))
+    close(rows(tmp_path / "process"), rows(tmp_path / "thread"))
+    assert [row["staleness_max"] for row in rows(tmp_path / "thread")] == [0, 1, 1]
+    train.main(command(models, tmp_path / "plain"))
+    assert rows(tmp_path / "plain")[0]["loss"] == pytest.approx(rows(tmp_path / "thread")[0]["loss"])
+    assert [row["staleness_max"] for row in rows(tmp_path / "plain")] == [0, 0, 0]
+
+
+def test_a_stopped_run_that_played_ahead_resumes_to_the_same_rows(models: Path, tmp_path: Path) -> None:
+    train.main(command(models, tmp_path / "whole", "--staleness", "1"))
+    options = command(models, tmp_path / "stopped", "--staleness", "1")
+    made = build_trainer(train.parse(options))
+    assert isinstance(made.order, Ahead)
+    source = made.collect
+
+    def interrupted(request: CollectRequest) -> Any:
+        if request.step == 2:
+            raise KeyboardInterrupt
+        return source(request)
+
+    made.collect = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    train.main([*options, "--resume"])
+    assert rows(tmp_path / "stopped") == rows(tmp_path / "whole")
+    with pytest.raises(TurngymError, match=r"algorithm\.staleness: checkpoint 1, now 2"):
+        train.main([*command(models, tmp_path / "stopped", "--staleness", "2"), "--resume"])
+
+
+def test_ctrl_c_breaks_off_what_is_played_ahead(models: Path, tmp_path: Path) -> None:
+    made = build_trainer(train.parse(command(models, tmp_path / "run", "--staleness", "1", "--steps", "2")))
+
+    class Interrupted:
+        def topk(self, *args: Any) -> Any:
+            raise KeyboardInterrupt  # while the episodes of step 2 are played
+
+    made.teacher = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+
+
+def test_a_rollout_in_this_process_can_be_broken_off(models: Path, tmp_path: Path) -> None:
+    made = build_trainer(train.parse(command(models, tmp_path / "run", "--staleness", "1")))
+    play = made.collect.play  # type: ignore[attr-defined]
+    assert isinstance(play, BreakableRollout)
+    play.cancel()
+    with pytest.raises(ExecutorError, match="cancelled"):
+        made.collect(CollectRequest(step=1, episodes=2, max_turns=2))
+
+
+def test_playing_ahead_needs_one_training_process(models: Path, tmp_path: Path) -> None:
+    options = train.parse(command(models, tmp_path / "run", "--staleness", "1"))
+    with pytest.raises(TurngymError, match="--staleness 1 with 2 training processes"):
+        train.run(options, Single(size=2))
