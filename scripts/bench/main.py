@@ -11,6 +11,7 @@ VERBS = {
     "distributed": "turngym.scripts.bench.distributed",
     "learn": "turngym.scripts.bench.learn",
     "loss": "turngym.scripts.bench.loss",
+    "packing": "turngym.scripts.bench.packing",
     "proxy": "turngym.scripts.bench.proxy",
     "retrieval": "turngym.scripts.bench.retrieval",
     "rollout": "turngym.scripts.bench.rollout",
