@@ -21,6 +21,7 @@ VERBS = {
     "trace": "turngym.scripts.trace",
     "report": "turngym.scripts.report",
     "index": "turngym.scripts.index",
+    "plan": "turngym.scripts.plan",
     "pretrain": "turngym.scripts.pretrain",
     "serve": "turngym.scripts.serve.main",
     "bench": "turngym.scripts.bench.main",

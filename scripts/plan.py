@@ -1,0 +1,90 @@
+"""What a training setup needs: memory per GPU and seconds per step, before anybody rents a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from turngym.agents.show import Table, print_table
+from turngym.envs.core import TurngymError
+from turngym.trainers.capacity import CHIPS, Chip, Estimate, Workload, estimate
+from turngym.trainers.shapes import ModelShape, shape_named, shape_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Which models on which machines."""
+
+    student: str = "1.7B"
+    """tiny, 0.6B, 1.7B, 4B, 8B, 14B, 32B, or a folder with a config.json."""
+    teacher: str | None = "8B"
+    """The same; None for algorithms without a teacher."""
+    gpus: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Numbers of GPUs, one row each."""
+    chip: str = "H100"
+    """A100-40, A100-80, H100 or H200."""
+    work: Annotated[Workload, tyro.conf.arg(name="")] = field(default_factory=Workload)
+
+
+def plan_table(options: PlanOptions) -> Table:
+    """One line per number of GPUs. Raises TurngymError for names that are unknown."""
+    chip, student = _chip(options.chip), _shape(options.student)
+    teacher = None if options.teacher is None else _shape(options.teacher)
+    header = ["GPUs", "states GB", "update GB", "rollout GB", "peak GB", "fits", "at once"]
+    header += ["rollout s", "teacher s", "update s", "step s"]
+    rows = [_line(gpus, estimate(student, teacher, chip, gpus, options.work)) for gpus in options.gpus]
+    return header, rows
+
+
+def notes(options: PlanOptions) -> list[str]:
+    """What the figures rest on, in sentences."""
+    chip, work = _chip(options.chip), options.work
+    tokens = work.episodes * work.length
+    return [
+        f"{work.episodes} episodes of {work.length:,} tokens per step ({tokens:,} in all, "
+        f"{work.response / (work.observation + work.response):.0%} sampled); {chip.name}: {chip.memory / 1e9:.0f} GB, "
+        f"{chip.flops / 1e12:.0f} TFLOP/s in bfloat16, {chip.bandwidth / 1e12:.2f} TB/s.",
+        "states: float32 weights, gradients and AdamW's moments of the student and the bfloat16 teacher, sharded over "
+        "all GPUs. update and rollout come on top, one after the other; peak is the larger sum.",
+        f"at once: episodes that one GPU plays side by side; the keys and values of one take "
+        f"{_shape(options.student).kv_bytes * work.length / 1e9:.2f} GB.",
+        f"Times assume {work.compute_share:.0%} of the chip's operations and {work.decode_share:.0%} of its bandwidth, "
+        "and no waiting for the environments or the network: measure yours with `turngym bench loss` and `turngym "
+        "bench rollout`, and say --compute-share and --decode-share.",
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym plan`; the exit status is 1 if nothing fits."""
+    options = tyro.cli(PlanOptions, args=list(argv), prog="turngym plan", description=(__doc__ or "").split("\n")[0])
+    table = plan_table(options)
+    print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {options.chip}")
+    print("\n".join(notes(options)))
+    return 0 if any(row[5] == "yes" for row in table[1]) else 1
+
+
+def _line(gpus: int, found: Estimate) -> list[str]:
+    memory = [f"{value / 1e9:.1f}" for value in (found.states, found.update, found.rollout, found.peak)]
+    times = [found.rollout_s, found.teacher_s, found.update_s, found.step_s]
+    seconds = [f"{value:.1f}" if found.fits else "-" for value in times]
+    return [str(gpus), *memory, "yes" if found.fits else "no", str(found.at_once), *seconds]
+
+
+def _chip(name: str) -> Chip:
+    if name not in CHIPS:
+        raise TurngymError(f"chip {name!r} is unknown; valid: {', '.join(CHIPS)}")
+    return CHIPS[name]
+
+
+def _shape(name: str) -> ModelShape:
+    from pathlib import Path
+
+    folder = Path(name)
+    if not (folder / "config.json").is_file():
+        return shape_named(name)
+    from transformers import AutoConfig
+
+    return shape_of(AutoConfig.from_pretrained(folder))

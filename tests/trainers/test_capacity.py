@@ -1,0 +1,141 @@
+"""The formulas behind `turngym plan`: counted on real models, worked out by hand, and refusing what makes no sense."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs turngym[train]")
+
+from turngym.envs.core import TurngymError  # noqa: E402
+from turngym.scripts import plan  # noqa: E402
+from turngym.trainers.capacity import (  # noqa: E402
+    CHIPS,
+    Precision,
+    Workload,
+    activation_bytes,
+    estimate,
+    saved_bytes,
+)
+from turngym.trainers.model import ModelError  # noqa: E402
+from turngym.trainers.shapes import SHAPES, ModelShape, config_of, random_model, shape_named, shape_of  # noqa: E402
+
+SMALL = ModelShape(layers=2, width=64, heads=4, kv_heads=2, head_dim=24, mlp=160, vocab=50, tied=True)
+OTHER = replace(SMALL, width=96, heads=6, kv_heads=3, head_dim=16, mlp=112)
+
+
+@pytest.mark.parametrize("shape", [SHAPES["tiny"], SMALL, OTHER, replace(SMALL, tied=False)])
+def test_parameters_are_those_of_the_model(shape: ModelShape) -> None:
+    model = random_model(shape, dtype=torch.float32)
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    assert shape_of(config_of(shape)) == shape
+
+
+def test_known_sizes() -> None:
+    """Qwen3's published sizes: 1.7B has 1.72e9 parameters, 8B 8.19e9; 28 layers x 2 x 8 x 128 x 2 bytes of cache."""
+    assert SHAPES["1.7B"].parameters == 1_720_574_976
+    assert SHAPES["8B"].parameters == 8_190_735_360
+    assert SHAPES["1.7B"].kv_bytes == 114_688
+    with pytest.raises(ModelError, match="model shape '7B' is unknown; valid: tiny"):
+        shape_named("7B")
+
+
+def saved_by_the_model(shape: ModelShape, tokens: int, *, checkpointing: bool, precision: Precision) -> int:
+    """Bytes of activations that torch holds between forward and backward, weights and their copies not counted."""
+    model: Any = random_model(shape, dtype=torch.float32)
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    held: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and tokens in tensor.shape:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    if checkpointing:
+        model.activation_checkpointing_enable()
+        model.train()
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        states = model.model(torch.zeros(1, tokens, dtype=torch.long), use_cache=False).last_hidden_state
+    assert states.requires_grad
+    return sum(held.values())
+
+
+@pytest.mark.parametrize("precision", ["autocast", "float32"])
+@pytest.mark.parametrize("shape", [SMALL, OTHER])
+def test_saved_activations_are_counted_exactly(shape: ModelShape, precision: Precision) -> None:
+    """Two more layers save what the formula says, to the byte."""
+    deep, tokens = replace(shape, layers=4), 101
+    two = saved_by_the_model(shape, tokens, checkpointing=False, precision=precision)
+    four = saved_by_the_model(deep, tokens, checkpointing=False, precision=precision)
+    assert (four - two) / 2 == tokens * saved_bytes(shape, precision)
+
+
+def test_recomputation_keeps_each_layers_input() -> None:
+    tokens = 101
+    two = saved_by_the_model(SMALL, tokens, checkpointing=True, precision="autocast")
+    four = saved_by_the_model(replace(SMALL, layers=4), tokens, checkpointing=True, precision="autocast")
+    assert (four - two) / 2 == tokens * 4 * SMALL.width
+    found = activation_bytes(SMALL, tokens, checkpointing=True, precision="autocast")
+    assert found == tokens * (2 * 4 * 64 + saved_bytes(SMALL))
+
+
+def test_memory_by_hand() -> None:
+    """16 bytes per parameter of the student and 2 of the teacher, divided by the GPUs."""
+    found = estimate(SHAPES["1.7B"], SHAPES["8B"], CHIPS["H100"], 8, Workload())
+    assert found.states == pytest.approx((16 * 1_720_574_976 + 2 * 8_190_735_360) / 8)
+    assert found.at_once == 8  # 64 episodes on 8 GPUs; 0.86 GB each
+    assert found.rollout == pytest.approx(2 * 1_720_574_976 + 8 * 7500 * 114_688)
+    assert found.fits
+
+
+def test_time_by_hand() -> None:
+    """One GPU, one episode of one turn of 10 + 10 tokens, at full rates: decoding reads the weights 10 times."""
+    shape, chip = SHAPES["0.6B"], CHIPS["H100"]
+    work = Workload(
+        episodes=1, turns=1, observation=10, response=10, compute_share=1.0, decode_share=1.0, checkpointing=False
+    )
+    found = estimate(shape, None, chip, 1, work)
+    per_token = (2 * shape.parameters + shape.kv_bytes * 10) / chip.bandwidth
+    layers = 28 * (2 * shape.layer_parameters + 4 * 16 * 128 * 10)
+    assert found.rollout_s == pytest.approx(10 * per_token + 10 * layers / chip.flops)
+    assert found.update_s == pytest.approx(3 * (20 * layers + 10 * 2 * 151_936 * 1024) / chip.flops)
+    assert found.teacher_s == 0.0
+
+
+def test_more_gpus_need_less_of_each() -> None:
+    rows = [estimate(SHAPES["4B"], SHAPES["8B"], CHIPS["A100-80"], gpus, Workload()) for gpus in (2, 4, 8, 16)]
+    for fewer, more in itertools.pairwise(rows):
+        assert more.states == fewer.states / 2
+        assert more.step_s < fewer.step_s
+
+
+def test_what_does_not_fit_is_said() -> None:
+    found = estimate(SHAPES["8B"], SHAPES["32B"], CHIPS["A100-40"], 1, Workload())
+    assert (found.fits, found.at_once, found.rollout_s) == (False, 0, math.inf)
+    assert plan.main(["--student", "8B", "--teacher", "32B", "--chip", "A100-40", "--gpus", "1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"turns": 0}, "turns is 0; valid: at least 1"),
+        ({"compute_share": 1.5}, "compute_share is 1.5; valid: above 0, at most 1"),
+        ({"reserve": 1.0}, "reserve is 1.0; valid: at least 0, below 1"),
+    ],
+)
+def test_senseless_workloads_are_refused(change: dict[str, float], words: str) -> None:
+    with pytest.raises(TurngymError, match=words):
+        Workload(**change)  # type: ignore[arg-type]
+
+
+def test_no_gpu_and_unknown_chips_are_refused() -> None:
+    with pytest.raises(TurngymError, match="gpus is 0; valid: at least 1"):
+        estimate(SMALL, None, CHIPS["H100"], 0, Workload())
+    with pytest.raises(TurngymError, match="chip 'TPU' is unknown; valid: A100-40"):
+        plan.plan_table(plan.PlanOptions(chip="TPU"))
