@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.rollout import rollout
 from turngym.agents.settings import ChatSettings
 from turngym.envs.alfworld.generate_config import SMALL
 from turngym.envs.alfworld.vocabulary import vocabulary
@@ -17,6 +19,7 @@ from turngym.envs.panels import PanelError, load_panel
 from turngym.envs.protocols import CollectRequest
 from turngym.envs.trace import TraceWriter, read_trace
 from turngym.scripts import train
+from turngym.scripts.mixed_wiring import mixed_player
 from turngym.scripts.train_build import build_trainer
 from turngym.scripts.train_wiring import LiveCollect, step_jobs
 from turngym.trainers.config import RunConfig
@@ -65,6 +68,7 @@ def untimed(run: Path) -> list[dict[str, Any]]:
         ("luffy", ("--luffy.n", "2", "--luffy.kl-coef", "0.1", "--luffy.on-shape", "square_root", "--max-turns", "30")),
         ("grpo-kd", ("--grpo-kd.n", "2", "--grpo-kd.student-entropy")),
         ("grpo-minillm", ("--grpo-kd.n", "2", "--lpt.files", str(Path(__file__)), "--lpt.documents", "2")),
+        ("grpo-minillm", ("--grpo-kd.n", "2", "--lpt.files", str(Path(__file__)), "--grpo-kd.teacher-mix", "0.5")),
         ("ppo-kd", ("--optimiser.passes", "2", "--optimiser.minibatches", "2", "--ppo-kd.kl-coef", "0.1")),
         ("ppo-minillm", ("--lpt.files", str(Path(__file__)), "--ppo-kd.critic.kind", "head")),
     ],
@@ -150,9 +154,26 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(SystemExit):
         train.main([*base, "--turnopd.depth.h-min", "9", "--turnopd.depth.h-max", "5"])
     assert "depth range is 9..5" in capsys.readouterr().err
+    mixed = ("--grpo-kd.teacher-mix", "0.2")
+    with pytest.raises(TurngymError, match=r"needs --temperature 1.*it is 0\.5"):
+        train.main(command(models, out, "grpo-kd", *mixed, "--temperature", "0.5"))
     with pytest.raises(TurngymError, match="generatde"):
         train.main([*base, "--split", "generatde"])
     assert not out.exists()
+
+
+def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Path, tmp_path: Path) -> None:
+    words = command(models, tmp_path / "run", "grpo-kd", "--grpo-kd.n", "2", "--grpo-kd.teacher-mix", "0.5")
+    made = build_trainer(train.parse([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]))
+    turns = [turn for e in made.collect(CollectRequest(step=1, episodes=4, max_turns=3, group=2)) for turn in e.turns]
+    own = np.concatenate([np.isfinite(turn.logprobs) for turn in turns])
+    assert 0.2 < own.mean() < 0.8
+    assert made.evaluate is not None
+    made.evaluate(0)
+    for episode in read_trace(tmp_path / "run" / "eval" / "step_000000.jsonl")[0]:
+        assert all(np.isfinite(turn.logprobs).all() for turn in episode.turns)
+    with pytest.raises(TurngymError, match="no --teacher-server, no --workers"):
+        mixed_player(made.evaluate.player, made.algorithm, object(), None, batch=1, play=rollout)
 
 
 def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> None:
