@@ -22,27 +22,29 @@ class Ledger:
 
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Name to (place, policy version)."""
-    _places: int = 0
+    _place: int = 0
+    _names: int = 0
     _owner: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @property
     def current(self) -> str | None:
         """Name of the weights that all servers have; None before the first."""
-        return next((name for name, (place, _) in self._known.items() if place == self._places), None)
+        return next((name for name, (place, _) in self._known.items() if place == self._place), None)
 
     @property
     def version(self) -> int:
         """Policy version of those weights."""
-        return next((version for place, version in self._known.values() if place == self._places), 0)
+        return next((version for place, version in self._known.values() if place == self._place), 0)
 
     @property
     def place(self) -> int:
         """What an answer must not fall behind; note it when a request is sent."""
-        return self._places
+        return self._place
 
     def new_name(self, version: int) -> str:
-        """A name that no server has by chance: neither `default`, nor another run's."""
-        return f"turngym-{self._owner}-{self._places + 1}-v{version}"
+        """A name that no server has by chance: neither `default`, nor another run's, nor one of a failed attempt."""
+        self._names += 1
+        return f"turngym-{self._owner}-{self._names}-v{version}"
 
     def add(self, name: str, version: int) -> None:
         """From now on the servers have the weights `name`, and no others."""
@@ -51,11 +53,11 @@ class Ledger:
 
     def announce(self, name: str, version: int) -> None:
         """The servers are getting the weights `name`: answers may be of these already, or of those before."""
-        self._known[name] = (self._places + 1, version)
+        self._known[name] = (1 + max((place for place, _ in self._known.values()), default=0), version)
 
     def settle(self, name: str) -> None:
         """All servers have the weights `name`: what is sent from now on must be answered by them."""
-        self._places = self._known[name][0]
+        self._place = self._known[name][0]
 
     def read(self, spans: tuple[VersionSpan, ...], floor: int, where: str) -> tuple[PolicySpan, ...]:
         """The spans in policy versions. Raises WrongWeights for a name that should not be there since `floor`."""

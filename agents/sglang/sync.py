@@ -59,6 +59,7 @@ class DiskSync:
     published: int | None = field(default=None, init=False)
     """Version of the weights that the servers have."""
     _folders: list[Path] = field(default_factory=list, init=False)
+    _newest: Path | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
@@ -69,6 +70,7 @@ class DiskSync:
         ledger = self.fleet.ledger
         name = ledger.new_name(version)
         path = self._write(name)
+        self._forget(path)
         ledger.announce(name, version)
         try:
             with held(self.fleet, self.busy):
@@ -79,8 +81,7 @@ class DiskSync:
         except ServerError as error:
             raise SyncError(f"weights of version {version} in {path} did not reach every server: {error}") from error
         ledger.settle(name)
-        self.published = version
-        self._forget(path)
+        self.published, self._newest = version, path
 
     def close(self) -> None:
         """Remove the folders; servers keep what they have read."""
@@ -110,12 +111,14 @@ class DiskSync:
 
     def _forget(self, path: Path) -> None:
         self._folders.append(path)
-        while len(self._folders) > KEPT:
-            shutil.rmtree(self._folders.pop(0), ignore_errors=True)
+        for old in self._folders[:-KEPT]:
+            if old != self._newest:  # after failures the servers' weights may be older than the newest two
+                shutil.rmtree(old, ignore_errors=True)
+                self._folders.remove(old)
 
     def _repair(self, url: str) -> None:
         """Runs in a thread of its own, while requests wait."""
         name = self.fleet.ledger.current
-        if not self._folders or name != self._folders[-1].name:
+        if self._newest is None or name != self._newest.name:
             raise SyncError(f"{url} has other weights than it was given, and there are none yet to give it again")
-        self.fleet.at(url, "POST", "/update_weights_from_disk", self._body(self._folders[-1], name))
+        self.fleet.at(url, "POST", "/update_weights_from_disk", self._body(self._newest, name))
