@@ -1,0 +1,195 @@
+"""`turngym serve policy`: the command line of SGLang, the child process, and the stand-ins that a CPU needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from turngym.agents.sglang.errors import ServerError
+from turngym.agents.sglang.process_group import free_port
+from turngym.scripts.main import main
+from turngym.scripts.serve.policy import CPU, ServePolicy, command, installed, process
+from turngym.scripts.serve.policy_process import ServerProcess
+
+CHILD = """
+import http.server, subprocess, sys, time
+class Ready(http.server.BaseHTTPRequestHandler):
+    asked = 0
+    def do_GET(self):
+        Ready.asked += 1
+        self.send_response(503 if Ready.asked < 3 else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *words): pass
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def pairs(words: list[str]) -> dict[str, str]:
+    return {flag: value for flag, value in itertools.pairwise(words) if flag.startswith("--")}
+
+
+def test_the_command_line_for_gpus(folder: Path) -> None:
+    words = command(ServePolicy(model=folder, device="cuda", port=31000, tensor_parallel=2, context=4096, memory=0.7))
+    assert words[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    found = pairs(words)
+    assert found["--model-path"] == str(folder)
+    assert (found["--tp-size"], found["--context-length"], found["--mem-fraction-static"]) == ("2", "4096", "0.7")
+    assert found["--dtype"] == "float32"  # by name: SGLang would make half precision of it
+    assert "--enable-deterministic-inference" in words
+    assert "--device" not in words
+    assert "--enable-deterministic-inference" not in command(ServePolicy(model=folder, device="cuda", seeds=False))
+
+
+def test_the_command_line_for_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNGYM_SERVER_KEY", "secret")
+    more = ("--chunked-prefill-size", "2048")
+    words = command(ServePolicy(model=folder, device="cpu", python="/elsewhere/python", dtype="bfloat16", more=more))
+    assert words[:2] == ["/elsewhere/python", str(CPU)]
+    assert words[-2:] == list(more)
+    found = pairs(words)
+    assert (found["--device"], found["--attention-backend"], found["--dtype"]) == ("cpu", "torch_native", "bfloat16")
+    assert (found["--max-total-tokens"], found["--api-key"]) == ("65536", "secret")
+
+
+def test_what_cannot_be_served(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ServerError, match="holds no model"):
+        process(ServePolicy(model=tmp_path / "nothing"))
+    with pytest.raises(ServerError, match="set a key in TURNGYM_SERVER_KEY"):
+        process(ServePolicy(model=folder, host="0.0.0.0"))
+    with pytest.raises(ServerError, match="does not run"):
+        installed(str(tmp_path / "python"))
+    assert main(["serve", "policy", str(tmp_path / "nothing")]) == 2
+    assert "holds no model" in capsys.readouterr().err
+
+
+def test_a_python_without_sglang(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(ServerError, match=r"has no sglang: install it .* --python"):
+        installed(str(bare))
+
+
+def alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return status != "Z"
+
+
+def test_a_server_is_waited_for_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    port = free_port("127.0.0.1")
+    server = ServerProcess(
+        command=[sys.executable, "-c", CHILD, str(port)], url=f"http://127.0.0.1:{port}", log=tmp_path / "log"
+    )
+    with server:
+        server.start()
+        server.wait_ready(120)
+        assert server.ended() is None
+        child = int((tmp_path / "log").read_text().split()[1])
+        assert alive(child)
+    assert server.ended() == -signal.SIGTERM
+    assert not alive(child)
+
+
+def test_a_server_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
+    with ServerProcess(command=words, url="http://127.0.0.1:9", log=tmp_path / "log") as server:
+        server.start()
+        with pytest.raises(ServerError, match=r"ended with status 3 before it was ready; .*\n.*no such model"):
+            server.wait_ready(120)
+
+
+def test_a_server_that_is_never_ready(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import time; print('loading', flush=True); time.sleep(600)"]
+    times = iter([0.0, 1.0, 99.0])
+    server = ServerProcess(
+        command=words,
+        url=f"http://127.0.0.1:{free_port('127.0.0.1')}",
+        log=tmp_path / "log",
+        clock=lambda: next(times),
+        sleep=lambda seconds: None,
+    )
+    with server:
+        server.start()
+        with pytest.raises(ServerError, match="not ready after 10 s"):
+            server.wait_ready(10)
+
+
+def stand_ins() -> Any:
+    spec = importlib.util.spec_from_file_location("sglang_cpu_for_tests", CPU)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def murmur3(data: bytes) -> int:
+    """MurmurHash3_x86_32 with seed 0 of whole blocks, word by word."""
+    state = 0
+    for place in range(0, len(data), 4):
+        block = int.from_bytes(data[place : place + 4], "little") * 0xCC9E2D51 & 0xFFFFFFFF
+        block = (block << 15 | block >> 17) & 0xFFFFFFFF
+        state ^= block * 0x1B873593 & 0xFFFFFFFF
+        state = (state << 13 | state >> 19) & 0xFFFFFFFF
+        state = state * 5 + 0xE6546B64 & 0xFFFFFFFF
+    state ^= len(data)
+    state = (state ^ state >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    state = (state ^ state >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return state ^ state >> 16
+
+
+def test_the_hash_of_seeds() -> None:
+    assert murmur3(b"test") == 0xBA6BD213  # the published value
+    seeds, places, columns = [0, 7, 2**63 - 1, 2**40 + 3], [0, 1, 5000, 77], list(range(0, 3000, 271))
+    found = stand_ins().murmur_hash32(torch.tensor(seeds), torch.tensor(places), torch.tensor(columns))
+    for row, (seed, place) in enumerate(zip(seeds, places, strict=True)):
+        for column, number in enumerate(columns):
+            data = seed.to_bytes(8, "little") + place.to_bytes(4, "little") + number.to_bytes(4, "little")
+            assert int(found[row, column]) == murmur3(data)
+
+
+def test_stand_ins_take_the_place_of_what_only_cuda_has() -> None:
+    code = (
+        f"import runpy, sys; sys.argv = ['x']; module = runpy.run_path({str(CPU)!r}, run_name='__mp_main__')\n"
+        "import sgl_kernel, torchvision.transforms as t, torch\n"
+        "from sgl_kernel.flash_attn import anything\n"
+        "assert sgl_kernel.some.where(3) is not None and anything().x.y() is not None\n"
+        "@sgl_kernel.ops.register\n"
+        "def kept(): return 7\n"
+        "assert kept() == 7\n"
+        "one = torch.tensor([1])\n"
+        "print(int(torch.ops.sgl_kernel.murmur_hash32_cpu.default(one, one, one)[0, 0]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    data = (1).to_bytes(8, "little") + (1).to_bytes(4, "little") * 2
+    assert int(done.stdout) == murmur3(data)
