@@ -175,14 +175,21 @@ def _policy(fleet: Fleet, config: dict[str, Any], tokenizer: Any, max_length: in
 
 
 def _sink(options: TrainServers, fleet: Fleet, model: Any, out: Path) -> WeightSink:
+    from turngym.trainers.lora import merged
+    from turngym.trainers.model import save_model
+
     if options.weight_sync == "disk":
         folder = options.weight_folder or out / "weights"
-        return DiskSync(fleet=fleet, save=model.save_pretrained, folder=folder, busy=options.when_busy)
+
+        def save(path: Path) -> None:
+            save_model(model, path, merged(model, model.state_dict()))
+
+        return DiskSync(fleet=fleet, save=save, folder=folder, busy=options.when_busy)
     from turngym.agents.sglang.broadcast import BroadcastSync
 
     return BroadcastSync(
         fleet=fleet,
-        weights=model.named_parameters,
+        weights=lambda: merged(model, dict(model.named_parameters())).items(),
         address=options.weight_address,
         backend=options.weight_sync,
         busy=options.when_busy,

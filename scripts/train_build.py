@@ -133,6 +133,7 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
         identity=identity,
         progress=LiveProgress(options.algorithm, options.run.steps),
         order=order,
+        servers=engine,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,24 @@ from turngym.trainers.scorer import Ids, Positions, SupportScorer
 T = TypeVar("T")
 
 
+class SharedServers(Protocol):
+    """Engine servers that play with the student's weights and are shared by all processes of a run."""
+
+    def publish_now(self) -> tuple[str | None, int]:
+        """Send the weights if they are new; name and policy version of what the servers have."""
+
+    def adopt(self, name: str, version: int) -> None:
+        """Another process has sent these."""
+
+
+def bring_weights(world: World, servers: SharedServers | None) -> None:
+    """Before anybody plays: process 0 sends new weights to the servers, the others take its word for it."""
+    if servers is not None:
+        name, version = only_first(world, servers.publish_now)
+        if world.rank and name is not None:
+            servers.adopt(name, version)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCollect:
     """Implements `Collect`: each process plays its share of a step's episodes; all get all of them, in their order.
@@ -31,12 +49,14 @@ class SharedCollect:
     world: World
     model: Any
     """The policy: whole while it plays."""
+    servers: SharedServers | None = None
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         rank, size = self.world.rank, self.world.size
         mine = replace(request, share=(rank, size))
         wanted = len(mine.own(range(request.episodes)))
         with self.world.whole(self.model):
+            bring_weights(self.world, self.servers)
             played = together(self.world, lambda: self._checked(mine, wanted) if wanted else [])
         parts = self.world.gather(played)
         return [parts[place % size][place // size] for place in range(request.episodes)]
@@ -103,13 +123,14 @@ def divided(trainer: Any, world: World) -> Any:
             f"{type(trainer.order).__name__} plays ahead in a thread of its own, where {world.size} processes cannot "
             "keep step: train in one process, or play every batch in its step"
         )
+    policy = {"world": world, "model": trainer.model, "servers": trainer.servers}
     return replace(
         trainer,
         world=world,
-        collect=SharedCollect(collect=trainer.collect, world=world, model=trainer.model),
+        collect=SharedCollect(collect=trainer.collect, **policy),
         teacher=trainer.teacher and shared_scorer(trainer.teacher, world),
         reference=trainer.reference and shared_scorer(trainer.reference, world),
-        evaluate=trainer.evaluate and FirstEvaluates(evaluate=trainer.evaluate, world=world, model=trainer.model),
+        evaluate=trainer.evaluate and FirstEvaluates(evaluate=trainer.evaluate, **policy),
         progress=NoProgress() if world.rank else trainer.progress,
     )
 
@@ -137,9 +158,11 @@ class FirstEvaluates:
     evaluate: Callable[[int], Any]
     world: World
     model: Any
+    servers: SharedServers | None = None
 
     def __call__(self, step: int) -> Any:
         with self.world.whole(self.model):
+            bring_weights(self.world, self.servers)
             return only_first(self.world, lambda: self.evaluate(step))
 
 

@@ -20,7 +20,7 @@ from turngym.trainers.config import OptimiserConfig, RunConfig, fingerprint
 from turngym.trainers.critic import Critic
 from turngym.trainers.depth import DepthPlan
 from turngym.trainers.distributed import SINGLE, World, together
-from turngym.trainers.distributed_run import Silent, shared_scorer
+from turngym.trainers.distributed_run import SharedServers, Silent, shared_scorer
 from turngym.trainers.full_disk import full_disk
 from turngym.trainers.interrupts import Interrupts
 from turngym.trainers.judge.stats import judge_row
@@ -92,6 +92,8 @@ class Trainer:
     progress: Progress = field(default_factory=NoProgress)
     order: Order = field(default_factory=InStep)
     """Whether batches are played in their step or ahead of it."""
+    servers: SharedServers | None = None
+    """Engine servers that play with the student's weights; of several processes one sends them."""
     world: World = SINGLE
     """The processes of the run; more than one are set up by `distributed_run.divided`."""
 

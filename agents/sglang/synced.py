@@ -49,6 +49,23 @@ class SyncedPolicy:
         """The model has new weights; they are sent, as `version`, before the next request."""
         self.version = version
 
+    def publish_now(self) -> tuple[str | None, int]:
+        """Send the weights if others have been announced since; what the servers have then, for `adopt` elsewhere.
+
+        For several processes that share the servers: one of them calls this before any of them plays.
+        """
+        if self._sent is None or self._sent[0] != self.version:
+            self._publish()
+        self._sent = self.version, self.stamp()
+        return self.policy.fleet.ledger.current, self.policy.fleet.ledger.version
+
+    def adopt(self, name: str, version: int) -> None:
+        """The servers have the weights `name`, which another process has sent; this one does not send its own."""
+        if name != self.policy.fleet.ledger.current:
+            self.policy.fleet.ledger.add(name, version)
+        self.version = version
+        self._sent = version, self.stamp()
+
     def close(self) -> None:
         """Close the connections; the servers go on with what they have."""
         self.sink.close()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +23,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.agents.sglang.ledger import Ledger
+from turngym.agents.sglang.synced import SyncedPolicy
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.scripts.bench.distributed import CASES, difference, place
@@ -39,7 +42,7 @@ from turngym.trainers.distributed import (
     together,
 )
 from turngym.trainers.distributed_processes import world_of
-from turngym.trainers.distributed_run import SharedCollect, shared_scorer
+from turngym.trainers.distributed_run import SharedCollect, bring_weights, shared_scorer
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.scorer import LocalScorer
 
@@ -159,6 +162,32 @@ def test_shares_of_episodes_and_scores_come_back_in_order(size: int) -> None:
             assert np.allclose(logps[place_], scorer.logprobs([ids[place_]], [row])[0], atol=1e-5)
             assert np.array_equal(best[place_].ids, scorer.topk([ids[place_]], [row], 3)[0].ids)
             assert np.allclose(found[place_], scorer.gather([ids[place_]], [row], [support[place_]])[0], atol=1e-5)
+
+
+def test_one_process_sends_the_weights_to_servers_that_all_share() -> None:
+    """Each process has its own engine; two steps, and an evaluation between that needs no new weights."""
+    sent: list[tuple[int, int]] = []
+
+    def work(world: Any) -> Any:
+        ledger, stamp = Ledger(), [0]
+
+        class Sink:
+            def publish(self, version: int) -> None:
+                sent.append((world.rank, version))
+                ledger.add(f"weights {version}", version)
+
+        policy = SimpleNamespace(fleet=SimpleNamespace(ledger=ledger), generate=lambda requests: requests)
+        engine = SyncedPolicy(policy=policy, sink=Sink(), stamp=lambda: stamp[0])  # type: ignore[arg-type]
+        for version in (0, 0, 1):
+            engine.weights_changed(version)
+            stamp[0] += 1  # whole parameters lie elsewhere every time
+            bring_weights(world, engine)
+            engine.generate([])
+        bring_weights(world, None)
+        return ledger.current, ledger.version
+
+    assert in_world(3, work) == [("weights 1", 1)] * 3
+    assert sent == [(0, 0), (0, 1)]
 
 
 def test_a_single_process_is_no_group_and_a_lost_one_is_told_what_to_start() -> None:
