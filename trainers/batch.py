@@ -114,8 +114,8 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
     """Pack episodes into columns; supervised are the response tokens of turns whose origin is in `origins`.
 
     Error episodes are left out and counted. Observation, template and tool tokens are inputs only. Turns of origin
-    "noise" and turns that say why they are `excluded` are never supervised. Ids are taken as sampled; nothing is
-    tokenised here.
+    "noise", turns that say why they are `excluded` and demonstrations that the environment `refused` are never
+    supervised. Ids are taken as sampled; nothing is tokenised here.
     Source: algorithms specification section 0 (token-in, token-out; the single label shift).
     Errors: `BatchError` for an unknown origin, a response that nothing precedes, or nothing to train on.
     """
@@ -268,10 +268,15 @@ def _check_origins(origins: Sequence[Origin]) -> None:
             )
 
 
+def refused(turn: Turn) -> bool:
+    """Whether the environment refused what a demonstrator did: such a turn is nobody's example."""
+    return turn.origin == "demonstration" and not turn.verdict.valid
+
+
 def _add_episode(columns: _Columns, index: int, episode: Episode, origins: Sequence[Origin]) -> None:
     start, segment = 0, -1
     for turn in episode.turns:
-        if turn.origin not in origins or turn.excluded is not None or turn.response_length == 0:
+        if turn.origin not in origins or turn.excluded is not None or turn.response_length == 0 or refused(turn):
             continue
         if turn.response_span[0] == 0:
             raise BatchError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode
-from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.batch import RolloutBatch, refused
 from turngym.trainers.depth import DepthPlan, DepthState
 from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.passes import Passes
@@ -44,7 +44,9 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
     """What the rollouts were like, errors counted apart."""
     played = [episode for episode in episodes if not episode.status.is_error]
     verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
+    shown = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
     return {
+        **({"off/refused": sum(map(refused, shown))} if shown else {}),
         "episodes": batch.episodes,
         "episodes_failed": len(episodes) - len(played),
         "episodes_dropped": len(played) - batch.episodes,

@@ -1,0 +1,99 @@
+"""Bad input to training is a clear error or a counted drop, never silent zeros. The rest of the list is tested here:
+
+- a teacher with the wrong number of log-probabilities: `test_algorithms` (top-K), `test_kd_signals` (sampled ids),
+  `test_opd_hints` (hinted prompts)
+- a judge that answers rubbish: `test_judge_votes` (text), `tests/agents/test_judge_models` (an endpoint's body)
+- a hint with control tokens: `test_hints_that_forge_turns_or_do_not_fit_are_refused` in `tests/agents/test_judge_hints`,
+  counted as `judge/hints_refused`
+- malformed chat requests: `tests/agents/test_proxy_request`, over HTTP `tests/agents/test_proxy_http`
+- a client that disconnects mid-stream: `tests/agents/test_proxy_stream`
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turngym.envs.core import Verdict
+from turngym.envs.episode import Episode
+from turngym.trainers.advantages import AdvantageError
+from turngym.trainers.algorithms import grpo, luffy
+from turngym.trainers.batch import BatchError, pack
+from turngym.trainers.config import ConfigError, RunConfig
+from turngym.trainers.loop import TrainError
+from turngym.trainers.measure import rollout_row
+from turngym.trainers.pieces import Scorers
+from turngym.trainers.prefix import PrefixSchedule
+from turngym.trainers.signals import GroupAdvantage, SplitAdvantage
+
+sys.path.append(str(Path(__file__).parent))
+toy = importlib.import_module("toy_run")
+Make = Callable[..., Episode]
+NOBODY = Scorers(student=None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def group(make_episode: Make) -> list[Episode]:
+    """Four attempts at one task: an expert's and three of the policy, one of them won."""
+    pieces = [([1], [2, 3]), ([4], [5])]
+    shown = make_episode(pieces, number=0, success=True, origins=["demonstration", "demonstration"])
+    return [shown, *(make_episode(pieces, number=n, success=n == 1) for n in (1, 2, 3))]
+
+
+def test_episodes_that_are_no_whole_groups(tmp_path: Path) -> None:
+    run = RunConfig(steps=1, episodes=10, max_turns=6, tensorboard=False)
+    made = toy.trainer(tmp_path / "run", algorithm=grpo.build(grpo.GrpoConfig(n=4), run), run=run)
+    with pytest.raises(TrainError, match="10 episodes per step are not whole groups of 4; take a multiple"):
+        made.train()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: grpo.GrpoConfig(n=1), "n is 1; a group needs at least 2"),
+        (lambda: luffy.LuffyConfig(n=2, prefix=PrefixSchedule(count=2)), "needs at least 1 without a prefix"),
+    ],
+)
+def test_groups_without_anything_to_compare(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make()
+
+
+def test_a_group_of_demonstrations_alone_has_no_baseline(group: list[Episode]) -> None:
+    alone = [group[0], replace(group[0], sample=1)]
+    with pytest.raises(AdvantageError, match="none of them on-policy: there is no baseline"):
+        SplitAdvantage()(pack(alone, origins=("policy", "demonstration")), alone, NOBODY)
+
+
+@pytest.mark.parametrize("signal", [GroupAdvantage(), SplitAdvantage()])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_rewards_that_are_no_numbers(group: list[Episode], signal: Any, bad: float) -> None:
+    group[2] = replace(group[2], ret=float(bad))
+    batch = pack(group, origins=("policy", "demonstration"))
+    with pytest.raises(AdvantageError, match=f"the reward of episode 2 is {bad}; rewards must be finite"):
+        signal(batch, group, NOBODY)
+
+
+def test_a_demonstration_that_is_not_admissible_is_dropped_and_counted(group: list[Episode]) -> None:
+    origins: Any = ("policy", "demonstration")
+    assert rollout_row(group, pack(group, origins=origins))["off/refused"] == 0
+    turns = tuple(replace(t, verdict=Verdict.INADMISSIBLE) if t.index == 0 else t for t in group[0].turns)
+    bad = [replace(group[0], turns=turns), *group[1:]]
+    batch = pack(bad, origins=origins)
+    assert batch.turn_N[batch.off_policy_N].tolist() == [1]  # of two tokens at turn 0 and one at turn 1
+    assert batch.tokens == pack(group, origins=origins).tokens - 2
+    assert rollout_row(bad, batch)["off/refused"] == 1
+    # the policy's own refused actions are trained on: they are what it must unlearn
+    own = [replace(e, turns=tuple(replace(t, verdict=Verdict.MALFORMED) for t in e.turns)) for e in group[1:]]
+    assert pack(own).tokens == 9
+    every = replace(group[0], turns=tuple(replace(t, verdict=Verdict.MALFORMED) for t in group[0].turns))
+    with pytest.raises(BatchError, match="nothing to train on"):
+        pack([every], origins=("demonstration",))
