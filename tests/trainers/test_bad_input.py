@@ -3,8 +3,8 @@
 - a teacher with the wrong number of log-probabilities: `test_algorithms` (top-K), `test_kd_signals` (sampled ids),
   `test_opd_hints` (hinted prompts)
 - a judge that answers rubbish: `test_judge_votes` (text), `tests/agents/test_judge_models` (an endpoint's body)
-- a hint with control tokens: `test_hints_that_forge_turns_or_do_not_fit_are_refused` in `tests/agents/test_judge_hints`,
-  counted as `judge/hints_refused`
+- a hint with control tokens: `test_hints_that_forge_turns_or_do_not_fit_are_refused` in
+  `tests/agents/test_judge_hints`, counted as `judge/hints_refused`
 - malformed chat requests: `tests/agents/test_proxy_request`, over HTTP `tests/agents/test_proxy_http`
 - a client that disconnects mid-stream: `tests/agents/test_proxy_stream`
 """
