@@ -1,7 +1,7 @@
-"""Set up a fresh machine and run: `python3 scripts/bootstrap.py quickstart` or `... test` (standard library only).
+"""Set up a fresh machine and run: `python3 scripts/bootstrap.py quickstart`, `... test` or `... sglang`.
 
 Creates `.venv` beside this checkout (or the folder in TURNGYM_VENV), installs torch first so that the pinned CPU-sized
-build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap.
+build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-JOBS = ("quickstart", "test")
+JOBS = ("quickstart", "test", "sglang")
+SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
+OPTIONAL = {
+    "alfworld": "it needs cmake and g++: tests against TextWorld",
+    "ray": "tests on a Ray cluster",
+    "trl,datasets,openenv,skyrl": "tests inside other people's trainers",
+}
+"""Extras that tests can do without, and what is skipped then."""
 
 
 def say(text: str) -> None:
@@ -49,16 +56,27 @@ def quickstart(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Lint, types and tests. The reference engine compiles C++; without it the tests against it skip with a reason."""
+    """Lint, types and tests; what needs an extra that does not install here is skipped with a reason."""
     set_up("train,parquet,serve,dense,dev")
-    if install("-e", ".[alfworld]", check=False):
-        say("the [alfworld] extra did not install (it needs cmake and g++): tests against TextWorld will be skipped")
+    for extra, lost in OPTIONAL.items():
+        if install("-e", f".[{extra}]", check=False):
+            say(f"the extras [{extra}] did not install ({lost} will be skipped)")
     tools = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
     failures = [tool for tool in tools if run(str(PYTHON), "-m", *tool, check=False)]
-    status = run(str(PYTHON), "-m", "pytest", "-n", "2", *arguments, check=False)
+    status = run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", "not sglang", *arguments, check=False)
     if failures:
         say(f"failed: {', '.join(' '.join(tool) for tool in failures)}")
     return status or int(bool(failures))
+
+
+def sglang(arguments: list[str]) -> int:
+    """The real SGLang server on this machine's CPU with a tiny model, and the tests that talk to it."""
+    set_up("train,parquet,serve,dense,dev")
+    # its own requirements ask for CUDA's kernels and another torch
+    if install("--no-deps", *SGLANG, check=False) or install("-r", "scripts/serve/sglang_cpu.txt", check=False):
+        say("the SGLang server did not install here: nothing was tested against it")
+        return 0
+    return run(str(PYTHON), "-m", "pytest", "-m", "sglang", *arguments, check=False)
 
 
 def main() -> int:
@@ -66,7 +84,7 @@ def main() -> int:
         sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
         sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
-    job = {"quickstart": quickstart, "test": test}[sys.argv[1]]
+    job = {"quickstart": quickstart, "test": test, "sglang": sglang}[sys.argv[1]]
     return job(sys.argv[2:])
 
 
