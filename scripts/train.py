@@ -92,7 +92,8 @@ class Options:
     eval_limit: int | None = None
     """Evaluate on the first so many tasks of the panel only."""
     traces: tuple[Path, ...] = ()
-    """sft: imitate these recorded episodes instead of playing an expert; prm-rl and opd-hints: train on these."""
+    """Train on these recorded episodes instead of playing: sft imitates them; the others take them as rollouts, cut at
+    the depth cap, attempts at one task as a group (not tcod b2f, which replays an expert in the environment)."""
     expert: str = "expert"
     """sft, tcod b2f and luffy: who demonstrates; --judge expert: who is asked. `searching` knows only what it has
     seen."""
@@ -113,6 +114,9 @@ class Options:
     """Precision of the teacher's weights."""
     threads: int = 0
     """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
+    shard_teacher: bool = False
+    """Under torchrun: divide the weights of teacher and initial policy too; a process holds all of them only while it
+    scores."""
     process_timeout: float = 120.0
     """Under torchrun: minutes that a process waits for another one (which plays, evaluates or saves)."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
@@ -160,7 +164,9 @@ def run(options: Options, world: World) -> RunResult:
     if world.size > 1 and options.device == "auto":
         options = replace(options, device=local_device())
     with open_workers(options.crew) as play:
-        trainer: Trainer = divided(together(world, lambda: build_trainer(options, play)), world)
+        trainer: Trainer = divided(
+            together(world, lambda: build_trainer(options, play)), world, shard_teacher=options.shard_teacher
+        )
         return trainer.train(resume=options.resume)
 
 

@@ -14,7 +14,7 @@ from turngym.envs.protocols import Collect, CollectRequest, Scorer
 from turngym.trainers.distributed import DistributedError, World, divide, only_first, together
 from turngym.trainers.order import InStep
 from turngym.trainers.progress import NoProgress
-from turngym.trainers.scorer import Ids, Positions, SupportScorer
+from turngym.trainers.scorer import Ids, LocalScorer, Positions, SupportScorer
 
 T = TypeVar("T")
 
@@ -114,8 +114,12 @@ def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
     return kind(scorer=scorer, world=world, model=model)
 
 
-def divided(trainer: Any, world: World) -> Any:
-    """A `Trainer` whose run is divided among the processes of `world`; only process 0 logs, evaluates and shows."""
+def divided(trainer: Any, world: World, *, shard_teacher: bool = False) -> Any:
+    """A `Trainer` whose run is divided among the processes of `world`; only process 0 logs, evaluates and shows.
+
+    `shard_teacher` divides the weights of teacher and reference too: each process holds all of them while it scores,
+    and its share while it learns. Raises DistributedError for runs that cannot keep step.
+    """
     if world.size == 1:
         return trainer
     if not isinstance(trainer.order, InStep):
@@ -123,13 +127,22 @@ def divided(trainer: Any, world: World) -> Any:
             f"{type(trainer.order).__name__} plays ahead in a thread of its own, where {world.size} processes cannot "
             "keep step: train in one process, or play every batch in its step"
         )
+    if shard_teacher and trainer.algorithm.teacher_mix:
+        raise DistributedError("a teacher that plays (teacher_mix) cannot be sharded; leave out --shard-teacher")
+
+    def scorer(own: Scorer | None) -> Scorer | None:
+        model = own.model if shard_teacher and isinstance(own, LocalScorer) else None
+        if model is not None:
+            world.shard(model)
+        return None if own is None else shared_scorer(own, world, model)
+
     policy = {"world": world, "model": trainer.model, "servers": trainer.servers}
     return replace(
         trainer,
         world=world,
         collect=SharedCollect(collect=trainer.collect, **policy),
-        teacher=trainer.teacher and shared_scorer(trainer.teacher, world),
-        reference=trainer.reference and shared_scorer(trainer.reference, world),
+        teacher=scorer(trainer.teacher),
+        reference=scorer(trainer.reference),
         evaluate=trainer.evaluate and FirstEvaluates(evaluate=trainer.evaluate, **policy),
         progress=NoProgress() if world.rank else trainer.progress,
     )

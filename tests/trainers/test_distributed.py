@@ -222,7 +222,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def play(folder: Path) -> Path:
-    more = {ACROSS: KEEP}
+    evaluated = ("--panel", "alfworld-quickstart", "--eval-limit", "2", "--eval-samples", "1", "--eval-every", "3")
+    more = {ACROSS: KEEP, "turnopd": evaluated}
     for name in CASES:
         run(parse([*worker.words(name, place(folder, name, 1)), *more.get(name, ())]), SINGLE)
     cut(place(folder, ACROSS, 1), folder / "one_then_two", 2)
@@ -254,6 +255,14 @@ def test_two_processes_equal_one(runs: Path, name: str) -> None:
     # AdamW divides by the gradient's size, so where that is mere rounding, so is the direction
     assert found.parameter < 0.3 * found.moved
     assert found.moved > 1e-5
+
+
+def test_evaluations_are_played_once_and_give_the_same_numbers(runs: Path) -> None:
+    one, two = ([row for row in untimed(place(runs, "turnopd", n)) if row["kind"] == "eval"] for n in (1, 2))
+    assert [row["step"] for row in one] == [0, 3]
+    assert one == two
+    traces = [sorted(path.name for path in (place(runs, "turnopd", n) / "eval").iterdir()) for n in (1, 2)]
+    assert traces[0] == traces[1]
 
 
 def untimed(folder: Path) -> list[dict[str, Any]]:

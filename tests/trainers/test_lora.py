@@ -14,8 +14,10 @@ import torch
 
 from turngym.agents.local import LocalEngine
 from turngym.envs.protocols import GenerateRequest, Sampling
+from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_checkpoint, latest_model, list_checkpoints
 from turngym.trainers.config import ConfigError, OptimiserConfig
+from turngym.trainers.critic import Critic, CriticConfig
 from turngym.trainers.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.model import ModelError, load_model, save_model
@@ -128,6 +130,18 @@ def test_the_rollout_engine_speaks_with_the_adapters() -> None:
         shaken(model)
     (again,) = engine.generate([request])
     assert not np.allclose(again.logprobs[:1], found.logprobs[:1], atol=1e-3)
+
+
+def test_a_critic_of_an_adapted_student_learns_adapters_and_a_head() -> None:
+    batch = pack(toy.demonstrations(4), origins=("demonstration",))
+    critic = Critic(shaken(student()), CriticConfig(lr=1e-2, clip=None))
+    before = {name: value.clone() for name, value in critic.module.state_dict().items()}
+    target, zero = np.ones(batch.tokens, np.float32), np.zeros(batch.tokens, np.float32)
+    losses = [critic.update(batch, target, zero) for _ in range(6)]
+    assert losses[-1] < 0.9 * losses[0]
+    moved = {name for name, value in critic.module.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved
+    assert all(".lora_" in name or name.startswith("head.") for name in moved)
 
 
 def test_bfloat16_students_have_float32_adapters(tmp_path: Path) -> None:
