@@ -1,22 +1,29 @@
-"""Local engine against `generate` on the whole history each turn: tokens per CPU second, and whether the ids are equal.
+"""Local engine against `generate` on the whole history each turn, then whole rollouts by size, engine and processes.
 
-Both play the same made-up episodes with the same random model under greedy decoding: every turn adds an observation,
-every response has its own length. The peer is transformers' `generate` with its own cache, left padding and a
-per-row stopping criterion, called on the histories that the engine produced, so each response is comparable. It is
-run on a sample of evenly spread turns (peer-turns); its tokens per second are those of the sampled turns. Seconds are
-CPU seconds of this process, so that other work on the machine does not decide.
+First the engine alone. Both play the same made-up episodes with the same random model under greedy decoding: every turn
+adds an observation, every response has its own length. The peer is transformers' `generate` with its own cache, left
+padding and a per-row stopping criterion, called on the histories that the engine produced, so each response is
+comparable. It is run on a sample of evenly spread turns (peer-turns); its tokens per second are those of the sampled
+turns. Seconds are CPU seconds of this process, so that other work on the machine does not decide.
+
+Then whole rollouts of the embedded household, by wall clock: tokens per second by number of environments, length of
+history, engine and number of processes, and the environments' share.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+
+from turngym.scripts.bench.rollout_play import PlayBench
+from turngym.scripts.bench.rollout_play import report as report_play
+from turngym.scripts.bench.rollout_play import run as run_play
 
 if TYPE_CHECKING:
     from turngym.envs.protocols import GenerateRequest
@@ -60,6 +67,7 @@ class RolloutBench:
     """Threads of torch."""
     seed: int = 0
     """Of the weights and the observations."""
+    play: Annotated[PlayBench, tyro.conf.arg(name="play")] = field(default_factory=PlayBench)
 
 
 @dataclass(slots=True)
@@ -211,4 +219,7 @@ def main(argv: Sequence[str]) -> int:
     for name, shape in shapes.items():
         if shape.layers:
             report(name, shape, play(shape, config))
+    if config.play.episodes:
+        print(f"rollouts of {config.play.episodes} episodes, wall clock:", flush=True)
+        report_play(run_play(config.play, config.threads))
     return 0
