@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +58,28 @@ def save_checkpoint(
             # the same step of the same run: weights and optimiser are there already
             only_first(world, lambda: _write_state(target, state))
             return target
-        try:
-            only_first(world, lambda: _prepare(folder, scratch))
-            together(world, lambda: _same_folder(scratch))
+        with _new_folder(scratch, world):
             weights = world.state(model)
             only_first(world, lambda: _write_model(model, weights, scratch / MODEL, save_extra))
             _write_optimiser(scratch, model, optimiser, critic, world)
             if beside is not None:
                 only_first(world, lambda: beside(scratch))
             only_first(world, lambda: _finish(scratch, target, state))
-        except BaseException:
-            if world.rank == 0:
-                shutil.rmtree(scratch, ignore_errors=True)
-            raise
         only_first(world, lambda: _drop_old(run, keep))
     return target
+
+
+@contextmanager
+def _new_folder(scratch: Path, world: World) -> Iterator[None]:
+    """An empty folder that all processes see; gone again if anything fails inside."""
+    try:
+        only_first(world, lambda: _prepare(scratch.parent, scratch))
+        together(world, lambda: _same_folder(scratch))
+        yield
+    except BaseException:
+        if world.rank == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
+        raise
 
 
 def _prepare(folder: Path, scratch: Path) -> None:
@@ -122,8 +130,11 @@ def _drop_old(run: Path, keep: int) -> None:
 
 def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
     scratch = folder / "state.json.writing"
-    scratch.write_text(json.dumps({"schema": SCHEMA, **state}, indent=1), encoding="utf-8")
-    os.replace(scratch, folder / "state.json")
+    try:
+        scratch.write_text(json.dumps({"schema": SCHEMA, **state}, indent=1), encoding="utf-8")
+        os.replace(scratch, folder / "state.json")
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _flush(folder: Path) -> None:
