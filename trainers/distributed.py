@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.envs.core import TurngymError
-from turngym.trainers.batch import MicroBatch, RolloutBatch, split_rows
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.micro import MicroBatch, split_rows
 
 T = TypeVar("T")
 Split = Callable[[RolloutBatch, int, NDArray[np.int64]], list[MicroBatch]]

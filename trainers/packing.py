@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turngym.trainers.batch import BatchError, MicroBatch, RolloutBatch, micro_batch, pad_rows
+from turngym.trainers.batch import BatchError, RolloutBatch
 from turngym.trainers.config import ConfigError
+from turngym.trainers.micro import MicroBatch, micro_batch, pad_rows
 from turngym.trainers.model import hidden_states
 
 IntArray = NDArray[np.int64]

@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from turngym.trainers.batch import MicroBatch, RolloutBatch, pad_rows, split_rows
+from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import OptimiserConfig
 from turngym.trainers.distributed import SINGLE, World, full, micro_batches
+from turngym.trainers.micro import MicroBatch, pad_rows, split_rows
 from turngym.trainers.model import autocast, head, hidden_states, recomputing
 from turngym.trainers.packing import split_packed
 from turngym.trainers.pieces import Targets, TokenLoss, TokenLosses, Tokens

@@ -18,8 +18,9 @@ from rich.table import Table
 from turngym.envs.core import Task, Verdict
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.trainers.algorithms import sft
-from turngym.trainers.batch import RolloutBatch, pack, split_rows
+from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import RunConfig
+from turngym.trainers.micro import split_rows
 from turngym.trainers.model import tiny_qwen3
 from turngym.trainers.packing import padding, split_packed
 from turngym.trainers.pieces import Targets

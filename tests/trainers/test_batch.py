@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.envs.episode import Status
-from turngym.trainers.batch import BatchError, RolloutBatch, pack, pad_rows, split_rows
+from turngym.trainers.batch import BatchError, RolloutBatch, pack
+from turngym.trainers.micro import pad_rows, split_rows
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 

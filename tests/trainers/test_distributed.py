@@ -29,7 +29,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.scripts.bench.distributed import CASES, difference, place
 from turngym.scripts.train import parse, run
-from turngym.trainers.batch import pack, split_rows
+from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.distributed import (
     SINGLE,
@@ -44,6 +44,7 @@ from turngym.trainers.distributed import (
 from turngym.trainers.distributed_processes import world_of
 from turngym.trainers.distributed_run import SharedCollect, bring_weights, shared_scorer
 from turngym.trainers.metrics import read_metrics
+from turngym.trainers.micro import split_rows
 from turngym.trainers.scorer import LocalScorer
 
 sys.path.append(str(Path(__file__).parent))

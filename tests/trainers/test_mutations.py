@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from turngym.trainers import batch, curriculum, depth, projection, reverse_kl, surrogate, turn_stats, weights
+from turngym.trainers import batch, curriculum, depth, micro, projection, reverse_kl, surrogate, turn_stats, weights
 
 FOLDER = Path(__file__).parent
 
@@ -28,8 +28,8 @@ MUTANTS: list[tuple[Callable[..., Any], str, str, str, str]] = [
     (batch._add_episode, "turn.origin not in origins or ", "", "batch", "only_the_asked"),
     (batch._add_episode, "turn.segment != segment", "segment < 0", "batch", "each_segment"),
     (batch.pack, "if not episode.status.is_error", "", "batch", "error_episodes"),
-    (batch.pad_rows, "]] + position", "]] + position + 1", "batch", "split_and_pad"),
-    (batch.split_rows, "np.argsort(-lengths", "np.argsort(lengths", "batch", "split_and_pad"),
+    (micro.pad_rows, "]] + position", "]] + position + 1", "batch", "split_and_pad"),
+    (micro.split_rows, "np.argsort(-lengths", "np.argsort(lengths", "batch", "split_and_pad"),
     # weights
     (weights.trajectory_weights, "batch.episode_N", "batch.turn_N", "weights", "trajectory_weights_by"),
     (

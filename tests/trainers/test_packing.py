@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.trainers.algorithms import sft
-from turngym.trainers.batch import BatchError, RolloutBatch, pack, pad_rows, split_rows
+from turngym.trainers.batch import BatchError, RolloutBatch, pack
 from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.metrics import read_metrics
+from turngym.trainers.micro import pad_rows, split_rows
 from turngym.trainers.packing import check_packing, padding, split_packed
 from turngym.trainers.pieces import Targets
 from turngym.trainers.step import Forward, accumulate

@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from turngym.trainers.batch import pack, pad_rows, split_rows
+from turngym.trainers.batch import pack
+from turngym.trainers.micro import pad_rows, split_rows
 from turngym.trainers.projection import Projected, project, teacher_topk, topk
 from turngym.trainers.reverse_kl import bin_reverse_kl, topk_reverse_kl
 from turngym.trainers.weights import trajectory_weights
