@@ -47,7 +47,9 @@ class _Pickler(pickle.Pickler):
         return len(self.engines) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        """Caches of methods, which renderers are full of, arrive empty; the rest as always."""
+        """Caches of methods, which renderers are full of, arrive empty; clients of servers say how to make others."""
+        if hasattr(type(obj), "for_workers"):
+            return obj.for_workers()
         if isinstance(obj, _lru_cache_wrapper):
             return _empty_cache, (obj.__wrapped__, obj.cache_parameters()["maxsize"])
         return NotImplemented

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,8 +97,14 @@ class SglangPolicy:
         """Prompt ids that the servers did not have to compute again, since construction."""
         self.prompt_tokens = 0
         self._caller = Caller(fleet)
-        self._stops = stops
+        self.stops = stops
         self._epoch = 0
+
+    def for_workers(self) -> Any:
+        """How worker processes make clients of the same servers."""
+        from turngym.agents.sglang.copies import recipe
+
+        return recipe(self)
 
     @property
     def policy_version(self) -> int:
@@ -179,13 +186,13 @@ class SglangPolicy:
         return part, spans
 
     def _may_continue(self, request: GenerateRequest) -> bool:
-        return self.fleet.settings.resume_aborted and (self._stops is not None or not request.sampling.stop_text)
+        return self.fleet.settings.resume_aborted and (self.stops is not None or not request.sampling.stop_text)
 
     def _stopped_before(self, request: GenerateRequest, response: _Response, had: int) -> bool:
         """Whether a stop text lies across the place where the response was broken off; what follows it is dropped."""
-        if self._stops is None or not request.sampling.stop_text:
+        if self.stops is None or not request.sampling.stop_text:
             return False
-        length = self._stops.first_hit(response.ids.tolist(), had, request.sampling.stop_text)
+        length = self.stops.first_hit(response.ids.tolist(), had, request.sampling.stop_text)
         if length is None:
             return False
         response.cut(length)

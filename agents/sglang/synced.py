@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from turngym.agents.sglang.policy import SglangPolicy
 from turngym.envs.protocols import GenerateRequest, Generation, WeightSink
@@ -38,9 +39,13 @@ class SyncedPolicy:
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Continue every request with the model's weights as they are now."""
-        if (self.version, self.stamp()) != self._sent:
-            self._publish()
+        self._publish()
         return self.policy.generate(requests)
+
+    def for_workers(self) -> Any:
+        """How worker processes make clients of the same servers, which get the model's weights as they are now."""
+        self._publish()
+        return self.policy.for_workers()
 
     def release(self, session: str) -> None:
         self.policy.release(session)
@@ -73,6 +78,8 @@ class SyncedPolicy:
 
     def _publish(self) -> None:
         now = self.version, self.stamp()
+        if now == self._sent:
+            return
         self.sink.publish(self.version)
         new = self._sent is None
         self._sent = now

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
+from turngym.agents.sglang import copies
 from turngym.agents.sglang.broadcast import BroadcastSync, buckets
 from turngym.agents.sglang.errors import ServerError, SyncError, WrongWeights
 from turngym.agents.sglang.fleet import Fleet
@@ -314,3 +315,28 @@ def test_weights_that_come_while_ids_are_drawn(servers: Any, tmp_path: Path) -> 
         assert [version for version, _, _ in one.version_spans] == [1, 2]
         assert one.version_spans[0][1:] == (0, one.version_spans[1][1])
         assert one.policy_version == 1
+
+
+def test_workers_are_clients_that_know_the_weights(fleet: Fleet, servers: Any, tmp_path: Path) -> None:
+    """What an executor sends to a worker process, opened here."""
+    from turngym.agents.executor.parcel import pack, unpack
+
+    policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY, max_length=40)
+    sink = DiskSync(fleet=fleet, save=write, folder=tmp_path)
+    synced = SyncedPolicy(policy=policy, sink=sink, stamp=lambda: 0)
+    synced.weights_changed(3)
+    data, engines = pack({"engine": synced})
+    assert engines == []
+    assert len(servers[0].of("/update_weights_from_disk")) == 1
+    copy = unpack(data, {})["engine"]
+    try:
+        mine, theirs = synced.generate([ask()])[0], copy.generate([ask()])[0]
+        assert (mine.ids.tolist(), mine.policy_version) == (theirs.ids.tolist(), theirs.policy_version)
+        assert theirs.policy_version == 3
+        assert copy.max_length == 40
+        assert len(servers[0].of("/update_weights_from_disk")) == 1
+        again = unpack(pack(policy)[0], {})
+        assert again.fleet is copy.fleet is not fleet
+    finally:
+        copy.fleet.close()
+        copies._FLEETS.clear()
