@@ -1,64 +1,29 @@
-"""The training loop: plan depth, collect, score with the teacher, update, measure, evaluate, save."""
+"""A training run put together: what `turngym train` builds, and what its loop (`session`) works with."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import Collect, CollectRequest, Scorer
-from turngym.trainers import measure
-from turngym.trainers.batch import pack
+from turngym.envs.protocols import Collect, Scorer
 from turngym.trainers.checkpoint import MODEL
 from turngym.trainers.config import OptimiserConfig, RunConfig, fingerprint
 from turngym.trainers.critic import Critic
-from turngym.trainers.depth import DepthPlan
-from turngym.trainers.distributed import SINGLE, World, together
-from turngym.trainers.distributed_run import SharedServers, Silent, shared_scorer
-from turngym.trainers.full_disk import full_disk
+from turngym.trainers.distributed import SINGLE, World
+from turngym.trainers.distributed_run import SharedServers, Silent
 from turngym.trainers.interrupts import Interrupts
-from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.metrics import MetricsLog
-from turngym.trainers.order import InStep, Order, Planned
+from turngym.trainers.order import InStep, Order
 from turngym.trainers.packing import check_packing
-from turngym.trainers.passes import Schedule, run_passes
-from turngym.trainers.pieces import Algorithm, Scorers
+from turngym.trainers.pieces import Algorithm
 from turngym.trainers.progress import NoProgress, Progress
-from turngym.trainers.run_folder import RunFolder, RunState
-from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.step import Forward, make_optimiser
-from turngym.trainers.turn_stats import probe_stats
+from turngym.trainers.run_folder import RunFolder
+from turngym.trainers.session import EvalPoint, RunResult, Session, TrainError
+from turngym.trainers.step import make_optimiser
 
-
-class TrainError(TurngymError):
-    """A run that cannot go on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalPoint:
-    """One evaluation: mean success with its 95 % interval, all in [0, 1], and further numbers by name."""
-
-    avg: float
-    low: float
-    high: float
-    extra: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """Where a run ended."""
-
-    step: int
-    model: Path
-    """Folder of the newest saved model."""
-    train_seconds: float
-    """Seconds of training, evaluations excluded."""
+__all__ = ["EvalPoint", "RunResult", "TrainError", "Trainer"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +64,36 @@ class Trainer:
 
     def train(self, *, resume: bool = False) -> RunResult:
         """Run until `run.steps`; Ctrl-C saves, then raises KeyboardInterrupt. Never overwrites another run."""
+        self._check()
+        critic = self._critic()  # it may copy the policy: before that is divided
+        self.world.shard(self.model)
+        optimiser = make_optimiser(self.model, self.optimiser)
+        folder = RunFolder(
+            path=self.out,
+            model=self.model,
+            optimiser=optimiser,
+            fingerprint=self._fingerprint(),
+            config=self.run,
+            save_extra=self.save_extra,
+            critic=critic,
+            world=self.world,
+            order=self.order,
+        )
+        state = folder.open(resume=resume, depth=self.algorithm.depth.start())
+        log = Silent() if self.world.rank else MetricsLog(self.out, tensorboard=self.run.tensorboard)
+        log.truncate(state.step, state.evaluated)
+        log.open(state.step)
+        session = Session(self, optimiser, folder, log, state, critic)
+        try:
+            with Interrupts(self.world) as interrupts, self.progress:
+                session.run(interrupts)
+        finally:
+            self.order.close()
+            log.close()
+        model = folder.latest() / MODEL
+        return RunResult(step=session.state.step, model=model, train_seconds=session.state.train_seconds)
+
+    def _check(self) -> None:
         if self.algorithm.needs_teacher and self.teacher is None:
             raise TrainError(f"algorithm {self.algorithm.name} needs a teacher; none was given")
         if self.algorithm.needs_reference and self.reference is None:
@@ -110,33 +105,6 @@ class Trainer:
             )
         if self.run.packing:
             check_packing(self.model)
-        critic = self._critic()  # it may copy the policy: before that is divided
-        self.world.shard(self.model)
-        optimiser = make_optimiser(self.model, self.optimiser)
-        folder = RunFolder(
-            self.out,
-            self.model,
-            optimiser,
-            self._fingerprint(),
-            self.run,
-            self.save_extra,
-            critic,
-            self.world,
-            self.order,
-        )
-        state = folder.open(resume=resume, depth=self.algorithm.depth.start())
-        log = Silent() if self.world.rank else MetricsLog(self.out, tensorboard=self.run.tensorboard)
-        log.truncate(state.step, state.evaluated)
-        log.open(state.step)
-        session = _Session(self, optimiser, folder, log, state, critic)
-        try:
-            with Interrupts(self.world) as interrupts, self.progress:
-                session.run(interrupts)
-        finally:
-            self.order.close()
-            log.close()
-        model = folder.latest() / MODEL
-        return RunResult(step=session.state.step, model=model, train_seconds=session.state.train_seconds)
 
     def _critic(self) -> Critic | None:
         config = self.algorithm.critic
@@ -160,157 +128,3 @@ class Trainer:
             **{f"optimiser.{name}": value for name, value in fingerprint(self.optimiser).items()},
             **self.identity,
         }
-
-
-@dataclass(slots=True)
-class _Session:
-    """One process's share of a run."""
-
-    trainer: Trainer
-    optimiser: Any
-    folder: RunFolder
-    log: MetricsLog | Silent
-    state: RunState
-    critic: Critic | None
-
-    def run(self, interrupts: Interrupts) -> None:
-        trainer, total = self.trainer, self.trainer.run.steps
-        try:
-            self._maybe_evaluate()
-            while self.state.step < total:
-                collected = self._collect()
-                with interrupts.protected():
-                    self._step(*collected)
-                self._maybe_evaluate()
-                every = trainer.run.checkpoint_every
-                if self.state.step == total or (every and self.state.step % every == 0):
-                    with interrupts.protected():
-                        self.folder.save(self.state)
-        except KeyboardInterrupt:
-            with interrupts.protected():
-                self.folder.save(self.state)
-            raise
-        if self.folder.saved != self.state:
-            self.folder.save(self.state)
-
-    def _planned(self, step: int) -> Planned:
-        """What to play for `step`, as far as that is known now."""
-        trainer = self.trainer
-        plan = trainer.algorithm.depth.plan(self.state.depth, step)
-        group, prefix = trainer.algorithm.group, trainer.algorithm.prefix
-        request = CollectRequest(
-            step=step,
-            episodes=trainer.run.episodes,
-            max_turns=plan.cap,
-            temperature=trainer.run.temperature,
-            demonstration_turns=plan.demonstration_turns,
-            group=group,
-            prefix_ratios=() if prefix is None else prefix.ratios(step, trainer.run.episodes // group),
-        )
-        return Planned(plan=plan, request=request)
-
-    def _collect(self) -> tuple[float, DepthPlan, list[Episode]]:
-        trainer, step = self.trainer, self.state.step + 1
-        trainer.progress.phase("rollout")
-        start = time.perf_counter()
-        planned, episodes = trainer.order(step, self._planned, trainer.collect)
-        if all(episode.status.is_error for episode in episodes):
-            first = episodes[0].meta.get("error", episodes[0].status) if episodes else "the source returned none"
-            raise TrainError(f"step {step}: all {len(episodes)} episodes failed; the first: {first}")
-        return start, planned.plan, episodes
-
-    def _step(self, start: float, plan: DepthPlan, episodes: list[Episode]) -> None:
-        """Everything that changes the run; not interruptible, so that weights, state and metrics stay together."""
-        trainer, step = self.trainer, self.state.step + 1
-        algorithm, collected = trainer.algorithm, time.perf_counter()
-        kept = episodes if algorithm.select is None else algorithm.select(episodes)
-        if not kept:
-            self._skip(start, plan, episodes)
-            return
-        batch = pack(kept, origins=algorithm.origins)
-        trainer.progress.phase("teacher")
-        targets = algorithm.signal(batch, kept, self._scorers())
-        scored = time.perf_counter()
-        trainer.progress.phase("update")
-        schedule = Schedule(config=trainer.optimiser, step=step, total_steps=trainer.run.steps)
-        done = run_passes(
-            trainer.model, self.optimiser, batch, kept, targets, algorithm, schedule, self._forward(), self.critic
-        )
-        kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
-        depth = algorithm.depth.update(self.state.depth, plan, probe_stats(batch, kl_N))
-        if trainer.on_update is not None:
-            trainer.on_update(step)
-        end = time.perf_counter()
-        spent = self.state.train_seconds + end - start
-        self.state = replace(self.state, step=step, depth=depth, train_seconds=spent)
-        times = {"rollout": collected - start, "teacher": scored - collected, "update": end - scored}
-        self._write(
-            {
-                "step": step,
-                "kind": "train",
-                **measure.step_row(episodes, batch, done, plan, depth),
-                **measure.staleness_row(episodes, step - 1),
-                "tokens_per_s": batch.tokens / (end - start),
-                **{f"time/{name}_s": value for name, value in times.items()},
-                "time/step_s": end - start,
-                "time/train_s": spent,
-            }
-        )
-
-    def _skip(self, start: float, plan: DepthPlan, episodes: list[Episode]) -> None:
-        """A step whose episodes all teach nothing: it counts, and nothing is updated."""
-        step, spent = self.state.step + 1, self.state.train_seconds + time.perf_counter() - start
-        self.state = replace(self.state, step=step, train_seconds=spent)
-        success = float(np.mean([episode.success for episode in episodes if not episode.status.is_error]))
-        row = {"episodes": 0, "episodes_dropped": len(episodes), "success": success, "depth/cap": plan.cap}
-        if self.trainer.on_update is not None:
-            self.trainer.on_update(step)
-        self._write({"step": step, "kind": "train", **row, **judge_row(episodes, None), "time/train_s": spent})
-
-    def _scorers(self) -> Scorers:
-        trainer = self.trainer
-        student = LocalScorer(
-            model=trainer.model,
-            vocab_size=trainer.vocab_size,
-            temperature=trainer.algorithm.distill_temperature,
-            max_tokens=trainer.run.micro_tokens,
-        )
-        shared = shared_scorer(student, trainer.world, trainer.model)
-        return Scorers(student=shared, teacher=trainer.teacher, reference=trainer.reference, critic=self.critic)
-
-    def _forward(self) -> Forward:
-        run = self.trainer.run
-        return Forward(
-            micro_tokens=run.micro_tokens,
-            head_chunk=run.head_chunk,
-            vocab_size=self.trainer.vocab_size,
-            distill_temperature=self.trainer.algorithm.distill_temperature,
-            sampling_temperature=run.temperature,
-            entropy_gradient=self.trainer.algorithm.entropy_gradient,
-            autocast=run.autocast != "off",
-            autocast_head=run.autocast == "bfloat16",
-            gradient_checkpointing=run.gradient_checkpointing,
-            packing=run.packing,
-            world=self.trainer.world,
-        )
-
-    def _maybe_evaluate(self) -> None:
-        trainer, step = self.trainer, self.state.step
-        every = trainer.run.eval_every
-        if trainer.evaluate is None or not every or self.state.evaluated == step:
-            return
-        if step % every and step != trainer.run.steps:
-            return
-        trainer.progress.phase("evaluate")
-        start = time.perf_counter()
-        point = trainer.evaluate(step)
-        row = {"eval/avg": point.avg, "eval/low": point.low, "eval/high": point.high}
-        row |= {f"eval/{name}": value for name, value in point.extra.items()}
-        times = {"time/train_s": self.state.train_seconds, "time/eval_s": time.perf_counter() - start}
-        self._write({"step": step, "kind": "eval", **row, **times})
-        self.state = replace(self.state, evaluated=step)
-
-    def _write(self, row: dict[str, Any]) -> None:
-        with full_disk(self.trainer.out, f"metrics of step {row['step']}", TrainError):
-            together(self.trainer.world, lambda: self.log.write(row))
-        self.trainer.progress.row(row)
