@@ -41,7 +41,7 @@ class LearnBench:
     """Training steps of every run."""
     episodes: int = 64
     """Episodes per training step; whole groups of 8."""
-    tasks: int = 50
+    tasks: int = 100
     """Tasks of the panel that are evaluated on."""
     samples: int = 4
     """Episodes per task and evaluation: Avg@n."""

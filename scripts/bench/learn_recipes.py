@@ -62,7 +62,8 @@ RECIPES: Mapping[str, Recipe] = {
     # long failures would outweigh short successes if every token counted the same
     "grpo": Recipe(algorithm="grpo", words=(*REWARD, "--grpo.weight", "trajectory")),
     "luffy": Recipe(algorithm="luffy", control="grpo", expert=True, words=REWARD),
-    "prm-rl": Recipe(algorithm="prm-rl", words=(*REWARD, "--optimiser.lr", "1e-4")),
+    # judged by rules alone the same run has fewer refused actions after 24 steps, and no more success
+    "prm-rl": Recipe(algorithm="prm-rl", expert=True, words=(*REWARD, "--judge", "expert", "--optimiser.passes", "1")),
     "opd-from-hints": Recipe(algorithm="opd", start="hints", teacher=True, words=DISTIL),
     # a forward pass per turn: half the episodes make it cost what the others cost
     "opd-hints": Recipe(
