@@ -28,8 +28,11 @@ def shard(model: Any, mesh: Any) -> None:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a transformer: the entries of its longest module list."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    """The repeated layers: what transformers says may not be split, or else the entries of the longest module list."""
+    names = {name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()}
+    if found := [part for part in model.modules() if type(part).__name__ in names]:
+        return found
+    lists = [list(part) for part in model.modules() if isinstance(part, nn.ModuleList)]
     return max(lists, key=len, default=[])
 
 

@@ -41,6 +41,7 @@ from turngym.trainers.distributed import (
     share,
     together,
 )
+from turngym.trainers.distributed_model import blocks
 from turngym.trainers.distributed_processes import world_of
 from turngym.trainers.distributed_run import SharedCollect, bring_weights, shared_scorer
 from turngym.trainers.metrics import read_metrics
@@ -121,6 +122,15 @@ def test_processes_get_whole_episodes_and_equally_many_passes(episodes: int, siz
     for mine, whole in zip(alone, split_rows(batch, budget), strict=True):
         assert np.array_equal(mine.rows, whole.rows)
         assert np.array_equal(mine.tokens, whole.tokens)
+
+
+def test_layers_are_found_by_name_or_by_number() -> None:
+    model = toy.tiny(1)
+    assert blocks(model) == list(model.model.layers)
+    assert blocks(torch.nn.Sequential(torch.nn.ModuleList([torch.nn.ReLU()] * 3), torch.nn.ModuleList())) != []
+    model.model.layers[0].experts = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(9))
+    assert blocks(model) == list(model.model.layers)
+    assert blocks(torch.nn.Linear(2, 2)) == []
 
 
 def test_what_fails_in_one_process_ends_all() -> None:
