@@ -119,7 +119,7 @@ def full_disk(world: World, out: Path) -> list[str]:
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    with world_of(timeout=5) as world:
+    with world_of(timeout=15) as world:
         for line in json.loads((out / "commands.json").read_text()):
             run(parse(line), world)
         said = {work.__name__: work(world, out / work.__name__) for work in TRIALS}

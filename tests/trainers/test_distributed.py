@@ -6,6 +6,7 @@ import fcntl
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,17 @@ def test_processes_get_whole_episodes_and_equally_many_passes(episodes: int, siz
     for mine, whole in zip(alone, split_rows(batch, budget), strict=True):
         assert np.array_equal(mine.rows, whole.rows)
         assert np.array_equal(mine.tokens, whole.tokens)
+
+
+def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"--[a-z][a-z0-9.-]+[a-z0-9]", page))
+    torchruns = {"--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint"}
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    known = set(re.findall(r"--[a-z][a-z0-9.-]+[a-z0-9]", capsys.readouterr().out))
+    assert torchruns < named
+    assert named - torchruns <= known
 
 
 def test_layers_are_found_by_name_or_by_number() -> None:
