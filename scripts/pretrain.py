@@ -20,7 +20,7 @@ class Pretrain:
     """Supervised fine-tuning of a tiny model on noisy episodes of an expert."""
 
     env: str = "alfworld"
-    """Embedded world: alfworld or webshop."""
+    """Embedded world: alfworld, webshop or search."""
     role: Literal["teacher", "student"] = "teacher"
     """Which of the two shipped models to make."""
     out: Path = Path("runs/pretrain")

@@ -11,6 +11,7 @@ from turngym.scripts.worlds.world import World
 WORLDS = {
     "alfworld": "turngym.scripts.worlds.alfworld",
     "webshop": "turngym.scripts.worlds.webshop",
+    "search": "turngym.scripts.worlds.search",
 }
 """Name on the command line -> module with `WORLD`; imported when asked for."""
 

@@ -1,0 +1,40 @@
+"""Many small fictional worlds of multi-hop search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from turngym.agents.settings import ChatSettings
+from turngym.scripts.worlds.world import TinyRecipe, World
+
+
+def _phrases() -> Iterable[str]:
+    from turngym.envs.search.vocabulary import vocabulary
+    from turngym.envs.search.world.config import TINY
+
+    return vocabulary(TINY)
+
+
+WORLD = World(
+    name="search",
+    env_id="turngym/Search-v0",
+    split="train",
+    # one passage a search: a name finds its article, and contexts stay short
+    make={"source": "world", "config": "tiny", "topk": 1},
+    max_turns=8,
+    panel="search-quickstart",
+    tags=("search", "answer"),
+    chat=ChatSettings(
+        channel="text",
+        system="Search, then answer.",
+        max_new_tokens=12,
+        max_context=1024,
+    ),
+    phrases=_phrases,
+    # Before step 70 or so no model of this size copies. The student has only just learnt to, from clean episodes: it
+    # often gets one part of a name wrong, and has never seen what follows.
+    recipes={
+        "teacher": TinyRecipe(steps=600, blunders=1.0),
+        "student": TinyRecipe(steps=220, noise=(0.0, 0.0), blunders=0.0),
+    },
+)
