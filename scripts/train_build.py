@@ -14,6 +14,7 @@ import torch
 from turngym.agents.executor import BreakableRollout, ParallelRollout
 from turngym.agents.hinted_env import HintedEnv
 from turngym.agents.judge_hints import HintPrompts
+from turngym.agents.mixed import MixedPolicy
 from turngym.agents.rollout import PlayJobs, rollout
 from turngym.agents.scripted import named_player
 from turngym.agents.settings import ChatSettings
@@ -26,7 +27,7 @@ from turngym.scripts.judge_wiring import JudgedTraces, make_judge
 from turngym.scripts.mixed_wiring import mixed_player
 from turngym.scripts.server_wiring import teacher_scorer, train_policy
 from turngym.scripts.train import Options
-from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, PanelEvaluation, Player, weights_hash
+from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, OpenRoom, PanelEvaluation, Player, weights_hash
 from turngym.scripts.wiring import env_maker, json_object
 from turngym.trainers.algorithms import grpo, grpo_kd, luffy, opd, opd_hints, ppo_kd, prm_rl, sft, tcod, turnopd
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
@@ -93,7 +94,8 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
     algorithm = options.stale.corrected(build_algorithm(options, tokenizer))
     if algorithm.needs_teacher and not has_teacher(options):
         raise TurngymError(f"--algorithm {options.algorithm} distils from a teacher: name its folder with --teacher")
-    tool, ahead = _peek(options, "tool"), options.stale.staleness > 0
+    room, ahead = OpenRoom(_make_env(options)), options.stale.staleness > 0
+    tool = room.env.unwrapped.tool
     engine = None if ahead else server_engine(options, model, tokenizer, settings)
     player = Player.of(model, tokenizer, settings, tool, batch=options.slots, engine=engine)
     actor, order, play = _playing_ahead(options, model, tokenizer, player, play) if ahead else (player, InStep(), play)
@@ -120,7 +122,7 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
     return Trainer(
         model=model,
         algorithm=algorithm,
-        collect=_judged(options, actor, _collect(options, playing, evaluation, play)),
+        collect=_judged(options, actor, _collect(options, playing, evaluation, play, room)),
         out=options.out,
         run=options.run,
         optimiser=options.optimiser,
@@ -219,14 +221,6 @@ def _make_env(options: Options, **more: Any) -> Callable[[], Any]:
     return env_maker(options.env, **kwargs, **more)
 
 
-def _peek(options: Options, name: str) -> Any:
-    env = _make_env(options)()
-    try:
-        return getattr(env.unwrapped, name)
-    finally:
-        env.close()
-
-
 def _evaluation(options: Options, player: Player, play: PlayJobs) -> PanelEvaluation | None:
     if options.panel is None:
         return None
@@ -251,21 +245,26 @@ def _evaluation(options: Options, player: Player, play: PlayJobs) -> PanelEvalua
     )
 
 
-def _collect(options: Options, player: Player, evaluation: PanelEvaluation | None, play: PlayJobs) -> Any:
+def _collect(
+    options: Options, player: Player, evaluation: PanelEvaluation | None, play: PlayJobs, room: OpenRoom
+) -> Any:
     held_out = () if evaluation is None else evaluation.panel.tasks
-    if options.traces and options.algorithm in ("sft", *JUDGED):
+    if options.traces:
+        if isinstance(player.engine, MixedPolicy):
+            raise TurngymError("teacher_mix is a way of playing: it cannot be used with --traces")
         episodes = [episode for path in options.traces for episode in read_trace(path)[0]]
         assert_disjoint([episode.task for episode in episodes], held_out)
-        return DatasetCollect(episodes=episodes, seed=options.run.seed)
+        return DatasetCollect(episodes=episodes, seed=options.run.seed, cut=options.algorithm != "sft")
     make_env = _make_env(options, channel=player.settings.channel)
     shared = {
         "make_env": make_env,
-        "task_ids": _peek(options, "task_ids")(),
+        "task_ids": room.env.unwrapped.task_ids(),
         "seed": options.run.seed,
         "slots": options.slots,
         "held_out": held_out,
         "expert": options.expert,
         "play": play,
+        "room": room,
     }
     if options.algorithm == "sft":
         if options.hints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,6 +79,18 @@ class Player:
         )
 
 
+class OpenRoom:
+    """An environment that stays open as long as somebody holds this.
+
+    Rollouts open environments and close them again, step by step; what all environments of a process share (a shop, an
+    index) is built once as long as one of them is open.
+    """
+
+    def __init__(self, make_env: MakeEnv) -> None:
+        self.env = make_env()
+        weakref.finalize(self, self.env.close)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCollect:
     """Implements `Collect`: the student plays tasks that (seed, step) fix. Evaluation tasks are refused."""
@@ -93,6 +106,7 @@ class LiveCollect:
     """Who plays the first turns when a curriculum asks for demonstrations."""
     play: PlayJobs = rollout
     """Where episodes are played."""
+    room: OpenRoom | None = None
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
@@ -156,6 +170,7 @@ class ExpertCollect:
     noise: tuple[float, float] = (0.0, 0.0)
     blunders: float = 0.0
     play: PlayJobs = rollout
+    room: OpenRoom | None = None
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         agent = ExpertAgent(self.renderer, expert=named_player(self.expert), noise=self.noise, blunders=self.blunders)

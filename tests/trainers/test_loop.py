@@ -124,6 +124,33 @@ def test_data_set_epochs_are_permutations() -> None:
     assert [steps_for(2, 7, 3), steps_for(0.1, 7, 3), steps_for(3, 8, 4)] == [5, 1, 6]
     with pytest.raises(TurngymError, match="no episodes"):
         DatasetCollect(episodes=[])(CollectRequest(step=1, episodes=3, max_turns=9))
+    with pytest.raises(TurngymError, match="cannot use trace files"):
+        source(CollectRequest(step=1, episodes=3, max_turns=9, demonstration_turns=2))
+
+
+def test_recorded_attempts_at_a_task_are_groups() -> None:
+    one, two, three = toy.demonstrations(3)
+    recorded = [replace(e, sample=n) for n, e in enumerate((one, two, one, one, two, three, one, one))]
+    source = DatasetCollect(episodes=recorded, seed=1)
+    steps = [source(CollectRequest(step=k, episodes=4, max_turns=9, group=2)) for k in (1, 2, 3)]
+    for episodes in steps:
+        assert [e.group for e in episodes] == [0, 0, 1, 1]
+    # task 0 has samples 0, 2 | 3, 6 and one left over, task 1 has 1, 4; task 2 was played once
+    pairs = [tuple(e.sample for e in episodes[i : i + 2]) for episodes in steps for i in (0, 2)]
+    assert sorted(pairs) == sorted([(0, 2), (3, 6), (1, 4)] * 2)
+    with pytest.raises(TurngymError, match=r"no task of the 3 in the data set has 6 episodes to compare, at most 5"):
+        source(CollectRequest(step=1, episodes=6, max_turns=9, group=6))
+
+
+def test_recorded_episodes_end_at_the_depth_cap_if_asked() -> None:
+    (long,) = [e for e in toy.demonstrations(4) if e.depth == 6]
+    request = CollectRequest(step=1, episodes=1, max_turns=4)
+    assert DatasetCollect(episodes=[long])(request) == [long]
+    (cut,) = DatasetCollect(episodes=[long], cut=True)(request)
+    assert (cut.depth, cut.status, cut.success) == (4, Status.TRUNCATED_DEPTH, False)
+    assert cut.turns == long.turns[:4]
+    assert len(cut.segments[0]) == long.turns[3].response_span[1]
+    assert DatasetCollect(episodes=[long], cut=True)(replace(request, max_turns=6)) == [long]
 
 
 def test_failed_episodes_are_counted_and_all_failed_is_an_error(tmp_path: Path) -> None:
