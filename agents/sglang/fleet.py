@@ -141,15 +141,19 @@ class Fleet:
             raise
         except ServerError:
             pass  # a router has no /ready
-        try:
-            found = await front.once("GET", "/workers", timeout=self.settings.connect_timeout)
-        except ServerError:
-            return []
-        rows = found.get("workers", []) if isinstance(found, dict) else []
-        urls = [str(row["url"] if isinstance(row, dict) else row) for row in rows]
-        if not urls:
-            raise ServerError(f"{front.url} is a router without servers")
-        return urls
+        end = front.clock() + max(wait, self.settings.connect_timeout)
+        while True:
+            try:
+                found = await front.once("GET", "/workers", timeout=self.settings.connect_timeout)
+            except ServerError:
+                return []
+            rows = found.get("workers", []) if isinstance(found, dict) else []
+            urls = [str(row["url"] if isinstance(row, dict) else row) for row in rows]
+            if urls:
+                return urls
+            if front.clock() >= end:
+                raise ServerError(f"{front.url} is a router without servers")
+            await asyncio.sleep(0.2)  # it begins before it has looked at its servers
 
     async def _close(self) -> None:
         for connection in {id(one): one for one in (*self._admin, *(w.connection for w in self._workers))}.values():

@@ -55,6 +55,7 @@ class DiskSync:
     save: Callable[[Path], None]
     """Writes config.json and safetensors of the weights as they are now."""
     folder: Path
+    """Of this run alone: weights that an earlier process left there make room."""
     busy: Busy = "wait"
     published: int | None = field(default=None, init=False)
     """Version of the weights that the servers have."""
@@ -63,6 +64,8 @@ class DiskSync:
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
+        # what earlier processes of this run left; a killed one leaves a part
+        self._folders += sorted([*self.folder.glob("turngym-*"), *self.folder.glob(".turngym-*.part")])
         self.fleet.repair = self._repair
 
     def publish(self, version: int) -> None:

@@ -87,6 +87,19 @@ def test_files_reach_every_server_and_only_two_stay(servers: Any, fleet: Fleet, 
     assert not list((tmp_path / "w").iterdir())
 
 
+def test_what_earlier_processes_left_makes_room(fleet: Fleet, tmp_path: Path) -> None:
+    for name in ("turngym-0a-1-v1", "turngym-0a-2-v2", ".turngym-0a-3-v3.part"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "notes").mkdir()
+    sink = DiskSync(fleet=fleet, save=write, folder=tmp_path)
+    sink.publish(1)
+    sink.publish(2)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert len(left) == 3
+    assert left[0] == "notes"
+    assert left[2] == fleet.ledger.current
+
+
 def test_a_full_disk_leaves_nothing_and_the_old_weights(servers: Any, fleet: Fleet, tmp_path: Path) -> None:
     def full(folder: Path) -> None:
         write(folder)
