@@ -14,20 +14,33 @@ from turngym.envs.guard import guard_of
 from turngym.envs.protocols import Judgement, JudgeRequest
 
 
+class ReplayError(TurngymError):
+    """An episode that goes another way when its responses are given again."""
+
+
 def expert_hint(action: str) -> str:
     """What an expert who would do `action` tells the policy."""
     return f"The best action here is: {action}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Advice:
+    """What the expert would have done before each turn of an episode, or why that cannot be said."""
+
+    actions: tuple[str | None, ...] = ()
+    error: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
 class ExpertJudge:
     r"""Implements `Judge` with one vote per request, for tests and small experiments: the expert may be privileged.
 
-    Score: 1 where the action is the expert's own in that state, -1 where it differs and was not even valid or changed
-    nothing, 0 where it is another possible one (which may be as good). Hint:
-    `expert_hint`, also where they agree (`agreeing`; else `\boxed{-1}` there). The default expert sees the hidden
-    state, so its hints are more than hindsight: they are the solution. `scripted.named_player("searching")` and its
-    kin know only what was observed.
+    - Score: 1 where the action is the expert's own in that state, -1 where it differs and was not even valid or changed
+      nothing, 0 where it is another possible one (which may be as good).
+    - Hint: `expert_hint`, also where they agree (`agreeing`; else `\boxed{-1}` there).
+
+    The default expert sees the hidden state, so its hints are more than hindsight: they are the solution.
+    `scripted.named_player("searching")` and its kin know only what was observed.
 
     A vote fails where the request has no episode, the environment fails or answers otherwise than recorded, or the
     expert knows no action. Environments that answer at random cannot be played again.
@@ -39,24 +52,20 @@ class ExpertJudge:
     _env: Any = field(default=None, init=False)
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
-        known: dict[int, list[str | None] | str] = {}
-        for request in requests:
-            episode = request.episode
-            if episode is not None and id(episode) not in known:
-                known[id(episode)] = self._advice(episode)
-        return [self._judgement(request, known.get(id(request.episode), "no episode")) for request in requests]
+        episodes = {id(request.episode): request.episode for request in requests}
+        advice = {key: self._advice(episode) for key, episode in episodes.items()}
+        return [self._judgement(request, advice[id(request.episode)]) for request in requests]
 
     def close(self) -> None:
         if self._env is not None:
             self._env.close()
             self._env = None
 
-    def _judgement(self, request: JudgeRequest, advice: list[str | None] | str) -> Judgement:
-        if isinstance(advice, str):
-            return Judgement(votes=(None,), error=f"{request.name}: {advice}")
-        action = advice[request.turn]
+    def _judgement(self, request: JudgeRequest, advice: _Advice) -> Judgement:
+        action = advice.actions[request.turn] if advice.actions else None
         if action is None or request.episode is None:
-            return Judgement(votes=(None,), error=f"{request.name}: the expert knows no action")
+            why = advice.error or "the expert knows no action"
+            return Judgement(votes=(None,), error=f"{request.name}: {why}")
         turn = request.episode.turns[request.turn]
         agrees = action == turn.action
         if request.kind == "score":
@@ -66,15 +75,17 @@ class ExpertJudge:
             return Judgement(votes=("The expert would do the same. \\boxed{-1}",))
         return Judgement(votes=(f"[HINT_START]{expert_hint(action)}[HINT_END] \\boxed{{1}}",))
 
-    def _advice(self, episode: Episode) -> list[str | None] | str:
-        """The expert's action before each turn, or why it cannot be had."""
+    def _advice(self, episode: Episode | None) -> _Advice:
+        if episode is None:
+            return _Advice(error="no episode")
         try:
-            return self._replay(episode)
+            return _Advice(actions=tuple(self._replay(episode)))
         except TurngymError as error:
-            self.close()
-            return f"{type(error).__name__}: {error}"
+            self.close()  # its state is unknown
+            return _Advice(error=f"{type(error).__name__}: {error}")
 
-    def _replay(self, episode: Episode) -> list[str | None] | str:
+    def _replay(self, episode: Episode) -> list[str | None]:
+        """The expert's action before each turn. Raises ReplayError where the environment answers otherwise."""
         if self._env is None:
             self._env = self.make_env()
         guard = guard_of(self._env)
@@ -84,13 +95,14 @@ class ExpertJudge:
         actions: list[str | None] = []
         for turn in episode.turns:
             if observation != turn.observation:
-                said = f"begins with {observation[:80]!r}, not {turn.observation[:80]!r}"
-                return f"played again, turn {turn.index} {said}"
+                raise ReplayError(
+                    f"played again, turn {turn.index} begins with {observation[:80]!r}, not {turn.observation[:80]!r}"
+                )
             action = player.act()
             actions.append(None if action is None else guard.base.canonical(action))
             observation, _, terminated, truncated, _ = self._env.step(turn.response)
             if turn.action is not None and turn.verdict.valid:
                 player.observe(turn.action)
             if (terminated or truncated) and turn.index < episode.depth - 1:
-                return f"played again, the episode ends at turn {turn.index} of {episode.depth}"
+                raise ReplayError(f"played again, the episode ends at turn {turn.index} of {episode.depth}")
         return actions

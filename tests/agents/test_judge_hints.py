@@ -68,6 +68,9 @@ def test_the_expert_sees_each_state_again(make_tokenizer: Make, make_doors: Make
     judge.close()
 
 
+NOWHERE: dict[str, Any] = {"prompt_span": (0, 0), "response_span": (0, 0), "logprobs": None}
+
+
 def test_what_cannot_be_played_again_is_a_failed_vote(
     make_tokenizer: Make, make_doors: Make, make_policy: Make
 ) -> None:
@@ -75,12 +78,15 @@ def test_what_cannot_be_played_again_is_a_failed_vote(
     turns = (episode.turns[0], replace(episode.turns[1], observation="another house"), *episode.turns[2:])
     other = replace(episode, turns=turns)
     gone = replace(episode, task=replace(episode.task, task_id="doors/99"))
+    longer = replace(episode, turns=(*episode.turns, replace(episode.turns[-1], index=episode.depth, **NOWHERE)))
     judge = ExpertJudge(make_env=make_doors(on_invalid="noop"))
-    requests = [*asked(other, "score"), *asked(gone, "score"), replace(asked(episode, "score")[0], episode=None)]
+    requests = [*asked(other, "score"), *asked(gone, "score"), *asked(longer, "score")]
+    requests.append(replace(asked(episode, "score")[0], episode=None))
     found = judge.judge(requests)
     assert {item.votes for item in found} == {(None,)}
     assert "turn 1 begins with" in found[0].error
     assert "unknown task 'doors/99'" in found[len(episode.turns)].error
+    assert f"the episode ends at turn {episode.depth - 1} of {episode.depth + 1}" in found[-2].error
     assert "no episode" in found[-1].error
     assert judge.judge(asked(episode, "score"))[0].votes[0] is not None
 
