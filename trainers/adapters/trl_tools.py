@@ -48,7 +48,6 @@ def environment_factory(sessions: Sessions, *, seed: int = 0) -> type:
 
         def get_reward(self) -> float | None:
             """The return; None where the environment failed, so that TRL leaves the attempt out."""
-            self._close()
             return self._return
 
         def _act(self, action: Any) -> str:
