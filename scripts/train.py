@@ -161,6 +161,11 @@ def run(options: Options, world: World) -> RunResult:
             f"--staleness {options.stale.staleness} with {world.size} training processes: playing ahead needs one "
             "training process; leave staleness at 0"
         )
+    if world.size > 1 and options.crew.workers:
+        raise TurngymError(
+            f"--workers {options.crew.workers} with {world.size} training processes: each of them plays its share of "
+            "the episodes itself; leave out --workers"
+        )
     if world.size > 1 and options.device == "auto":
         options = replace(options, device=local_device())
     with open_workers(options.crew) as play:

@@ -44,7 +44,7 @@ from turngym.trainers.distributed import (
 )
 from turngym.trainers.distributed_model import blocks
 from turngym.trainers.distributed_processes import world_of
-from turngym.trainers.distributed_run import SharedCollect, bring_weights, shared_scorer
+from turngym.trainers.distributed_run import SharedCollect, bring_weights, divided, shared_scorer
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.micro import split_rows
 from turngym.trainers.scorer import LocalScorer
@@ -134,6 +134,14 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
     known = set(re.findall(r"--[a-z][a-z0-9.-]+[a-z0-9]", capsys.readouterr().out))
     assert torchruns < named
     assert named - torchruns <= known
+
+
+@pytest.mark.parametrize(("more", "named"), [("--workers", "leave out --workers"), ("--staleness", "staleness at 0")])
+def test_playing_elsewhere_or_ahead_is_for_one_training_process(tmp_path: Path, more: str, named: str) -> None:
+    with pytest.raises(TurngymError, match=named):
+        run(parse([*worker.words("opd", tmp_path / "run"), more, "2"]), Single(rank=0, size=2))
+    with pytest.raises(DistributedError, match="plays ahead in a thread"):
+        divided(SimpleNamespace(order=object()), Single(rank=0, size=2))
 
 
 def test_layers_are_found_by_name_or_by_number() -> None:
