@@ -115,7 +115,8 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
     elif isinstance(teacher, SglangScorer):
         identity["teacher"] = teacher.fleet.servers[0].model
     if options.lora.rank:
-        identity |= {"lora": asdict(options.lora), "student": weights_hash(options.student)}
+        adapters = {**asdict(options.lora), "targets": list(options.lora.targets)}
+        identity |= {"lora": adapters, "student": weights_hash(options.student)}
     if options.algorithm in JUDGED:
         identity["judge"] = {**asdict(options.judging), "judge_every": None, "expert": options.expert}
     playing = mixed_player(actor, algorithm, teacher, tokenizer, batch=options.slots, play=play)

@@ -14,10 +14,13 @@ import torch
 
 from turngym.agents.local import LocalEngine
 from turngym.envs.protocols import GenerateRequest, Sampling
+from turngym.scripts.bench.distributed import command
+from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
-from turngym.trainers.checkpoint import latest_checkpoint, latest_model, list_checkpoints
+from turngym.trainers.checkpoint import CheckpointError, latest_checkpoint, latest_model, list_checkpoints
 from turngym.trainers.config import ConfigError, OptimiserConfig
 from turngym.trainers.critic import Critic, CriticConfig
+from turngym.trainers.distributed import SINGLE
 from turngym.trainers.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.model import ModelError, load_model, save_model
@@ -111,6 +114,16 @@ def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
     losses = [[row["loss"] for row in read_metrics(tmp_path / name)] for name in ("whole", "killed")]
     assert losses[0] == losses[1]
+
+
+def test_the_command_line_trains_and_resumes_adapters_of_the_same_student_only(tmp_path: Path) -> None:
+    words = [*command("sft", tmp_path / "run", steps=1, episodes=2), "--lora.rank", "2", "--lora.targets", "q_proj"]
+    assert run(parse(words), SINGLE).step == 1
+    assert run(parse([*words, "--resume"]), SINGLE).step == 1
+    with pytest.raises(CheckpointError, match=r"lora: checkpoint .*'rank': 2.*now .*'rank': 4"):
+        run(parse([*words, "--resume", "--lora.rank", "4"]), SINGLE)
+    with pytest.raises(CheckpointError, match="lora"):
+        run(parse([*words[: words.index("--lora.rank")], "--resume"]), SINGLE)
 
 
 def test_the_rollout_engine_speaks_with_the_adapters() -> None:
