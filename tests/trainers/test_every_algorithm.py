@@ -1,0 +1,160 @@
+"""`turngym train` takes every algorithm to every registered environment: live, resumed, and from trace files."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import pytest
+import torch
+
+import turngym.envs
+from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.settings import ChatSettings
+from turngym.envs.core import TurngymError
+from turngym.envs.protocols import CollectRequest
+from turngym.envs.trace import TraceWriter
+from turngym.scripts import train
+from turngym.scripts.train_build import JUDGED, build_trainer
+from turngym.scripts.train_wiring import OpenRoom
+from turngym.trainers.dataset import DatasetCollect
+from turngym.trainers.metrics import METRICS, SOME_METRICS, read_metrics
+from turngym.trainers.model import save_model, tiny_qwen3
+
+torch.set_num_threads(1)
+ENVS = [name for name in sorted(gym.registry) if name.startswith(f"{turngym.envs.__name__.split('.')[0]}/")]
+SPLIT = {"turngym/ALFWorld-v0": "generated"}
+TEACHER = ("--teacher", "MODEL")
+TEXT = ("--lpt.files", __file__, "--lpt.documents", "1", "--lpt.max-length", "16")
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    "sft": (),
+    "opd": TEACHER,
+    "turnopd": TEACHER,
+    "tcod": TEACHER,
+    "grpo": ("--grpo.n", "2", "--grpo.no-filter-groups"),
+    "luffy": ("--luffy.n", "2", "--luffy.no-filter-groups"),
+    "prm-rl": (),
+    "opd-hints": (),
+    "grpo-kd": (*TEACHER, "--grpo-kd.n", "2"),
+    "grpo-minillm": (*TEACHER, "--grpo-kd.n", "2", *TEXT),
+    "ppo-kd": TEACHER,
+    "ppo-minillm": (*TEACHER, *TEXT),
+}
+
+
+class Recorded(NamedTuple):
+    env: str
+    played: Path
+    shown: Path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer that reads and writes single bytes: student and teacher of every environment."""
+    folder = tmp_path_factory.mktemp("model")
+    words = build_phrase_tokenizer(["<action>", "</action>", "Do the task."])
+    save_model(tiny_qwen3(len(words), width=16, layers=1, heads=2, max_length=16384, seed=0), folder)
+    words.save_pretrained(str(folder))
+    ChatSettings(system="Do the task.", max_new_tokens=2, max_context=16384).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _open_rooms() -> Iterator[None]:
+    """A shop is generated once for all tests as long as one environment has it open."""
+    rooms = [gym.make(env, split=SPLIT.get(env, "train")) for env in ENVS]
+    yield
+    for room in rooms:
+        room.close()
+
+
+@pytest.fixture(scope="module", params=ENVS)
+def recorded(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Two attempts of the untrained policy at one task, and what an expert did."""
+    folder = tmp_path_factory.mktemp("traces")
+    for name in ("grpo", "sft"):
+        made = build_trainer(train.parse(command(model, folder / "run", name, request.param)))
+        asked = CollectRequest(step=1, episodes=2, max_turns=2, group=made.algorithm.group)
+        with TraceWriter(folder / f"{name}.jsonl") as writer:
+            for episode in made.collect(asked):
+                writer.write(episode)
+    return Recorded(env=request.param, played=folder / "grpo.jsonl", shown=folder / "sft.jsonl")
+
+
+def command(model: Path, out: Path, algorithm: str, env: str, *more: str) -> list[str]:
+    given = [str(model) if word == "MODEL" else word for word in ALGORITHMS[algorithm]]
+    words = ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *given, "--env", env]
+    words += ["--split", SPLIT.get(env, "train"), "--episodes", "2", "--max-turns", "2", "--no-tensorboard"]
+    return [*words, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "1", *more]
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(out) if row["kind"] == "train"]
+
+
+def test_every_algorithm_is_here() -> None:
+    assert set(ALGORITHMS) == set(train.Name.__args__)  # type: ignore[attr-defined]
+    assert len(ENVS) == 3
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_algorithm_trains_in_an_environment_and_resumes(
+    model: Path, tmp_path: Path, algorithm: str, env: str
+) -> None:
+    out = tmp_path / "run"
+    trainer = build_trainer(train.parse(command(model, out, algorithm, env)))
+    trainer.train()
+    (row,) = rows(out)
+    assert {*row} <= {*METRICS, *SOME_METRICS}
+    assert row["episodes"] == 2
+    assert row["episodes_failed"] == 0
+    assert row["tokens"] > 0
+    assert row["loss"] is not None
+    again = build_trainer(train.parse(command(model, out, algorithm, env, "--resume")))
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    again.train(resume=True)
+    assert rows(out) == [row]  # nothing is left to do, and the weights are those of the checkpoint
+    assert all(torch.equal(value, before[name]) for name, value in again.model.state_dict().items())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_algorithm_trains_on_trace_files(model: Path, tmp_path: Path, recorded: Recorded, algorithm: str) -> None:
+    trace = recorded.shown if algorithm == "sft" else recorded.played
+    words = command(model, tmp_path / "run", algorithm, recorded.env, "--traces", str(trace))
+    trainer = build_trainer(train.parse(words))
+    source = trainer.collect.collect if algorithm in JUDGED else trainer.collect
+    assert isinstance(source, DatasetCollect)
+    trainer.train()
+    (row,) = rows(tmp_path / "run")
+    assert (row["episodes"], row["episodes_failed"]) == (2, 0)
+    assert row["tokens"] > 0
+    if algorithm != "sft":
+        assert row["gap_max"] < 1e-4  # the student is still the policy that was recorded
+
+
+def test_a_room_stays_open_as_long_as_it_is_held() -> None:
+    closed: list[str] = []
+
+    class Env:
+        def close(self) -> None:
+            closed.append("closed")
+
+    room = OpenRoom(Env)
+    assert isinstance(room.env, Env)
+    assert not closed
+    del room
+    gc.collect()
+    assert closed == ["closed"]
+
+
+def test_what_only_an_environment_can_give(model: Path, tmp_path: Path, recorded: Recorded) -> None:
+    words = command(model, tmp_path / "run", "tcod", recorded.env, "--traces", str(recorded.played))
+    with pytest.raises(TurngymError, match="begins with an expert's turns plays them"):
+        build_trainer(train.parse([*words, "--tcod.direction", "b2f"])).train()
+    words = command(model, tmp_path / "run", "grpo-kd", recorded.env, "--traces", str(recorded.played))
+    with pytest.raises(TurngymError, match="a way of playing"):
+        build_trainer(train.parse([*words, "--grpo-kd.teacher-mix", "0.2"]))
