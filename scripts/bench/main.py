@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from turngym.scripts.main import dispatch
 
 VERBS = {
+    "ahead": "turngym.scripts.bench.ahead",
     "alfworld": "turngym.scripts.bench.alfworld",
     "distributed": "turngym.scripts.bench.distributed",
     "learn": "turngym.scripts.bench.learn",
