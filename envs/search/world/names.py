@@ -20,7 +20,7 @@ def pick(rng: np.random.Generator, items: Sequence[str]) -> str:
 class Namer:
     """Coins names that nobody else in this world has.
 
-    Where there are several worlds, all coin from the same parts: `parts` draws them, `rng` puts them together.
+    Several worlds of one configuration put the same parts together, whatever their seeds.
     """
 
     def __init__(self, config: WorldConfig, rng: np.random.Generator) -> None:

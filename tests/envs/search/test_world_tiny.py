@@ -11,7 +11,7 @@ import pytest
 
 from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.core import TaskError
-from turngym.envs.search import players
+from turngym.envs.search import players, retrievers
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.protocol import read_action
 from turngym.envs.search.sources import open_source
@@ -109,6 +109,24 @@ def test_each_world_is_searched_alone(worlds: list[FictionalWorld]) -> None:
         corpus = corpora[world.config.name]
         assert corpus is not None
         assert corpus.passages == world.passages
+
+
+def test_retrievers_are_kept_up_to_a_number_of_passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(config=FEW, split="all")
+    corpora = [*source.corpora.values()]
+    size = len(corpora[0].passages)
+    monkeypatch.setattr(retrievers, "_OWN", {})
+    monkeypatch.setattr(retrievers, "_KEPT", 3 * size)
+    first = retrievers.own_retriever(corpora[0])
+    for corpus in corpora[1:3]:
+        retrievers.own_retriever(corpus)
+    assert retrievers.own_retriever(corpora[0]) is first
+    for corpus in corpora[3:5]:
+        retrievers.own_retriever(corpus)
+    assert [*retrievers._OWN] == [corpora[place].sha256 for place in (0, 3, 4)]
+    monkeypatch.setattr(retrievers, "_KEPT", 1)
+    retrievers.own_retriever(corpora[5])
+    assert [*retrievers._OWN] == [corpora[5].sha256]
 
 
 def test_blunders_are_plausible_and_never_end_the_episode() -> None:
