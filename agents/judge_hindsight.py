@@ -49,6 +49,7 @@ class ExpertJudge:
     make_env: Callable[[], Any]
     expert: MakeExpert = PrivilegedExpert
     agreeing: bool = True
+    strict: bool = False
     _env: Any = field(default=None, init=False)
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
@@ -69,7 +70,7 @@ class ExpertJudge:
         turn = request.episode.turns[request.turn]
         agrees = action == turn.action
         if request.kind == "score":
-            score = 1 if agrees else 0 if turn.verdict is Verdict.OK else -1
+            score = 1 if agrees else 0 if turn.verdict is Verdict.OK and not self.strict else -1
             return Judgement(votes=(f"The expert would do: {action} \\boxed{{{score}}}",))
         if agrees and not self.agreeing:
             return Judgement(votes=("The expert would do the same. \\boxed{-1}",))

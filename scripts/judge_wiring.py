@@ -24,6 +24,8 @@ class JudgeOptions:
     """`rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks --expert, which by
     default sees the hidden state), `model:FOLDER`, or the url of an OpenAI-compatible endpoint with its version
     (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY). auto: rules for prm-rl, expert for opd-hints."""
+    judge_strict: bool = False
+    """expert: a possible action that is not the expert's own scores -1, not 0."""
     judge_votes: int = 3
     """Votes per turn of a model; rules and experts have one."""
     judge_temperature: float = 0.6
@@ -57,7 +59,7 @@ def make_judge(
         from turngym.agents.judge_hindsight import ExpertJudge
         from turngym.agents.scripted import named_player
 
-        return ExpertJudge(make_env=make_env, expert=named_player(expert))
+        return ExpertJudge(make_env=make_env, expert=named_player(expert), strict=options.judge_strict)
     if name in ("http", "https"):
         from turngym.agents.judge_http import HttpJudge
 

@@ -117,6 +117,7 @@ def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int
         words=(*words, *COMMON, *recipe.words, *recipe.in_env.get(world.name, ())),
         steps=options.steps,
         needs=needs,
+        evaluates=True,
         same_start=f"{recipe.start}-seed{seed}",
     )
 

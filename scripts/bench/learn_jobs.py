@@ -29,6 +29,8 @@ class Job:
     steps: int
     needs: Job | None = None
     """Must be finished before this one can start."""
+    evaluates: bool = False
+    """Ends with an evaluation."""
     same_start: str | None = None
     """Runs with the same value begin with the same evaluation: it is played once."""
 
@@ -43,8 +45,8 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """The last checkpoint is written after the last evaluation."""
-        return self.model.exists()
+        """A run that is interrupted in its last evaluation has its last checkpoint, but not that evaluation."""
+        return self.model.exists() and (not self.evaluates or self.steps in evaluated(self.folder))
 
     @property
     def begun(self) -> bool:
@@ -146,15 +148,15 @@ def borrow_start(job: Job, jobs: Sequence[Job]) -> None:
     if job.same_start is None or job.begun or (job.folder / START).exists():
         return
     for other in jobs:
-        if other.same_start == job.same_start and other is not job and evaluated_start(other):
+        if other.same_start == job.same_start and other is not job and 0 in evaluated(other.folder):
             (job.folder / START).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(other.folder / START, job.folder / START)
             return
 
 
-def evaluated_start(job: Job) -> bool:
-    """Whether the evaluation before step 1 is complete."""
-    return (job.folder / METRICS).exists() and any(row["kind"] == "eval" for row in rows(job.folder))
+def evaluated(folder: Path) -> set[int]:
+    """Steps whose evaluation is complete."""
+    return {int(str(row["step"])) for row in rows(folder) if row["kind"] == "eval"}
 
 
 def rows(folder: Path) -> list[dict[str, object]]:

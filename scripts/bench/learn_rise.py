@@ -37,7 +37,7 @@ def over_seeds(runs: Sequence[TaskMeans], *, low: float = 0.0, high: float = 1.0
     total = of_seeds + of_tasks
     if not total:
         return clustered(by_task, low=low, high=high)
-    degrees = total**2 / (of_seeds**2 / (len(runs) - 1) + of_tasks**2 / (len(tasks) - 1))
+    degrees = 1 / ((of_seeds / total) ** 2 / (len(runs) - 1) + (of_tasks / total) ** 2 / (len(tasks) - 1))
     mean, half = fmean(by_task), t_quantile(0.975, max(1, int(degrees))) * math.sqrt(total)
     return Interval(mean=mean, low=max(low, mean - half), high=min(high, mean + half), tasks=len(tasks))
 

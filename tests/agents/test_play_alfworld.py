@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -10,12 +11,13 @@ import pytest
 import turngym.envs
 from turngym.agents.hinted_env import HintedObservations
 from turngym.agents.human import HumanAgent
-from turngym.agents.judge_hindsight import expert_hint
+from turngym.agents.judge_hindsight import ExpertJudge, expert_hint
 from turngym.agents.judge_hints import HINT_HEAD
 from turngym.agents.render import ChatRenderer
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.envs.episode import Status
+from turngym.trainers.judge.episodes import requests
 
 assert turngym.envs
 
@@ -51,6 +53,19 @@ def test_hints_come_from_the_expert_who_demonstrates(jobs: list[Job]) -> None:
     other = rollout(jobs[:6], lambda: HintedObservations(make()(), 1.0), noisy)
     wrong = [t for e in other for t in e.turns if t.origin == "demonstration"]
     assert any(expert_hint(turn.action or "") not in turn.observation for turn in wrong), "who sees all does otherwise"
+
+
+def test_a_strict_expert_judge_has_no_neutral_scores(jobs: list[Job], make_tokenizer: Any) -> None:
+    agent = ExpertAgent(ChatRenderer(make_tokenizer(), strict=True), noise=0.7)
+    played = rollout(jobs[:4], make(channel="text", max_turns=10), agent)
+    episodes = [replace(e, turns=tuple(replace(t, origin="policy") for t in e.turns)) for e in played]
+    asked = [request for episode in episodes for request in requests(episode, "score")]
+    lenient, strict = (
+        [judgement.votes[0] for judgement in ExpertJudge(make_env=make(channel="text"), strict=strict).judge(asked)]
+        for strict in (False, True)
+    )
+    assert any("boxed{0}" in (vote or "") for vote in lenient)
+    assert strict == [vote and vote.replace("boxed{0}", "boxed{-1}") for vote in lenient]
 
 
 def test_demonstrations_carry_tokens_that_decode_to_what_was_played(jobs: list[Job], make_tokenizer: Any) -> None:

@@ -177,6 +177,17 @@ def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
         Runner(jobs=[one]).run()
 
 
+def test_a_run_without_its_last_evaluation_is_not_finished(tmp_path: Path) -> None:
+    one = job(tmp_path, "one", evaluates=True)
+    one.model.mkdir(parents=True)
+    rows = [{"step": 1, "kind": "eval"}, {"step": 2, "kind": "train"}]
+    (one.folder / learn_jobs.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert not one.finished
+    with (one.folder / learn_jobs.METRICS).open("a") as file:
+        file.write(json.dumps({"step": 2, "kind": "eval"}) + "\n")
+    assert one.finished
+
+
 def test_a_complete_first_evaluation_is_played_once(tmp_path: Path) -> None:
     jobs = [job(tmp_path, name, same_start="s") for name in ("first", "second")]
     trace = jobs[0].folder / learn_jobs.START
