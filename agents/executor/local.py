@@ -150,7 +150,7 @@ def serve(pipe: Any, threads: int) -> None:
         try:
             method, args = pipe.recv()
         except (EOFError, OSError):
-            worker.end()
+            worker.close()
             return
         try:
             plain = [Path(arg.path).read_bytes() if isinstance(arg, SharedFile) else arg for arg in args]

@@ -47,6 +47,8 @@ class Worker:
         self._engines: dict[int, Any] = {}
         self._rollout: Rollout | None = None
         self._waiting: deque[tuple[int, Job]] = deque()
+        self._room: tuple[MakeEnv, Any] | None = None
+        """An environment that stays open between runs: what all of a process share (a shop, an index) is built once."""
 
     def begin(self, scene: bytes, places: Sequence[int], loads: Sequence[Load], *payloads: bytes) -> None:
         """Get ready for jobs; what was being played is given up. `places` says which engine stands where in `scene`."""
@@ -54,6 +56,7 @@ class Worker:
         for load, payload in zip(loads, payloads, strict=True):
             self._take(load, payload)
         content: Scene = unpack(scene, {place: self._engines[engine] for place, engine in enumerate(places)})
+        self._open(content.make_env)
         self._rollout = Rollout(
             content.make_env,
             content.agent,
@@ -62,6 +65,12 @@ class Worker:
             system=content.system,
             meta=dict(content.meta),
         )
+
+    def _open(self, make_env: MakeEnv) -> None:
+        if self._room is None or self._room[0] != make_env:
+            former, self._room = self._room, (make_env, make_env())
+            if former is not None:
+                former[1].close()
 
     def _take(self, load: Load, payload: bytes) -> None:
         from turngym.agents.local_replica import load_weights, unpack_engine
@@ -88,3 +97,10 @@ class Worker:
         if self._rollout is not None:
             self._rollout.abandon()
             self._rollout = None
+
+    def close(self) -> None:
+        """Give up everything: the process ends."""
+        self.end()
+        if self._room is not None:
+            self._room[1].close()
+            self._room = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -74,6 +74,20 @@ class ThreadlessWorkers:
             self.stop(worker)
 
 
+MADE: list[Any] = []
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Environments that are counted; picklable, and equal when it arrives."""
+
+    spec: EnvSpec
+
+    def __call__(self) -> Any:
+        MADE.append(self.spec())
+        return MADE[-1]
+
+
 def untimed(episodes: list[Episode]) -> list[Episode]:
     return [replace(episode, timings={}) for episode in episodes]
 
@@ -117,6 +131,15 @@ def test_depth_cap_and_empty_list(spec: EnvSpec, jobs: list[Job]) -> None:
     _, episodes = play(ThreadlessWorkers(2), jobs, spec, max_turns=1)
     assert {episode.depth for episode in episodes} == {1}
     assert play(ThreadlessWorkers(2), [], spec)[1] == []
+
+
+def test_a_worker_keeps_an_environment_open_between_runs(spec: EnvSpec, jobs: list[Job]) -> None:
+    """One slot: each run makes one environment, and the first run one more, which stays."""
+    MADE.clear()
+    run = ParallelRollout(ThreadlessWorkers(1))
+    for _ in range(3):
+        run(jobs[:2], Counted(spec), ExpertAgent(), slots=1)
+    assert len(MADE) == 1 + 3
 
 
 def test_a_dead_worker_loses_only_its_unfinished_episodes(
