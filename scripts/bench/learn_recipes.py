@@ -61,7 +61,7 @@ Copying out of a hint needs the step size of the pre-training: in the shop, afte
 RECIPES: Mapping[str, Recipe] = {
     # long failures would outweigh short successes if every token counted the same
     "grpo": Recipe(algorithm="grpo", words=(*REWARD, "--grpo.weight", "trajectory")),
-    "luffy": Recipe(algorithm="luffy", control="grpo", expert=True, words=REWARD),
+    "luffy": Recipe(algorithm="luffy", control="grpo", expert=True, words=(*REWARD, "--luffy.weight", "trajectory")),
     # a judge who neither rewards nor punishes what is merely possible teaches to walk about (docs/learn.md)
     "prm-rl": Recipe(
         algorithm="prm-rl",

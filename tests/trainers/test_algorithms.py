@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from turngym.envs.protocols import CollectRequest
-from turngym.trainers.algorithms import opd, sft, tcod, turnopd
+from turngym.trainers.algorithms import luffy, opd, sft, tcod, turnopd
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError, DistillConfig, OptimiserConfig, RunConfig
 from turngym.trainers.curriculum import DepthSchedule
@@ -23,6 +23,7 @@ from turngym.trainers.pieces import Algorithm, Scorers, Targets
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.signals import SignalError
 from turngym.trainers.step import Forward, accumulate, learning_rate, make_optimiser, update
+from turngym.trainers.weights import WEIGHTS
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")
@@ -274,3 +275,8 @@ def test_signals_refuse_a_missing_or_broken_teacher() -> None:
 def test_settings_out_of_range_are_refused(make: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make()
+
+
+def test_luffy_counts_tokens_alike_unless_told_otherwise() -> None:
+    assert luffy.build(luffy.LuffyConfig(), RunConfig()).weight is WEIGHTS["token_mean"]
+    assert luffy.build(luffy.LuffyConfig(weight="trajectory"), RunConfig()).weight is WEIGHTS["trajectory"]

@@ -50,6 +50,8 @@ class LuffyConfig:
     """Weight of the KL (k3) to the initial policy in the loss; 0 needs no copy of it."""
     filter_groups: bool = True
     """Leave out groups that are all success or all failure."""
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
+    """Whether every token, every episode or every response counts the same."""
 
     def __post_init__(self) -> None:
         if self.n <= self.prefix.count:
@@ -62,7 +64,8 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
     """Mixed-policy gradient over the policy's episodes and demonstrated prefixes that it continues.
 
     Own tokens: max(-A r, -A clip(r)), r = pi / pi_old. Demonstrated tokens: -A f(pi), f(pi) = pi / (pi + 0.1), their
-    behaviour probability taken as 1. One mean over both kinds, minus entropy_coef H.
+    behaviour probability taken as 1. One mean over the tokens of both kinds, as in the paper (or what `weight` says),
+    minus entropy_coef H.
     Source: LUFFY; algorithms specification section 7.
     Differs from the paper: a prefix is whole turns of the expert, replayed in the environment so that observations stay
     true; groups without contrast are left out, which the published code computes but never applies.
@@ -78,7 +81,7 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
         name="luffy",
         depth=FixedDepth(h_max=run.max_turns),
         signal=WithReference(signal=signal) if config.kl_coef else signal,
-        weight=WEIGHTS["token_mean"],
+        weight=WEIGHTS[config.weight],
         token_loss=MixedPolicyGradient(
             off=Reshape(shape=config.shape, a=config.a),
             on=Reshape(shape=config.on_shape, a=config.a),
