@@ -1,7 +1,7 @@
 """Set up a fresh machine and run: `python3 scripts/bootstrap.py quickstart`, `... test` or `... sglang`.
 
 Creates `.venv` beside this checkout (or the folder in TURNGYM_VENV), installs torch first so that the pinned CPU-sized
-build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap. Standard library only.
+build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap. It needs no package.
 """
 
 from __future__ import annotations

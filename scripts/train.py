@@ -33,8 +33,8 @@ try:
     from turngym.trainers.algorithms.tcod import TcodConfig
     from turngym.trainers.algorithms.turnopd import TurnOpdConfig
     from turngym.trainers.config import DistillConfig, OptimiserConfig, RunConfig
-    from turngym.trainers.distributed import World, together
-    from turngym.trainers.distributed_run import divided
+    from turngym.trainers.distributed.run import divided
+    from turngym.trainers.distributed.world import World, together
     from turngym.trainers.loop import RunResult, Trainer
     from turngym.trainers.lora import LoraConfig
     from turngym.trainers.stale import StaleConfig
@@ -141,7 +141,7 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym train` with `argv` (without the verb itself); under `torchrun` as one of several processes."""
-    from turngym.trainers.distributed_processes import world_of
+    from turngym.trainers.distributed.processes import world_of
 
     options = parse(argv)
     with world_of(timeout=options.process_timeout) as world:
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
 def run(options: Options, world: World) -> RunResult:
     """Build the trainer that `options` describe and train in `world`."""
     from turngym.scripts.train_build import build_trainer
-    from turngym.trainers.distributed_processes import local_device
+    from turngym.trainers.distributed.processes import local_device
 
     if world.size > 1 and options.stale.staleness:
         raise TurngymError(

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from turngym.envs.core import TurngymError
-from turngym.trainers import distributed_checkpoint as shards
 from turngym.trainers import lora
 from turngym.trainers.critic import Critic
-from turngym.trainers.distributed import SINGLE, World, only_first, together
+from turngym.trainers.distributed import checkpoint as shards
+from turngym.trainers.distributed.world import SINGLE, World, only_first, together
 from turngym.trainers.full_disk import full_disk
 from turngym.trainers.model import load_model, save_model
 

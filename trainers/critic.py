@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError
-from turngym.trainers.distributed import SINGLE, World, full, micro_batches
-from turngym.trainers.distributed_checkpoint import load_full
+from turngym.trainers.distributed.checkpoint import load_full
+from turngym.trainers.distributed.world import SINGLE, World, full, micro_batches
 from turngym.trainers.micro import pad_rows
 from turngym.trainers.model import autocast, hidden_states, recomputing
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-from turngym.trainers.distributed import SINGLE, World
+from turngym.trainers.distributed.world import SINGLE, World
 
 
 class Interrupts:

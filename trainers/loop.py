@@ -11,8 +11,8 @@ from turngym.envs.protocols import Collect, Scorer
 from turngym.trainers.checkpoint import MODEL
 from turngym.trainers.config import OptimiserConfig, RunConfig, fingerprint
 from turngym.trainers.critic import Critic
-from turngym.trainers.distributed import SINGLE, World
-from turngym.trainers.distributed_run import SharedServers, Silent
+from turngym.trainers.distributed.run import SharedServers, Silent
+from turngym.trainers.distributed.world import SINGLE, World
 from turngym.trainers.interrupts import Interrupts
 from turngym.trainers.metrics import MetricsLog
 from turngym.trainers.order import InStep, Order
@@ -60,7 +60,7 @@ class Trainer:
     servers: SharedServers | None = None
     """Engine servers that play with the student's weights; of several processes one sends them."""
     world: World = SINGLE
-    """The processes of the run; more than one are set up by `distributed_run.divided`."""
+    """The processes of the run; more than one are set up by `distributed.run.divided`."""
 
     def train(self, *, resume: bool = False) -> RunResult:
         """Run until `run.steps`; Ctrl-C saves, then raises KeyboardInterrupt. Never overwrites another run."""

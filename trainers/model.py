@@ -151,7 +151,7 @@ def hidden_states(model: nn.Module, ids_BL: NDArray[np.int64], positions_BL: NDA
     """
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
-    # a sharded model gathers its parameters only when it is entered as a whole (`distributed_model.shard`)
+    # a sharded model gathers its parameters only when it is entered as a whole (`distributed.model.shard`)
     run = getattr(model, "final_states", None) or partial(final_states, model)
     if positions_BL is None:
         return run(ids).flatten(0, 1)

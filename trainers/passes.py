@@ -14,7 +14,7 @@ from turngym.envs.episode import Episode
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import OptimiserConfig
 from turngym.trainers.critic import Critic
-from turngym.trainers.distributed import World
+from turngym.trainers.distributed.world import World
 from turngym.trainers.pieces import Algorithm, Targets, Term
 from turngym.trainers.step import Forward, UpdateResult, learning_rate, update
 

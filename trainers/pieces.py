@@ -18,7 +18,7 @@ from turngym.envs.protocols import Scorer
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.critic import Critic, CriticConfig
 from turngym.trainers.depth import DepthController
-from turngym.trainers.distributed import World
+from turngym.trainers.distributed.world import World
 from turngym.trainers.weights import Weight
 
 

@@ -19,7 +19,7 @@ from turngym.trainers.checkpoint import (
 from turngym.trainers.config import RunConfig
 from turngym.trainers.critic import Critic
 from turngym.trainers.depth import DepthState, state_from_json, state_to_json
-from turngym.trainers.distributed import SINGLE, World, only_first
+from turngym.trainers.distributed.world import SINGLE, World, only_first
 from turngym.trainers.metrics import FILE
 from turngym.trainers.order import InStep, Order
 

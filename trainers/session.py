@@ -17,8 +17,8 @@ from turngym.trainers import measure
 from turngym.trainers.batch import pack
 from turngym.trainers.critic import Critic
 from turngym.trainers.depth import DepthPlan
-from turngym.trainers.distributed import together
-from turngym.trainers.distributed_run import Silent, shared_scorer
+from turngym.trainers.distributed.run import Silent, shared_scorer
+from turngym.trainers.distributed.world import together
 from turngym.trainers.full_disk import full_disk
 from turngym.trainers.interrupts import Interrupts
 from turngym.trainers.judge.stats import judge_row

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import OptimiserConfig
-from turngym.trainers.distributed import SINGLE, World, full, micro_batches
+from turngym.trainers.distributed.world import SINGLE, World, full, micro_batches
 from turngym.trainers.micro import MicroBatch, pad_rows, split_rows
 from turngym.trainers.model import autocast, head, hidden_states, recomputing
 from turngym.trainers.packing import split_packed

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.envs.core import TurngymError
-from turngym.trainers.distributed import SINGLE, World, divide
+from turngym.trainers.distributed.world import SINGLE, World, divide
 from turngym.trainers.model import autocast, head, hidden_states, length_batches, pad
 from turngym.trainers.projection import project
 

@@ -23,9 +23,9 @@ from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
 from turngym.scripts.train_build import build_trainer
 from turngym.scripts.worlds.world import CHECKPOINTS
-from turngym.trainers.distributed import World
-from turngym.trainers.distributed_processes import world_of
-from turngym.trainers.distributed_run import divided
+from turngym.trainers.distributed.processes import world_of
+from turngym.trainers.distributed.run import divided
+from turngym.trainers.distributed.world import World
 from turngym.trainers.model import load_model
 
 

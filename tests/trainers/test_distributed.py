@@ -32,7 +32,10 @@ from turngym.scripts.bench.distributed import CASES, difference, place
 from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
-from turngym.trainers.distributed import (
+from turngym.trainers.distributed.model import blocks
+from turngym.trainers.distributed.processes import world_of
+from turngym.trainers.distributed.run import SharedCollect, bring_weights, divided, shared_scorer
+from turngym.trainers.distributed.world import (
     SINGLE,
     DistributedError,
     Single,
@@ -42,9 +45,6 @@ from turngym.trainers.distributed import (
     share,
     together,
 )
-from turngym.trainers.distributed_model import blocks
-from turngym.trainers.distributed_processes import world_of
-from turngym.trainers.distributed_run import SharedCollect, bring_weights, divided, shared_scorer
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.micro import split_rows
 from turngym.trainers.scorer import LocalScorer

@@ -20,7 +20,7 @@ from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import CheckpointError, latest_checkpoint, latest_model, list_checkpoints
 from turngym.trainers.config import ConfigError, OptimiserConfig
 from turngym.trainers.critic import Critic, CriticConfig
-from turngym.trainers.distributed import SINGLE
+from turngym.trainers.distributed.world import SINGLE
 from turngym.trainers.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.model import ModelError, load_model, save_model

@@ -17,7 +17,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.scripts import train
 from turngym.scripts.train_build import build_trainer
-from turngym.trainers.distributed import Single
+from turngym.trainers.distributed.world import Single
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.model import save_model, tiny_qwen3
 from turngym.trainers.stale import Ahead

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from turngym.trainers import distributed_model
-from turngym.trainers.distributed import SINGLE, DistributedError, World
+from turngym.trainers.distributed import model as sharded
+from turngym.trainers.distributed.world import SINGLE, DistributedError, World
 
 T = TypeVar("T")
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "NCCL", "Connection refused")
@@ -34,7 +34,7 @@ class Processes:
         return values
 
     def shard(self, model: Any) -> None:
-        distributed_model.shard(model, self._mesh)
+        sharded.shard(model, self._mesh)
 
     def whole(self, model: Any) -> AbstractContextManager[None]:
         """May be nested: the outermost block gathers the parameters and frees them."""
@@ -44,13 +44,13 @@ class Processes:
     def _whole(self, model: Any) -> Iterator[None]:
         self._open.add(id(model))
         try:
-            with distributed_model.whole(model):
+            with sharded.whole(model):
                 yield
         finally:
             self._open.discard(id(model))
 
     def state(self, model: Any) -> Mapping[str, Tensor]:
-        return distributed_model.full_state(model)
+        return sharded.full_state(model)
 
 
 @contextmanager

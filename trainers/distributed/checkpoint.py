@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from turngym.trainers.distributed import DistributedError
+from turngym.trainers.distributed.world import DistributedError
 
 FOLDER = "shards"
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode, TopK
 from turngym.envs.protocols import Collect, CollectRequest, Scorer
-from turngym.trainers.distributed import DistributedError, World, divide, only_first, together
+from turngym.trainers.distributed.world import DistributedError, World, divide, only_first, together
 from turngym.trainers.order import InStep
 from turngym.trainers.progress import NoProgress
 from turngym.trainers.scorer import Ids, LocalScorer, Positions, SupportScorer
