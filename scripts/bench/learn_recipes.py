@@ -69,9 +69,9 @@ RECIPES: Mapping[str, Recipe] = {
         words=(*REWARD, "--judge", "expert", "--judge-strict", "--optimiser.passes", "1"),
     ),
     "opd-from-hints": Recipe(algorithm="opd", start="hints", teacher=True, words=DISTIL),
-    # A hinted teacher is nearly sure: with 50 ids the reverse KL beats down what it rules out, the decisive verbs
-    # first, and success falls to 0. With one id and a tail bin it only raises what the teacher would say. It takes a
-    # forward pass per turn: half the episodes make it cost what the others cost.
+    # A hinted teacher is nearly sure, and stuck episodes repeat one hint: with 50 ids, every turn alike, at 1e-3,
+    # success falls to 0. One id and a tail bin only raise what the teacher would say, and every episode counts the
+    # same. It takes a forward pass per turn: half the episodes make it cost what the others cost.
     "opd-hints": Recipe(
         algorithm="opd-hints",
         start="hints",
@@ -79,7 +79,7 @@ RECIPES: Mapping[str, Recipe] = {
         expert=True,
         words=(
             *("--opd-hints.form", "topk", "--distill.top-k", "1", "--episodes", "32"),
-            *("--optimiser.lr", "5e-4", "--optimiser.minibatches", "2"),
+            *("--opd-hints.weight", "trajectory", "--optimiser.lr", "2e-4", "--optimiser.minibatches", "2"),
         ),
     ),
     "opd": Recipe(algorithm="opd", teacher=True, words=DISTIL),
