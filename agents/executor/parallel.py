@@ -42,6 +42,7 @@ class ParallelRollout:
     times and the last time alone, so that an episode which kills its worker takes no other with it. After that they end
     as `error_engine`. `on_episode` is called here as each episode comes back.
 
+    The workers are its own: when a run is over, one of them may still owe an answer that only this rollout waits for.
     One run at a time; a second thread waits. Engines are read when a run begins: do not train them meanwhile.
 
     Raises:

@@ -38,7 +38,8 @@ def over_seeds(runs: Sequence[TaskMeans], *, low: float = 0.0, high: float = 1.0
     if not total:
         return clustered(by_task, low=low, high=high)
     degrees = 1 / ((of_seeds / total) ** 2 / (len(runs) - 1) + (of_tasks / total) ** 2 / (len(tasks) - 1))
-    mean, half = fmean(by_task), t_quantile(0.975, max(1, int(degrees))) * math.sqrt(total)
+    # 1e-6: whole degrees of freedom stay whole, whatever rounding did to the variances
+    mean, half = fmean(by_task), t_quantile(0.975, max(1, int(degrees + 1e-6))) * math.sqrt(total)
     return Interval(mean=mean, low=max(low, mean - half), high=min(high, mean + half), tasks=len(tasks))
 
 

@@ -45,7 +45,7 @@ class LossBench:
     k: int = 50
     """Ids of the teacher's support."""
     chunk: int = 256
-    """Rows of logits that exist at a time in our losses (`--run.head-chunk`)."""
+    """Rows of logits that exist at a time in our losses (`--head-chunk`)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of hidden states and heads; auto: float32 on a CPU, bfloat16 on a GPU. Log-probabilities are float32 anyway."""
     device: str = "cpu"

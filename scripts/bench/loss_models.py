@@ -57,7 +57,7 @@ class ModelStep:
 def measure_models(job: ModelJob) -> ModelStep:
     """Make the models, warm up on one episode, then time the teacher's scores and one update.
 
-    On a GPU: teacher in bfloat16, student in float32 with bfloat16 autocast, as `turngym train --run.autocast bfloat16
+    On a GPU: teacher in bfloat16, student in float32 with bfloat16 autocast, as `turngym train --autocast bfloat16
     --teacher-dtype bfloat16`; on a CPU both in float32.
     """
     import torch

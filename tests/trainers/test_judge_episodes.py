@@ -184,7 +184,9 @@ def test_collected_episodes_come_judged_and_are_recorded(three: Episode) -> None
     kept: list[tuple[int, int]] = []
     judge = tools.Says(lambda request: tools.boxed(1))
     source = JudgedCollect(
-        collect=lambda request: [three], judge=judge, record=lambda step, found: kept.append((step, len(found)))
+        collect=lambda request: [three],
+        judge=judge,
+        record=lambda request, found: kept.append((request.step, len(found))),
     )
     [found] = source(REQUEST)
     assert [turn.judge_scores for turn in found.turns] == [(1.0,)] * 3
