@@ -146,8 +146,11 @@ def activation_bytes(shape: ModelShape, tokens: int, *, checkpointing: bool, pre
 
 
 def logits_bytes(shape: ModelShape, rows: int) -> float:
-    """Of one chunk of the head's backward pass: logits, their float32 copy, its softmax and its gradient."""
-    return 16.0 * rows * shape.vocab
+    """Of the head's backward pass: four float32 copies of a chunk's logits, and the head's gradient once more.
+
+    The second gradient is that of one chunk, which is added to those of the others.
+    """
+    return 16.0 * rows * shape.vocab + 4.0 * shape.vocab * shape.width
 
 
 def gathered_bytes(shape: ModelShape) -> float:
