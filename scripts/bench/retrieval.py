@@ -8,7 +8,7 @@ share the machine's cores, so only the ratio means much.
 
 Examples:
     turngym bench retrieval
-    turngym bench retrieval --quality ../data/search --scale /tmp/scale
+    turngym bench retrieval --quality ../data/search --scale scale
     turngym bench retrieval --passages 0 --quality ../data/search
 """
 
