@@ -157,9 +157,13 @@ class ProxyService:
             **{name: value for name, value in sorted(counts.items()) if name not in shown},
         }
 
+    def leave(self) -> None:
+        """Take no further requests; those under way go on."""
+        self.stopping = True
+
     def close(self) -> None:
         """Answer what waits and close the records; open sessions stay in them for the next start. Twice is fine."""
-        self.stopping = True
+        self.leave()
         self.bridge.close()
         self.recorder.close()
 

@@ -127,8 +127,12 @@ class RetrievalService:
         state = {"waiting": waiting, "busy_s": round(busy, 3), "remembered": len(self._memory)}
         return {"uptime_s": round(self._clock() - self._started, 3), **self.stats.as_json(), **state}
 
+    def leave(self) -> None:
+        """Say in `health` that this server is about to end."""
+        self.stopping = True
+
     def close(self, timeout: float = 1.0) -> None:
         """Answer what waits (for at most `timeout` seconds), then close the retriever; twice is fine."""
-        self.stopping = True
+        self.leave()
         self._batcher.close(timeout)
         self._retriever.close()

@@ -97,7 +97,8 @@ def parse(argv: Sequence[str]) -> ServeProxy:
 def serve(config: ServeProxy) -> int:
     """Serve until a signal, or until training fails (status 1)."""
     from turngym.agents.proxy.app import create_app
-    from turngym.agents.proxy.run import ProxyServer
+    from turngym.scripts.serve.draining import DrainingServer
+    from turngym.scripts.serve.fronts import proxy_front
     from turngym.scripts.serve.proxy_build import build
 
     key = os.environ.get(KEY) or None
@@ -108,7 +109,7 @@ def serve(config: ServeProxy) -> int:
     service, training = build(config)
     try:
         app = create_app(service, api_key=key, more_health=None if training is None else training.health)
-        server = ProxyServer(app, host=config.host, port=config.port, drain=config.drain)
+        server = DrainingServer(proxy_front(app), host=config.host, port=config.port, drain=config.drain)
         server.stop_on_signals()
         print(f"ready: {server.url}, model {service.name!r}, {_what(config)}", flush=True)
         if training is not None:

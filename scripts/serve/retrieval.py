@@ -21,8 +21,9 @@ import tyro
 
 from turngym.envs.core import TurngymError
 from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.server.run import THREADS, RetrievalServer
 from turngym.retrieval.server.settings import ServerSettings
+from turngym.scripts.serve.draining import DrainingServer
+from turngym.scripts.serve.fronts import RETRIEVAL_THREADS, retrieval_front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class ServeRetrieval:
     """Address to listen on. There is no password: another than this one opens the corpus to the network."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
-    threads: int = THREADS
+    threads: int = RETRIEVAL_THREADS
     """Requests in work at the same time: at least the number of clients, or they cannot share batches."""
     processes: int = 1
     """Further processes for batches, so that searching and HTTP do not wait for one interpreter. Each maps the index
@@ -65,14 +66,19 @@ def serve(config: ServeRetrieval) -> int:
     settings = replace(config.settings, workers=max(config.processes, config.settings.workers))
     try:
         app = create_app(retriever, settings)
-        server = RetrievalServer(app, host=config.host, port=config.port, threads=config.threads, drain=config.drain)
     except RetrievalError:
         retriever.close()
         raise
-    server.stop_on_signals()
-    passages = "?" if server.service.passages is None else f"{server.service.passages:,}"
-    print(f"ready: {server.url}, {passages} passages, fingerprint {server.service.fingerprint}", flush=True)
-    server.run()
+    service = app.extensions["retrieval"]
+    try:
+        front = retrieval_front(app, threads=config.threads)
+        server = DrainingServer(front, host=config.host, port=config.port, drain=config.drain)
+        server.stop_on_signals()
+        passages = "?" if service.passages is None else f"{service.passages:,}"
+        print(f"ready: {server.url}, {passages} passages, fingerprint {service.fingerprint}", flush=True)
+        server.run()
+    finally:
+        service.close()
     # whoever started this may have stopped reading
     with contextlib.suppress(BrokenPipeError):
         print(

@@ -18,8 +18,9 @@ pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
 httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 
 from turngym.agents.proxy.app import create_app  # noqa: E402
-from turngym.agents.proxy.errors import ProxyError  # noqa: E402
-from turngym.agents.proxy.run import ProxyServer  # noqa: E402
+from turngym.envs.core import TurngymError  # noqa: E402
+from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
+from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))
 tools = importlib.import_module("proxy_tools")
@@ -33,7 +34,7 @@ class Served:
 
     def __init__(self, bench: Any, key: str | None) -> None:
         self.bench = bench
-        self.server = ProxyServer(create_app(bench.service, api_key=key), port=0, drain=10.0)
+        self.server = DrainingServer(proxy_front(create_app(bench.service, api_key=key)), port=0, drain=10.0)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         headers = {} if key is None else {"Authorization": b"Bearer " + key.encode()}
@@ -214,8 +215,8 @@ def test_stopping_answers_what_was_accepted(serve: Callable[..., Served]) -> Non
 def test_a_port_that_is_taken(serve: Callable[..., Served], make_tokenizer: Any, tmp_path: Path) -> None:
     served = serve()
     bench = tools.Bench(make_tokenizer(), tmp_path / "other")
-    with pytest.raises(ProxyError, match="choose a free port"):
-        ProxyServer(create_app(bench.service), port=served.server.port)
+    with pytest.raises(TurngymError, match="choose a free port"):
+        DrainingServer(proxy_front(create_app(bench.service)), port=served.server.port)
     bench.service.close()
 
 

@@ -18,7 +18,8 @@ pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
 httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 
 from turngym.agents.proxy.app import create_app  # noqa: E402
-from turngym.agents.proxy.run import ProxyServer  # noqa: E402
+from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
+from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))
 tools = importlib.import_module("proxy_tools")
@@ -35,7 +36,7 @@ class Served:
 
     def __init__(self, bench: Any) -> None:
         self.bench, self.policy, self.service = bench, bench.policy, bench.service
-        self.server = ProxyServer(create_app(bench.service), port=0, drain=10.0)
+        self.server = DrainingServer(proxy_front(create_app(bench.service)), port=0, drain=10.0)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         self.http = httpx.Client(base_url=self.server.url, timeout=20, verify=False)

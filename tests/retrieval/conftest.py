@@ -126,15 +126,23 @@ def serve() -> Iterator[Callable[..., Any]]:
     pytest.importorskip("flask", reason="the server needs turngym[serve]")
     pytest.importorskip("waitress", reason="the server needs turngym[serve]")
     from turngym.retrieval.server.app import create_app
-    from turngym.retrieval.server.run import RetrievalServer
     from turngym.retrieval.server.settings import ServerSettings
+    from turngym.scripts.serve.draining import DrainingServer
+    from turngym.scripts.serve.fronts import retrieval_front
 
-    running: list[tuple[RetrievalServer, threading.Thread]] = []
+    running: list[tuple[DrainingServer, threading.Thread]] = []
 
-    def start(retriever: Retriever, *, drain: float = 5.0, threads: int = 16, **settings: Any) -> RetrievalServer:
+    def start(retriever: Retriever, *, drain: float = 5.0, threads: int = 16, **settings: Any) -> DrainingServer:
         app = create_app(retriever, ServerSettings(**settings))
-        server = RetrievalServer(app, port=0, threads=threads, drain=drain)
-        thread = threading.Thread(target=server.run)
+        server = DrainingServer(retrieval_front(app, threads=threads), drain=drain)
+
+        def run() -> None:
+            try:
+                server.run()
+            finally:
+                app.extensions["retrieval"].close()
+
+        thread = threading.Thread(target=run)
         thread.start()
         running.append((server, thread))
         return server

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from turngym.retrieval.core import Hit, Passage, RetrievalError, RetrieverUnavailable
+from turngym.envs.core import TurngymError
+from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
 from turngym.retrieval.wire import FINGERPRINT_HEADER, read_reply, reply_body
 
 pytest.importorskip("flask", reason="the server needs turngym[serve]")
@@ -141,7 +142,7 @@ def test_concurrent_clients_share_batches_and_get_their_own_answers(echo: Any, s
     echo.gate.clear()
     with ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(ask, server.url, json.dumps({"query": f"q{n}"}).encode()) for n in range(12)]
-        while server.service.stats.as_json()["queries"] < 12:
+        while ask(server.url.replace("/retrieve", "/stats"))[1]["queries"] < 12:
             threading.Event().wait(0.001)
         echo.gate.set()
         found = [reply.result(20)[1]["result"][0][0]["id"] for reply in asked]
@@ -200,11 +201,12 @@ def test_an_idle_connection_does_not_hold_up_the_end(echo: Any, serve: Serve) ->
 
 def test_an_address_in_use_is_said(echo: Any, serve: Serve) -> None:
     from turngym.retrieval.server.app import create_app
-    from turngym.retrieval.server.run import RetrievalServer
+    from turngym.scripts.serve.draining import DrainingServer
+    from turngym.scripts.serve.fronts import retrieval_front
 
     port = serve(echo).port
-    with pytest.raises(RetrievalError, match=f"cannot listen on 127.0.0.1, port {port}: .*choose a free port"):
-        RetrievalServer(create_app(echo), port=port)
+    with pytest.raises(TurngymError, match=f"cannot listen on 127.0.0.1, port {port}: .*choose a free port"):
+        DrainingServer(retrieval_front(create_app(echo)), port=port)
 
 
 def test_a_reply_reads_back_as_it_was_written() -> None:

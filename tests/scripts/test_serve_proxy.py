@@ -18,11 +18,12 @@ httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 
 from turngym.agents.proxy.app import create_app  # noqa: E402
-from turngym.agents.proxy.run import ProxyServer  # noqa: E402
 from turngym.agents.proxy.settings import ProxySettings  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.envs.trace import read_trace  # noqa: E402
 from turngym.scripts.judge_wiring import JudgeOptions  # noqa: E402
+from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
+from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
 from turngym.scripts.serve.proxy import ServeProxy, serve  # noqa: E402
 from turngym.scripts.serve.proxy_build import build  # noqa: E402
 from turngym.scripts.wiring import env_maker  # noqa: E402
@@ -56,7 +57,7 @@ class Running:
     def __init__(self, config: ServeProxy) -> None:
         self.service, self.training = build(config)
         health = None if self.training is None else self.training.health
-        self.server = ProxyServer(create_app(self.service, more_health=health), port=0)
+        self.server = DrainingServer(proxy_front(create_app(self.service, more_health=health)), port=0)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         if self.training is not None:
