@@ -30,6 +30,7 @@ from turngym.scripts.train import Options
 from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, OpenRoom, PanelEvaluation, Player, weights_hash
 from turngym.scripts.wiring import env_maker, json_object
 from turngym.trainers.algorithms import grpo, grpo_kd, luffy, opd, opd_hints, ppo_kd, prm_rl, sft, tcod, turnopd
+from turngym.trainers.branches import understands_branches
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.dataset import DatasetCollect
 from turngym.trainers.judge.collect import JudgedCollect
@@ -212,6 +213,7 @@ def _scorer(options: Options, model: Any, algorithm: Algorithm, vocab_size: int 
         vocab_size=vocab_size,
         temperature=algorithm.distill_temperature,
         max_tokens=options.run.micro_tokens,
+        branches=algorithm.name == "opd-hints" and understands_branches(model),
     )
 
 

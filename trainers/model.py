@@ -142,12 +142,18 @@ def pad(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
     return ids
 
 
-def hidden_states(model: nn.Module, ids_BL: NDArray[np.int64], positions_BL: NDArray[np.int64] | None = None) -> Tensor:
+def hidden_states(
+    model: nn.Module,
+    ids_BL: NDArray[np.int64],
+    positions_BL: NDArray[np.int64] | None = None,
+    sees_BLL: NDArray[np.bool_] | None = None,
+) -> Tensor:
     """Final hidden states of rows that are padded on the right: [B * L, D].
 
     No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
     mean nothing. `positions_BL`, if given, begin again at 0 where another row begins in the same line
-    (`packing.check_packing` finds out whether the model understands that).
+    (`packing.check_packing` finds out whether the model understands that). `sees_BLL` replaces the causal mask
+    (`branches.understands_branches`).
     """
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
@@ -155,12 +161,19 @@ def hidden_states(model: nn.Module, ids_BL: NDArray[np.int64], positions_BL: NDA
     run = getattr(model, "final_states", None) or partial(final_states, model)
     if positions_BL is None:
         return run(ids).flatten(0, 1)
-    return run(ids, torch.from_numpy(positions_BL).to(device)).flatten(0, 1)
+    positions = torch.from_numpy(positions_BL).to(device)
+    if sees_BLL is None:
+        return run(ids, positions).flatten(0, 1)
+    return run(ids, positions, torch.from_numpy(sees_BLL).to(device)).flatten(0, 1)
 
 
-def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None) -> Tensor:
+def final_states(
+    model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, sees_BLL: Tensor | None = None
+) -> Tensor:
     """Hidden states [B, L, D] behind the last norm, the head's input."""
     more = {} if positions_BL is None else {"position_ids": positions_BL}
+    if sees_BLL is not None:
+        more["attention_mask"] = sees_BLL[:, None]  # the same for all heads
     return backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
 
 

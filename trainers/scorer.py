@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.envs.episode import TopK
+from turngym.trainers.branches import bundle_states, bundles
 from turngym.trainers.model import ModelError, head, hidden_states, length_batches, pad
 from turngym.trainers.projection import project, topk
 
@@ -43,6 +44,8 @@ class LocalScorer:
     """Padded tokens per forward pass."""
     chunk: int = 1024
     """Positions that go through the head at a time."""
+    branches: bool = False
+    """Read what neighbouring rows begin with only once; needs a model that `understands_branches`."""
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         def score(states: Tensor, rows: list[int]) -> list[TopK]:
@@ -88,11 +91,21 @@ class LocalScorer:
 
     def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
         """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
+        if self.branches:
+            yield from self._bundled(ids, positions)
+            return
         for rows in length_batches([len(row) for row in ids], self.max_tokens):
             padded = pad([ids[row] for row in rows])
             where = [line * padded.shape[1] + np.asarray(positions[row], np.int64) - 1 for line, row in enumerate(rows)]
             states = hidden_states(self.model, padded)
             yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
+
+    def _bundled(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
+        for bundle in bundles(ids, self.max_tokens):
+            before = [np.asarray(positions[row], np.int64) - 1 for row in bundle.rows]
+            where = np.concatenate([bundle.places(branch, places) for branch, places in enumerate(before)])
+            states = bundle_states(self.model, ids, bundle)
+            yield list(bundle.rows), states[torch.from_numpy(where).to(states.device)]
 
 
 def _check_positions(ids: Ids, positions: Positions) -> None:
