@@ -1,4 +1,4 @@
-"""From the options of `turngym train` to a trainer: algorithm, models, environment, evaluation."""
+"""From the options of `turngym train` to a trainer; `train_models` loads the models."""
 
 from __future__ import annotations
 
@@ -19,31 +19,26 @@ from turngym.agents.rollout import PlayJobs, rollout
 from turngym.agents.scripted import named_player
 from turngym.agents.settings import ChatSettings
 from turngym.agents.sglang.scorer import SglangScorer
-from turngym.agents.sglang.synced import SyncedPolicy
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import assert_disjoint, load_panel
 from turngym.envs.trace import read_trace
 from turngym.scripts.judge_wiring import JudgedTraces, make_judge
 from turngym.scripts.mixed_wiring import mixed_player
-from turngym.scripts.server_wiring import teacher_scorer, train_policy
 from turngym.scripts.train import Options
+from turngym.scripts.train_models import has_teacher, load_reference, load_student, load_teacher, server_engine
 from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, OpenRoom, PanelEvaluation, Player, weights_hash
 from turngym.scripts.wiring import env_maker, json_object
 from turngym.trainers.algorithms import grpo, grpo_kd, luffy, opd, opd_hints, ppo_kd, prm_rl, sft, tcod, turnopd
-from turngym.trainers.branches import understands_branches
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.dataset import DatasetCollect
 from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.loop import Trainer
 from turngym.trainers.lora import add_adapters
-from turngym.trainers.model import load_model, vocabulary_size
 from turngym.trainers.order import InStep, Order
 from turngym.trainers.pieces import Algorithm, Term
 from turngym.trainers.progress import LiveProgress
-from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.stale import Ahead, Follower, frozen_copy
 from turngym.trainers.text_term import TextTerm
-from turngym.trainers.vocab_check import common_vocabulary
 
 JUDGED: Mapping[str, Literal["score", "hint"]] = {"prm-rl": "score", "opd-hints": "hint"}
 """Algorithms that learn from a judge, and what they ask it."""
@@ -154,67 +149,6 @@ def _playing_ahead(
     follower = Follower(student, model, actor.engine.weights_changed)
     order = Ahead(staleness=options.stale.staleness, last=options.run.steps, follower=follower, cancel=play.cancel)
     return actor, order, play
-
-
-def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
-    """A model to train and its tokenizer."""
-    from transformers import AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-    target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    model = load_model(folder, dtype=dtype, device=target)
-    try:
-        return model, AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise TurngymError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
-
-
-def load_teacher(
-    options: Options, student: Any, tokenizer: Any, algorithm: Algorithm
-) -> tuple[LocalScorer | SglangScorer | None, int | None]:
-    """The teacher as a scorer, here or on servers, and the number of ids that it shares with the student."""
-    if not algorithm.needs_teacher:
-        return None, None
-    if options.servers.teacher_server:
-        size, heat = vocabulary_size(student), algorithm.distill_temperature
-        return teacher_scorer(options.servers, options.teacher, tokenizer, size, heat)
-    if options.teacher is None:
-        return None, None
-    model, other = load_student(options.teacher, options.teacher_dtype, options.device)
-    size = common_vocabulary(tokenizer, other, vocabulary_size(student), vocabulary_size(model))
-    return _scorer(options, model, algorithm, size), size
-
-
-def has_teacher(options: Options) -> bool:
-    """Whether another model than the student teaches."""
-    return options.teacher is not None or bool(options.servers.teacher_server)
-
-
-def server_engine(options: Options, model: Any, tokenizer: Any, settings: ChatSettings) -> SyncedPolicy | None:
-    """The servers that play with the student's weights; None where it plays in this process."""
-    if not options.servers.policy_server:
-        return None
-    return train_policy(options.servers, model, tokenizer, settings.max_context, options.out)
-
-
-def load_reference(options: Options, algorithm: Algorithm, vocab_size: int | None) -> LocalScorer | None:
-    """The initial policy: --student names it, in a resumed run too."""
-    if not algorithm.needs_reference:
-        return None
-    model, _ = load_student(options.student, options.teacher_dtype, options.device)
-    return _scorer(options, model, algorithm, vocab_size)
-
-
-def _scorer(options: Options, model: Any, algorithm: Algorithm, vocab_size: int | None) -> LocalScorer:
-    return LocalScorer(
-        model=model,
-        vocab_size=vocab_size,
-        temperature=algorithm.distill_temperature,
-        max_tokens=options.run.micro_tokens,
-        branches=algorithm.name == "opd-hints" and understands_branches(model),
-    )
 
 
 def _make_env(options: Options, **more: Any) -> Callable[[], Any]:

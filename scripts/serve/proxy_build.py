@@ -23,7 +23,8 @@ from turngym.scripts.serve.proxy import ServeProxy, named
 from turngym.scripts.serve.proxy_training import Lines, Training
 from turngym.scripts.server_wiring import eval_policy, train_policy
 from turngym.scripts.train import Options
-from turngym.scripts.train_build import JUDGED, build_algorithm, has_teacher, load_reference, load_student, load_teacher
+from turngym.scripts.train_build import JUDGED, build_algorithm
+from turngym.scripts.train_models import has_teacher, load_reference, load_student, load_teacher
 from turngym.scripts.train_wiring import weights_hash
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.judge.episodes import JudgeError, judge_episodes
@@ -41,9 +42,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, config.student, chat)
     engine = _engine(config, model, tokenizer, chat.max_context, settings.max_batch)
-    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
-    stop_ids = (more,) if isinstance(more, int) else tuple(more)
-    renderer = ChatRenderer(tokenizer, thinking=chat.thinking, stop_ids=stop_ids)
+    renderer = ChatRenderer(tokenizer, thinking=chat.thinking, stop_ids=_stop_ids(model))
     seed, max_context = config.run.seed, engine.max_length
     if not config.train:
         return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
@@ -73,11 +72,6 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         tokenizer.save_pretrained(str(folder))
         chat.save(folder)
 
-    identity = {"env": "proxy", "chat": asdict(chat), "batch_turns": config.batch_turns}
-    if config.teacher is not None:
-        identity["teacher"] = weights_hash(config.teacher)
-    elif config.servers.teacher_server:
-        identity["teacher"] = config.servers.teacher_server
     training.trainer = Trainer(
         model=model,
         algorithm=algorithm,
@@ -90,10 +84,26 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         on_update=training.updated,
         save_extra=save_extra,
         vocab_size=vocab_size,
-        identity=identity,
+        identity=_identity(config, chat),
         progress=Lines(),
     )
     return service, training
+
+
+def _stop_ids(model: Any) -> tuple[int, ...]:
+    """Ids that end an answer beside the tokenizer's own."""
+    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
+    return (more,) if isinstance(more, int) else tuple(more)
+
+
+def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:
+    """What must not change when a run goes on."""
+    identity = {"env": "proxy", "chat": asdict(chat), "batch_turns": config.batch_turns}
+    if config.teacher is not None:
+        identity["teacher"] = weights_hash(config.teacher)
+    elif config.servers.teacher_server:
+        identity["teacher"] = config.servers.teacher_server
+    return identity
 
 
 def _engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Any:
