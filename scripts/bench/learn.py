@@ -20,7 +20,7 @@ import tyro
 
 from turngym.envs.core import TurngymError
 from turngym.scripts.bench.learn_jobs import Job, Runner
-from turngym.scripts.bench.learn_recipes import COMMON, HINTS, Recipe, choose
+from turngym.scripts.bench.learn_recipes import COMMON, HINTS, MUST_RISE, Recipe, choose
 from turngym.scripts.worlds import load_world
 from turngym.scripts.worlds.world import World
 
@@ -36,7 +36,7 @@ class LearnBench:
     algorithms: tuple[str, ...] = ()
     """Rows of the table (default: all); what they are compared with comes along."""
     seeds: int = 3
-    """Runs per row: seeds 0, 1, ..."""
+    """Runs per row: seeds 0, 1, ...; twice as many of the rows that must rise, whose intervals decide."""
     steps: int = 24
     """Training steps of every run."""
     episodes: int = 64
@@ -51,6 +51,10 @@ class LearnBench:
     """Runs at a time, one thread each."""
     report: bool = True
     """Write the report; --no-report only trains."""
+
+    def seeds_of(self, row: str) -> range:
+        """The seeds of a row of the table."""
+        return range(self.seeds * (2 if row in MUST_RISE else 1))
 
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "tasks", "samples", "evaluations", "parallel"):
@@ -87,7 +91,7 @@ def plan(options: LearnBench, world: World, recipes: dict[str, Recipe]) -> dict[
         needs = _hints(options, world)
         planned["hints"] = [needs]
     for name, recipe in recipes.items():
-        planned[name] = [_job(options, world, name, recipe, seed, needs) for seed in range(options.seeds)]
+        planned[name] = [_job(options, world, name, recipe, seed, needs) for seed in options.seeds_of(name)]
     return planned
 
 

@@ -34,11 +34,15 @@ class Result:
     """End minus start, paired by seed and task."""
     control: str | None
     against: Interval | None
-    """This row's end minus its control's end, paired by seed and task."""
+    """This row's end minus its control's end, paired by seed and task, over the seeds that both have."""
     seconds: float
     """Training of one run, the median over seeds; evaluations excluded."""
     commands: Sequence[str]
     ends: Sequence[TaskMeans] = field(repr=False)
+
+    @property
+    def seeds(self) -> int:
+        return len(self.ends)
 
     @property
     def start(self) -> Interval:
@@ -56,7 +60,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
         del found["ends"]
-        return {**found, "start": asdict(self.start), "end": asdict(self.end), "rises": self.rises}
+        return {**found, "seeds": self.seeds, "start": asdict(self.start), "end": asdict(self.end), "rises": self.rises}
 
 
 def read_result(name: str, recipe: Recipe, jobs: Sequence[Job], earlier: Mapping[str, Result]) -> Result:
@@ -72,11 +76,17 @@ def read_result(name: str, recipe: Recipe, jobs: Sequence[Job], earlier: Mapping
         by_seed={step: [sum(run.values()) / len(run) for run in values] for step, values in means.items()},
         rise=rise(means[steps[0]], ends),
         control=recipe.control,
-        against=None if control is None else rise(control.ends, ends),
+        against=None if control is None else _against(control.ends, ends),
         seconds=median(trained_seconds(job) for job in jobs),
         commands=[job.command for job in jobs],
         ends=ends,
     )
+
+
+def _against(control: Sequence[TaskMeans], ends: Sequence[TaskMeans]) -> Interval:
+    """Over the seeds that both have."""
+    both = min(len(control), len(ends))
+    return rise(control[:both], ends[:both])
 
 
 def evaluated(job: Job) -> dict[int, TaskMeans]:
@@ -114,9 +124,8 @@ def render(
     options: LearnBench, world: World, results: Mapping[str, Result], planned: Mapping[str, Sequence[Job]]
 ) -> str:
     """The report in Markdown."""
-    seeds = "1 seed" if options.seeds == 1 else f"{options.seeds} seeds"
     opening = (
-        f"{world.name}, panel `{world.panel}` (first {options.tasks} tasks), {seeds}, {options.steps} steps of "
+        f"{world.name}, panel `{world.panel}` (first {options.tasks} tasks), {options.steps} steps of "
         f"{options.episodes} episodes. Avg@{options.samples} in percent at temperature 0.85, 95 % intervals over seeds "
         "and tasks."
     )
@@ -137,13 +146,15 @@ NOTE = (
 def table(results: Mapping[str, Result], samples: int) -> tuple[list[str], list[list[str]]]:
     """One row per algorithm."""
     avg = f"Avg@{samples}"
-    header = ["algorithm", f"start {avg}", f"end {avg} [95 %]", "rise [95 %]", "clear of zero"]
+    header = ["algorithm", "seeds", f"start {avg}", f"end {avg} [95 %]", "rise [95 %]", "clear of zero"]
     header += ["against", "end minus control's [95 %]", "training of a run"]
     body = []
     for name, result in results.items():
         clear = "yes" if result.rises else "falls" if result.rise.high < 0 else "no"
         against = ["start", ""] if result.against is None else [str(result.control), signed(result.against)]
-        body.append([f"`{name}`", str(result.start), str(result.end), signed(result.rise), clear, *against])
+        body.append(
+            [f"`{name}`", str(result.seeds), str(result.start), str(result.end), signed(result.rise), clear, *against]
+        )
         body[-1].append(f"{result.seconds:.0f} s")
     return header, body
 

@@ -88,7 +88,8 @@ def test_controls_come_along_and_come_first() -> None:
 def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None:
     options = learn.LearnBench(env=env, out=tmp_path, seeds=2)
     planned = learn.plan(options, load_world(env), choose(()))
-    assert [len(jobs) for name, jobs in planned.items() if name != "hints"] == [2] * len(RECIPES)
+    runs = {name: 4 if name in MUST_RISE else 2 for name in RECIPES}
+    assert {name: len(jobs) for name, jobs in planned.items() if name != "hints"} == runs
     for jobs in planned.values():
         for job in jobs:
             if job is not jobs[-1]:
@@ -103,7 +104,7 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
     assert str(hinted.needs.model) in hinted.command
     order = [job.name.partition("/")[2] for job in learn.in_turn(list(planned.values()))]
     assert order[: len(RECIPES) + 1] == ["hints", *(f"{name}/seed0" for name in RECIPES)]
-    assert len(order) == 1 + 2 * len(RECIPES)
+    assert len(order) == 1 + sum(runs.values())
     assert planned["opd"][1].same_start == planned["grpo"][1].same_start != hinted.same_start
 
 
@@ -219,6 +220,7 @@ def test_the_whole_path_from_training_to_figure(tmp_path: Path, capsys: pytest.C
     row = found["rows"]["grpo"]
     assert status == (0 if row["rises"] else 1)
     assert list(row["by_seed"]) == list(row["curve"]) == ["0", "1"]
+    assert row["seeds"] == 2, "twice as many for a row that must rise"
     assert row["rise"]["mean"] == pytest.approx(row["end"]["mean"] - row["start"]["mean"])
     assert (tmp_path / "alfworld" / "learn.png").stat().st_size > 5000
     report = (tmp_path / "alfworld" / "report.md").read_text()
