@@ -97,8 +97,8 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
             parsed = train.parse(shlex.split(job.command)[2:])
             assert parsed.run.steps == job.steps
             assert parsed.out == job.folder
-            if parsed.algorithm == "opd-hints":
-                assert parsed.run.episodes == 32, "of an option that comes twice the last one counts"
+            if parsed.algorithm == "prm-rl":
+                assert parsed.optimiser.passes == 1, "of an option that comes twice the last one counts"
     hinted = planned["opd-hints"][1]
     assert hinted.needs is planned["hints"][0]
     assert str(hinted.needs.model) in hinted.command
