@@ -32,7 +32,7 @@ class LearnBench:
     out: Path = Path("runs/learn")
     """Folder of the runs, report.md, learn.png and learn.json."""
     env: str = "alfworld"
-    """Embedded world: alfworld or webshop."""
+    """Embedded world: alfworld, webshop or search."""
     algorithms: tuple[str, ...] = ()
     """Rows of the table (default: all); what they are compared with comes along."""
     seeds: int = 3

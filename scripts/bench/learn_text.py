@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from turngym.agents.rollout import Job, rollout
@@ -25,11 +26,12 @@ def write_text(world: World, path: Path, episodes: int = 64, seed: int = 0) -> P
     played = rollout(jobs, make_env, ExpertAgent(expert=named_player(world.expert)), max_turns=world.max_turns)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".writing")
-    scratch.write_text("\n\n".join(document(episode) for episode in played) + "\n", encoding="utf-8")
+    scratch.write_text("\n\n".join(document(episode, world.tags) for episode in played) + "\n", encoding="utf-8")
     return scratch.replace(path)
 
 
-def document(episode: Episode) -> str:
-    """The observations and actions of an episode as lines."""
-    lines = [line for turn in episode.turns for line in (turn.observation, f"<action>{turn.action}</action>")]
+def document(episode: Episode, tags: Sequence[str] = ("action",)) -> str:
+    """The observations and actions of an episode as lines; an action whose tag is its verb already carries it."""
+    form = "<action>{}</action>" if "action" in tags else "{}"
+    lines = [line for turn in episode.turns for line in (turn.observation, form.format(turn.action))]
     return re.sub(r"\n\s*\n", "\n", "\n".join([*lines, episode.final_observation or ""])).strip()

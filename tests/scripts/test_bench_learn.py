@@ -84,7 +84,7 @@ def test_controls_come_along_and_come_first() -> None:
         choose(("grpp",))
 
 
-@pytest.mark.parametrize("env", ["alfworld", "webshop"])
+@pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
 def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None:
     options = learn.LearnBench(env=env, out=tmp_path, seeds=2)
     planned = learn.plan(options, load_world(env), choose(()))
@@ -201,15 +201,16 @@ def test_a_complete_first_evaluation_is_played_once(tmp_path: Path) -> None:
     assert (jobs[1].folder / learn_jobs.START).read_text() == "episodes\n"
 
 
-def test_text_for_language_modelling_has_one_document_per_episode(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("env", "said"), [("alfworld", "<action>go to "), ("search", "\n<search>")])
+def test_text_for_language_modelling_has_one_document_per_episode(env: str, said: str, tmp_path: Path) -> None:
     from turngym.trainers.text_term import read_texts
 
-    path = write_text(load_world("alfworld"), tmp_path / "text.txt", episodes=5)
+    path = write_text(load_world(env), tmp_path / "text.txt", episodes=5)
     documents = list(read_texts([path]))
     assert len(documents) == 5
-    assert all(text.count("<action>") >= 3 and "\n\n" not in text for text in documents)
+    assert all(said in text and "\n\n" not in text for text in documents)
     stamp = path.stat().st_mtime_ns
-    assert write_text(load_world("alfworld"), path).stat().st_mtime_ns == stamp
+    assert write_text(load_world(env), path).stat().st_mtime_ns == stamp
 
 
 def test_the_whole_path_from_training_to_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
