@@ -18,7 +18,7 @@ from turngym.trainers.model import hidden_states
 from turngym.trainers.packing import TOLERANCE
 
 IntArray = NDArray[np.int64]
-MOST_TOKENS = 8192
+MOST_TOKENS = 16384
 """Of a line with branches: its mask has a byte for every pair of tokens."""
 
 

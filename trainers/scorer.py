@@ -91,21 +91,25 @@ class LocalScorer:
 
     def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
         """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
+        alone = list(range(len(ids)))
         if self.branches:
-            yield from self._bundled(ids, positions)
-            return
-        for rows in length_batches([len(row) for row in ids], self.max_tokens):
+            shared = [bundle for bundle in bundles(ids, self.max_tokens) if len(bundle.rows) > 1]
+            alone = sorted(set(alone).difference(*(bundle.rows for bundle in shared)))
+            for bundle in shared:
+                states = bundle_states(self.model, ids, bundle)
+                places = [bundle.places(branch, _before(positions[row])) for branch, row in enumerate(bundle.rows)]
+                yield list(bundle.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
+        for batch in length_batches([len(ids[row]) for row in alone], self.max_tokens):
+            rows = [alone[place] for place in batch]
             padded = pad([ids[row] for row in rows])
-            where = [line * padded.shape[1] + np.asarray(positions[row], np.int64) - 1 for line, row in enumerate(rows)]
+            where = [line * padded.shape[1] + _before(positions[row]) for line, row in enumerate(rows)]
             states = hidden_states(self.model, padded)
             yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
 
-    def _bundled(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
-        for bundle in bundles(ids, self.max_tokens):
-            before = [np.asarray(positions[row], np.int64) - 1 for row in bundle.rows]
-            where = np.concatenate([bundle.places(branch, places) for branch, places in enumerate(before)])
-            states = bundle_states(self.model, ids, bundle)
-            yield list(bundle.rows), states[torch.from_numpy(where).to(states.device)]
+
+def _before(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the tokens at `positions` are predicted."""
+    return np.asarray(positions, np.int64) - 1
 
 
 def _check_positions(ids: Ids, positions: Positions) -> None:
