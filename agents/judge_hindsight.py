@@ -23,6 +23,14 @@ def expert_hint(action: str) -> str:
     return f"The best action here is: {action}"
 
 
+def in_a_row(actions: Sequence[str | None], turn: int) -> int:
+    """How many turns up to `turn` have the same action as it, without another between them."""
+    start = turn
+    while start and actions[start - 1] == actions[turn]:
+        start -= 1
+    return turn - start + 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Advice:
     """What the expert would have done before each turn of an episode, or why that cannot be said."""
@@ -37,7 +45,8 @@ class ExpertJudge:
 
     - Score: 1 where the action is the expert's own in that state, -1 where it differs and was not even valid or changed
       nothing, 0 where it is another possible one (which may be as good).
-    - Hint: `expert_hint`, also where they agree (`agreeing`; else `\boxed{-1}` there).
+    - Hint: `expert_hint`, also where they agree (`agreeing`; else `\boxed{-1}` there). The same one at most
+      `repeats` times in a row: a policy that is stuck would be told little else.
 
     The default expert sees the hidden state, so its hints are more than hindsight: they are the solution.
     `scripted.named_player("searching")` and its kin know only what was observed.
@@ -50,6 +59,7 @@ class ExpertJudge:
     expert: MakeExpert = PrivilegedExpert
     agreeing: bool = True
     strict: bool = False
+    repeats: int | None = None
     _env: Any = field(default=None, init=False)
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
@@ -72,6 +82,8 @@ class ExpertJudge:
         if request.kind == "score":
             score = 1 if agrees else 0 if turn.verdict is Verdict.OK and not self.strict else -1
             return Judgement(votes=(f"The expert would do: {action} \\boxed{{{score}}}",))
+        if self.repeats is not None and in_a_row(advice.actions, request.turn) > self.repeats:
+            return Judgement(votes=("The expert has said so already. \\boxed{-1}",))
         if agrees and not self.agreeing:
             return Judgement(votes=("The expert would do the same. \\boxed{-1}",))
         return Judgement(votes=(f"[HINT_START]{expert_hint(action)}[HINT_END] \\boxed{{1}}",))

@@ -26,6 +26,8 @@ class JudgeOptions:
     (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY). auto: rules for prm-rl, expert for opd-hints."""
     judge_strict: bool = False
     """expert: a possible action that is not the expert's own scores -1, not 0."""
+    judge_repeats: int | None = None
+    """expert: the same hint at most so many times in a row; by default as often as it applies."""
     judge_votes: int = 3
     """Votes per turn of a model; rules and experts have one."""
     judge_temperature: float = 0.6
@@ -59,7 +61,10 @@ def make_judge(
         from turngym.agents.judge_hindsight import ExpertJudge
         from turngym.agents.scripted import named_player
 
-        return ExpertJudge(make_env=make_env, expert=named_player(expert), strict=options.judge_strict)
+        if options.judge_repeats is not None and options.judge_repeats < 1:
+            raise TurngymError(f"--judge-repeats is {options.judge_repeats}; a hint is given at least once")
+        strict, repeats = options.judge_strict, options.judge_repeats
+        return ExpertJudge(make_env=make_env, expert=named_player(expert), strict=strict, repeats=repeats)
     if name in ("http", "https"):
         from turngym.agents.judge_http import HttpJudge
 

@@ -36,6 +36,8 @@ class Targets:
     """What a critic should have predicted."""
     value_N: NDArray[np.float32] | None = None
     """What it did predict, before any update."""
+    counts_N: NDArray[np.bool_] | None = None
+    """Whether the support KL counts the token; None: it counts all."""
 
     def take(self, tokens: NDArray[np.int64]) -> Targets:
         """The targets of some tokens."""
@@ -76,6 +78,8 @@ class Tokens:
     teacher_logp_nK: Tensor | None = None
     advantage_n: Tensor | None = None
     reference_logp_n: Tensor | None = None
+    counts_n: Tensor | None = None
+    """bool, as in the targets."""
     off_policy_n: Tensor
     """bool: the label was chosen by a demonstrator."""
     entropy_n: Tensor

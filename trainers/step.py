@@ -160,6 +160,7 @@ def _forward(
         teacher_logp_nK=None if targets.topk_logp_NK is None else _tensor(targets.topk_logp_NK, micro, states),
         advantage_n=None if targets.advantage_N is None else _tensor(targets.advantage_N, micro, states),
         reference_logp_n=None if targets.reference_logp_N is None else _tensor(targets.reference_logp_N, micro, states),
+        counts_n=None if targets.counts_N is None else _tensor(targets.counts_N, micro, states),
         off_policy_n=_tensor(batch.off_policy_N, micro, states),
         entropy_n=entropy_n,
     )

@@ -32,6 +32,8 @@ class NegativeLogLikelihood:
 class SupportKL:
     """l_i = w_i KL_S(p || q) on the support S, w_i the detached importance ratio (1 where the behaviour is unknown).
 
+    0 where the targets say that a token does not count.
+
     Source: algorithms specification section 1. Diagnostics: `kl_bin`, `kl_raw`, `teacher_entropy`, `clipped`.
     """
 
@@ -56,6 +58,8 @@ class SupportKL:
             ratio_n = importance_weight(tokens.sampled_logp_n, tokens.behaviour_logp_n, low=low, high=high)
             diagnostics["clipped"] = ((ratio_n <= low) | (ratio_n >= high)).float()
             loss_n = loss_n * ratio_n
+        if tokens.counts_n is not None:
+            loss_n = loss_n * tokens.counts_n
         return TokenLosses(loss_n=loss_n, diagnostics={name: values.detach() for name, values in diagnostics.items()})
 
 

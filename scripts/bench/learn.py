@@ -38,7 +38,7 @@ class LearnBench:
     seeds: int = 3
     """Runs per row: seeds 0, 1, ...; twice as many of the rows that must rise, whose intervals decide."""
     steps: int = 24
-    """Training steps of a run; twice as many in the rows that learn from hints, and their control."""
+    """Training steps of every run."""
     episodes: int = 64
     """Episodes per training step; whole groups of 8."""
     tasks: int = 100
@@ -112,15 +112,14 @@ def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int
     words += ["--teacher", shown(world.checkpoint("teacher"))] if recipe.teacher else []
     words += ["--expert", world.expert] if recipe.expert else []
     words += ["--lpt.files", str(text_file(options, world))] if recipe.text else []
-    steps = options.steps * recipe.longer
-    words += ["--steps", str(steps), "--episodes", str(options.episodes), "--seed", str(seed)]
+    words += ["--steps", str(options.steps), "--episodes", str(options.episodes), "--seed", str(seed)]
     words += ["--panel", world.panel, "--eval-limit", str(options.tasks), "--eval-samples", str(options.samples)]
-    words += ["--eval-every", str(steps // options.evaluations)]
+    words += ["--eval-every", str(options.steps // options.evaluations)]
     return Job(
         name=f"{world.name}/{name}/seed{seed}",
         folder=options.out / world.name / f"{name}-seed{seed}",
         words=(*words, *COMMON, *recipe.words, *recipe.in_env.get(world.name, ())),
-        steps=steps,
+        steps=options.steps,
         needs=needs,
         evaluates=True,
         same_start=f"{recipe.start}-seed{seed}",

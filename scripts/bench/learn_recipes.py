@@ -32,8 +32,6 @@ class Recipe:
     """Whether L_PT reads text, here what the world's expert sees and does."""
     expert: bool = False
     """Whether the world's expert demonstrates or is asked."""
-    longer: int = 1
-    """How many times the bench's steps a run has."""
     words: tuple[str, ...] = ()
     """Further options of `turngym train`."""
     in_env: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -71,18 +69,17 @@ RECIPES: Mapping[str, Recipe] = {
         expert=True,
         words=(*REWARD, "--judge", "expert", "--judge-strict", "--optimiser.passes", "1"),
     ),
-    "opd-from-hints": Recipe(algorithm="opd", start="hints", teacher=True, longer=2, words=DISTIL),
-    # One id and a tail bin: what a nearly certain teacher gives to other ids is noise. The KL to the initial policy
-    # keeps what hints do not name; without it success first falls to a third. One label per turn teaches slowly.
+    "opd-from-hints": Recipe(algorithm="opd", start="hints", teacher=True, words=DISTIL),
+    # One id and a tail bin: what a nearly certain teacher gives to other ids is noise. Stuck episodes repeat one hint,
+    # and behind a word that it rejects the teacher babbles: both would decide what is learnt (docs/learn.md).
     "opd-hints": Recipe(
         algorithm="opd-hints",
         start="hints",
         control="opd-from-hints",
         expert=True,
-        longer=2,
         words=(
-            *("--opd-hints.form", "topk", "--distill.top-k", "1", "--opd-hints.kl-coef", "0.3"),
-            *("--optimiser.lr", "1e-3", "--optimiser.minibatches", "4"),
+            *("--judge-repeats", "2", "--opd-hints.form", "topk", "--distill.top-k", "1"),
+            *("--opd-hints.reject-below", "0.05", "--optimiser.lr", "1e-3", "--optimiser.minibatches", "4"),
         ),
     ),
     "opd": Recipe(algorithm="opd", teacher=True, words=DISTIL),

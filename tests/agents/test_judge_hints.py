@@ -11,7 +11,7 @@ import pytest
 
 from turngym.agents.agent import AgentError
 from turngym.agents.hinted_env import HintedObservations
-from turngym.agents.judge_hindsight import ExpertJudge, expert_hint
+from turngym.agents.judge_hindsight import ExpertJudge, expert_hint, in_a_row
 from turngym.agents.judge_hints import HINT_HEAD, HintPrompts
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.render import ChatRenderer
@@ -66,6 +66,15 @@ def test_the_expert_sees_each_state_again(make_tokenizer: Make, make_doors: Make
     agrees = [turn.action == action for turn, action in zip(episode.turns, wanted, strict=True)]
     assert [(item.votes[0] or "").endswith("\\boxed{-1}") for item in quiet] == agrees
     judge.close()
+    once = ExpertJudge(make_env=make_doors(on_invalid="noop"), repeats=1).judge(asked(episode, "hint"))
+    again = [place > 0 and wanted[place - 1] == action for place, action in enumerate(wanted)]
+    assert any(again)
+    assert [(item.votes[0] or "").endswith("\\boxed{-1}") for item in once] == again
+
+
+def test_how_often_a_hint_was_given_in_a_row() -> None:
+    advice = ("go", "go", "go", "take", "go", None, None)
+    assert [in_a_row(advice, turn) for turn in range(len(advice))] == [1, 2, 3, 1, 1, 1, 2]
 
 
 NOWHERE: dict[str, Any] = {"prompt_span": (0, 0), "response_span": (0, 0), "logprobs": None}

@@ -19,10 +19,10 @@ from turngym.envs.episode import Episode, TopK
 from turngym.envs.protocols import CollectRequest
 from turngym.trainers.algorithms import opd_hints
 from turngym.trainers.batch import pack
-from turngym.trainers.config import DistillConfig, OptimiserConfig, RunConfig
+from turngym.trainers.config import ConfigError, DistillConfig, OptimiserConfig, RunConfig
 from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.judge.select import HintedTurns
-from turngym.trainers.judge.signals import HintAdvantage, HintTopK
+from turngym.trainers.judge.signals import HintAdvantage, HintTopK, up_to_rejection
 from turngym.trainers.loop import Trainer
 from turngym.trainers.metrics import METRICS, SOME_METRICS, read_metrics
 from turngym.trainers.pieces import Scorers, Tokens
@@ -124,6 +124,43 @@ def test_top_k_targets_are_the_hinted_teachers(two: list[Episode]) -> None:
     assert targets.topk_logp_NK is not None
     assert targets.topk_ids_NK.tolist() == [[0, 1, 2, 3]] * 7
     assert targets.topk_logp_NK == pytest.approx(math.log(0.125))
+
+
+def test_what_follows_a_rejected_token_teaches_nothing(two: list[Episode]) -> None:
+    batch = pack(two)  # responses 10 11 | 13 14 15 | 20 21
+    logp = np.log(np.array([0.04, 0.9, 0.9, 0.01, 0.9, 0.06, 0.5]))
+    counts = [True, False, True, True, False, True, True]
+    assert up_to_rejection(batch, two, logp, 0.05).tolist() == counts
+
+    class Read(Table):
+        """Knows what the probabilities above are of, and of no id whether it is a label that it did not list."""
+
+        def logprobs(self, ids: Any, positions: Any) -> list[NDArray[np.float32]]:
+            return [part.astype(np.float32) for part in np.split(logp, [2, 5])]
+
+        def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
+            assert k == 20, "0.05 or more: among the 20 most likely"
+            labels, at = [np.array([10, 11]), np.array([13, 14, 15]), np.array([20, 21])], np.split(logp, [2, 5])
+            return [
+                TopK(
+                    ids=np.where(p[:, None] > 0.03, np.c_[np.full(len(p), 99), label], 98).astype(np.int32),
+                    logp=np.c_[np.zeros(len(p)), p].astype(np.float32),
+                )
+                for label, p in zip(labels, at, strict=True)
+            ]
+
+    scorers = Scorers(student=Table(), teacher=Read())
+    whole, cut = HintAdvantage()(batch, two, scorers), HintAdvantage(0.05)(batch, two, scorers)
+    assert whole.advantage_N is not None
+    assert cut.advantage_N is not None
+    assert cut.advantage_N.tolist() == [a if c else 0.0 for a, c in zip(whole.advantage_N, counts, strict=True)]
+    targets = HintTopK(1, 0.05)(batch, two, scorers)
+    assert targets.counts_N is not None
+    assert targets.counts_N.tolist() == counts
+    assert targets.topk_ids_NK is not None
+    assert targets.topk_ids_NK.shape == (7, 1)
+    with pytest.raises(ConfigError, match=r"reject_below is 1\.0; valid: 0 to below 1"):
+        opd_hints.OpdHintsConfig(reject_below=1.0)
 
 
 def test_both_losses_hold_the_policy_to_its_start() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.depth import FixedDepth
 from turngym.trainers.judge.select import HintedTurns
 from turngym.trainers.judge.signals import HintAdvantage, HintTopK
@@ -30,8 +30,15 @@ class OpdHintsConfig:
     """Weight of the entropy bonus."""
     hint_position: Literal["last_user", "last_message"] = "last_user"
     """Which message gets the hint; they differ where observations are tool results."""
+    reject_below: float = 0.0
+    """A response teaches up to its first token that the hinted teacher gives less than this probability: what follows
+    goes on from words that it would not have said. 0: to its end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """Whether every response, every episode or every token counts the same."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.reject_below < 1.0:
+            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0 to below 1")
 
 
 def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, teacher: bool = False) -> Algorithm:
@@ -44,12 +51,12 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
     offset; a failed request is an error, not zeros.
     """
     low, high = config.clip
-    signal: Signal = HintAdvantage()
+    signal: Signal = HintAdvantage(config.reject_below)
     loss: TokenLoss = PolicyGradient(
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
     )
     if config.form == "topk":
-        signal = HintTopK(distill.top_k)
+        signal = HintTopK(distill.top_k, config.reject_below)
         inner = SupportKL(tail=TAILS[distill.tail], importance=distill.importance)
         loss = Regularised(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(

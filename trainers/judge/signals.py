@@ -41,10 +41,16 @@ class HintAdvantage:
     Raises SignalError for a turn without `hint_prompt_ids`, or not exactly R finite log-probabilities for its R tokens.
     """
 
+    reject_below: float = 0.0
+    """A_i = 0 behind the first token of a response to which q gives less than this probability."""
+
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         theirs = score_hinted(batch, episodes, lambda ids, places: hint_teacher(scorers).logprobs(ids, places))
         mine = label_logprobs(scorers.student, batch, "student")
-        return Targets(advantage_N=(theirs - mine).astype(np.float32))
+        advantage_N = (theirs - mine).astype(np.float32)
+        if self.reject_below:
+            advantage_N[~up_to_rejection(batch, episodes, theirs, self.reject_below)] = 0.0
+        return Targets(advantage_N=advantage_N)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +61,38 @@ class HintTopK:
     """
 
     k: int = 50
+    reject_below: float = 0.0
+    """What follows the first token of a response to which q gives less than this probability does not count."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         found: list[NDArray[Any]] = []
+        # an id with a probability of 1 / n or more is among the n most likely ones
+        asked = max(self.k, int(1 / self.reject_below)) if self.reject_below else self.k
 
         def ask(ids: list[NDArray[np.int32]], places: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-            items = hint_teacher(scorers).topk(ids, places, self.k)
+            items = hint_teacher(scorers).topk(ids, places, asked)
             found.extend(item.ids for item in items)
             return [item.logp for item in items]
 
         logp = score_hinted(batch, episodes, ask)
-        return Targets(topk_ids_NK=np.concatenate(found).astype(np.int64), topk_logp_NK=logp)
+        ids = np.concatenate(found).astype(np.int64)
+        counts_N = None
+        if self.reject_below:
+            label_N = np.where(ids == batch.label_N[:, None], logp, -np.inf).max(axis=1)
+            counts_N = up_to_rejection(batch, episodes, label_N, self.reject_below)
+        return Targets(topk_ids_NK=ids[:, : self.k], topk_logp_NK=logp[:, : self.k], counts_N=counts_N)
+
+
+def up_to_rejection(
+    batch: RolloutBatch, episodes: Sequence[Episode], logp_N: NDArray[np.floating[Any]], below: float
+) -> NDArray[np.bool_]:
+    """bool [N]: no token before it in its response has a probability (`logp_N`, nats) of less than `below`."""
+    counts_N = np.ones(batch.tokens, np.bool_)
+    for _, _, tokens in batch_turns(batch, episodes):
+        rejected = np.flatnonzero(logp_N[tokens] < np.log(below))
+        if len(rejected):
+            counts_N[tokens.start + int(rejected[0]) + 1 : tokens.stop] = False
+    return counts_N
 
 
 def hint_teacher(scorers: Scorers) -> Scorer:
