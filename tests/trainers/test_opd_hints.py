@@ -143,7 +143,7 @@ def test_what_follows_a_rejected_token_teaches_nothing(two: list[Episode]) -> No
             labels, at = [np.array([10, 11]), np.array([13, 14, 15]), np.array([20, 21])], np.split(logp, [2, 5])
             return [
                 TopK(
-                    ids=np.where(p[:, None] > 0.03, np.c_[np.full(len(p), 99), label], 98).astype(np.int32),
+                    ids=np.where(np.exp(p)[:, None] > 0.03, np.c_[np.full(len(p), 99), label], 98).astype(np.int32),
                     logp=np.c_[np.zeros(len(p)), p].astype(np.float32),
                 )
                 for label, p in zip(labels, at, strict=True)
