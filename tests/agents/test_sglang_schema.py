@@ -20,6 +20,7 @@ from turngym.envs.protocols import GenerateRequest, Sampling
 sys.path.insert(0, str(Path(__file__).parent))
 fake, schemas = importlib.import_module("sglang_fake"), importlib.import_module("sglang_schema")
 IDS = np.array([5, 6, 7, 8], np.int32)
+pytestmark = pytest.mark.sglang  # its wheel is installed by that job alone
 
 
 @pytest.fixture(scope="module")
