@@ -65,7 +65,7 @@ class Bundle:
 
 
 def bundles(ids: Sequence[NDArray[np.int32]], max_tokens: int) -> Iterator[Bundle]:
-    """Every row in one bundle; neighbours come together where most of the shorter one begins the longer one.
+    """Every row in one bundle; neighbours come together where they begin alike for a quarter of the shorter one.
 
     A line has at most `max_tokens` tokens (and `MOST_TOKENS`), unless a single row is longer.
     """

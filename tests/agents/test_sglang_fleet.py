@@ -62,7 +62,9 @@ def test_another_release_is_refused(version: str) -> None:
 @pytest.mark.parametrize("version", ["0.5.21", "0.5.23.post1", "0.5.99"])
 def test_releases_that_speak_the_protocol(version: str) -> None:
     with FakeServer(version=version) as server:
-        opened(server).close()
+        fleet = opened(server)
+        assert [info.version for info in fleet.servers] == [version]
+        fleet.close()
 
 
 def test_no_server_and_no_sglang_server() -> None:

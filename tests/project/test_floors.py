@@ -21,7 +21,7 @@ PART_MAY_USE = {
     "search": {"pyarrow"},
 }
 """What a single environment may import besides: small libraries, or extras where they are asked for."""
-RETRIEVAL_MAY_USE = {"numpy", "regex", "faiss", "torch", "transformers", "flask", "waitress", "httpx", "rich"}
+RETRIEVAL_MAY_USE = {"numpy", "regex", "faiss", "torch", "transformers", "flask", "httpx", "rich"}
 
 
 def modules(room: str) -> list[Path]:

@@ -74,6 +74,13 @@ def check_hints(make_episode: Any) -> None:
     assert advantage_N.tolist() == pytest.approx([0.49, 0.49], abs=1e-5)
 
 
+def check_rejection(make_episode: Any) -> None:
+    batch, three = pack([make_episode(PIECES)]), [make_episode(PIECES)]  # responses 10 11 | 12 | 13 14 15
+    logp = np.log(np.array([0.01, 0.9, 0.01, 0.9, 0.01, 0.9]))
+    assert signals.up_to_rejection(batch, three, logp, 0.05).tolist() == [True, False, True, True, True, False]
+    assert signals.up_to_rejection(batch, three, logp + 9, 0.05).all()
+
+
 def check_next(make_episode: Any) -> None:
     three = tools.with_texts(make_episode(PIECES), ["a", "b", "c"], "end")
     assert [episodes.next_state(three, turn) for turn in three.turns] == ["b", "c", "end"]
@@ -108,6 +115,11 @@ MUTANTS: list[tuple[Callable[..., Any], str, str, Callable[[Any], None]]] = [
     (signals.hint_teacher, "scorers.teacher is None", "scorers.reference is not None", check_hints),
     (signals.score_hinted, "len(prompt), len(prompt) +", "len(prompt) + 1, len(prompt) + 1 +", check_hints),
     (signals.score_hinted, "prompt = turn.hint_prompt_ids", "prompt = episode.prompt_ids(turn)", check_hints),
+    (signals.up_to_rejection, "[0]) + 1", "[0])", check_rejection),
+    (signals.up_to_rejection, "[0]) + 1", "[0]) + 2", check_rejection),
+    (signals.up_to_rejection, " < np.log", " > np.log", check_rejection),
+    (signals.up_to_rejection, "np.log(below)", "below", check_rejection),
+    (signals.up_to_rejection, "tokens.stop", "batch.tokens", check_rejection),
     (episodes.next_state, "turn.index + 1", "turn.index", check_next),
     (episodes.next_state, "or None", "and None", check_next),
     (episodes.judged, "if vote is not None", "", check_next),

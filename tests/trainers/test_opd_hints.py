@@ -159,8 +159,9 @@ def test_what_follows_a_rejected_token_teaches_nothing(two: list[Episode]) -> No
     assert targets.counts_N.tolist() == counts
     assert targets.topk_ids_NK is not None
     assert targets.topk_ids_NK.shape == (7, 1)
-    with pytest.raises(ConfigError, match=r"reject_below is 1\.0; valid: 0 to below 1"):
-        opd_hints.OpdHintsConfig(reject_below=1.0)
+    for wrong in (1.0, 0.0009, -0.1, math.nan):
+        with pytest.raises(ConfigError, match=rf"reject_below is {wrong}; valid: 0, or 0\.001 to below 1"):
+            opd_hints.OpdHintsConfig(reject_below=wrong)
 
 
 def test_both_losses_hold_the_policy_to_its_start() -> None:

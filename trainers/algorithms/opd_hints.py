@@ -37,8 +37,9 @@ class OpdHintsConfig:
     """Whether every response, every episode or every token counts the same."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.reject_below < 1.0:
-            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0 to below 1")
+        # the teacher is asked for its 1 / reject_below most likely ids
+        if self.reject_below and not 0.001 <= self.reject_below < 1.0:
+            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
 
 def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, teacher: bool = False) -> Algorithm:
