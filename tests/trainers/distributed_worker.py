@@ -125,6 +125,13 @@ def main(out: Path) -> None:
         said = {work.__name__: work(world, out / work.__name__) for work in TRIALS}
         if world.rank == 0:
             (out / "said.json").write_text(json.dumps(said))
+        rank = world.rank
+    (out / f"threads-{rank}.json").write_text(json.dumps(threads()))
+
+
+def threads() -> list[str]:
+    """The names of this process's threads, torch's own included."""
+    return sorted(name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm"))
 
 
 TRIALS = (whole_weights, failing_collect, deaf_collect, interrupted, full_disk)

@@ -296,6 +296,14 @@ def test_evaluations_are_played_once_and_give_the_same_numbers(runs: Path) -> No
     assert traces[0] == traces[1]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_world_ends_with_its_threads(runs: Path) -> None:
+    """One of them left, and the process may abort while the interpreter ends."""
+    names = [json.loads((runs / f"threads-{rank}.json").read_text()) for rank in (0, 1)]
+    assert all("python" in own or "pt_main_thread" in own for own in names)
+    assert not [name for own in names for name in own if "gloo" in name]
+
+
 def untimed(folder: Path) -> list[dict[str, Any]]:
     clock = ("time/", "tokens_per_s")
     return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(folder)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,7 +26,7 @@ class Processes:
 
     def __init__(self, device: str = "cpu") -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._mesh = dist.device_mesh.init_device_mesh(device, (self.size,))
+        self.mesh = dist.device_mesh.init_device_mesh(device, (self.size,))
         self._open: set[int] = set()
 
     def gather(self, value: T) -> list[T]:
@@ -34,7 +35,7 @@ class Processes:
         return values
 
     def shard(self, model: Any) -> None:
-        sharded.shard(model, self._mesh)
+        sharded.shard(model, self.mesh)
 
     def whole(self, model: Any) -> AbstractContextManager[None]:
         """May be nested: the outermost block gathers the parameters and frees them."""
@@ -76,8 +77,9 @@ def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 12
             f"process {environment.get('RANK')} of {size} cannot reach the others: {str(error).splitlines()[0]}. Start "
             "training with torchrun --nproc-per-node N -m turngym.scripts.main train ..."
         ) from error
+    world = Processes("cuda" if cuda else "cpu")
     try:
-        yield Processes("cuda" if cuda else "cpu")
+        yield world
     except RuntimeError as error:
         if not any(word in str(error) for word in LOST):
             raise
@@ -86,7 +88,19 @@ def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 12
             f"answer for {timeout:g} minutes (torchrun names the first to fail below). Continue with --resume"
         ) from error
     finally:
-        dist.destroy_process_group()
+        end_group(world)
+
+
+def end_group(world: Processes) -> None:
+    """Destroy the process group and wait for its threads to end.
+
+    torch's caches of shardings keep the mesh, and the mesh would keep the group's threads: one that drops its last
+    tensor while the interpreter ends takes the whole process down (SIGABRT, "terminate called without an active
+    exception"), after everything was saved.
+    """
+    dist.destroy_process_group()
+    getattr(world.mesh, "_pg_registry", {}).clear()
+    gc.collect()  # sharded modules are cycles that hold the group too
 
 
 def local_device(environment: Mapping[str, str] = os.environ) -> str:
