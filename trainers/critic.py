@@ -31,7 +31,8 @@ class CriticConfig:
     lr: float = 1e-5
     """Learning rate. Tiny models need 1e-3."""
     clip: float | None = 0.2
-    """Largest change of a value that still lowers the loss; None for the plain squared error."""
+    """Largest change of a value per batch that still lowers the loss, in the unit of the return; None for the plain
+    squared error. Where returns are tens of nats 0.2 takes a hundred steps to reach them (`critic_explained` tells)."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
 
@@ -50,6 +51,15 @@ def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: flo
         return 0.5 * plain_N
     clipped_N = old_value_N + (value_N - old_value_N).clamp(-clip, clip)
     return 0.5 * torch.maximum(plain_N, (clipped_N - return_N).square())
+
+
+def explained_variance(value_N: NDArray[np.float32], return_N: NDArray[np.float32]) -> float | None:
+    """1 - var(R - V) / var(R): 1 where the values are the returns, 0 where a constant would do; None if all R are equal.
+
+    A negative value is a critic that adds noise to the advantages.
+    """
+    spread = float(np.var(return_N, dtype=np.float64))
+    return 1.0 - float(np.var(return_N - value_N, dtype=np.float64)) / spread if spread else None
 
 
 class _Values(nn.Module):

@@ -28,7 +28,7 @@ def step_row(
         "loss": float(np.mean([result.loss for result in done.results])),
         "grad_norm": float(np.mean([result.grad_norm for result in done.results])),
         **{f"term/{name}": float(np.mean([r.terms[name] for r in done.results])) for name in done.results[0].terms},
-        **({"critic_loss": float(np.mean(done.critic_losses))} if done.critic_losses else {}),
+        **critic_row(done),
         "updates_skipped": sum(result.skipped for result in done.results),
         "lr": done.lr,
         **rollout_row(episodes, batch),
@@ -38,6 +38,13 @@ def step_row(
         **depth_row(plan, state),
         **turns,
     }
+
+
+def critic_row(done: Passes) -> dict[str, Any]:
+    """How the critic does; nothing without one."""
+    if not done.critic_losses:
+        return {}
+    return {"critic_loss": float(np.mean(done.critic_losses)), "critic_explained": done.critic_explained}
 
 
 def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, Any]:

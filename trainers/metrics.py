@@ -18,6 +18,7 @@ Row = Mapping[str, Any]
 SOME_METRICS: Mapping[str, str] = {
     "kl_reference": "mean KL estimate to the initial policy, nats",
     "critic_loss": "mean squared error of the critic, halved",
+    "critic_explained": "share of the returns' variance that its values explain, before it learns from them",
     "off/refused": "turns of demonstrators that the environment refused, and that are not trained on",
     "off/tokens": "supervised tokens that a demonstrator chose",
     "off/prob": "mean probability that the student gives them",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from turngym.envs.episode import Episode
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import OptimiserConfig
-from turngym.trainers.critic import Critic
+from turngym.trainers.critic import Critic, explained_variance
 from turngym.trainers.distributed.world import World
 from turngym.trainers.pieces import Algorithm, Targets, Term
 from turngym.trainers.step import Forward, UpdateResult, learning_rate, update
@@ -44,6 +44,8 @@ class Passes:
     lr: float
     critic_losses: Sequence[float] = ()
     """Of every update of the critic, if there is one."""
+    critic_explained: float | None = None
+    """Share of the returns' variance that its values explained before these updates."""
 
 
 def run_passes(
@@ -95,7 +97,14 @@ def run_passes(
         fresh_N=fresh_N,
         lr=schedule.lr,
         critic_losses=critic_losses,
+        critic_explained=_explained(targets),
     )
+
+
+def _explained(targets: Targets) -> float | None:
+    if targets.value_N is None or targets.return_N is None:
+        return None
+    return explained_variance(targets.value_N, targets.return_N)
 
 
 def _bound(term: Term, model: Any, step: int, world: World) -> Callable[[], tuple[str, float]]:

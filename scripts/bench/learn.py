@@ -20,7 +20,7 @@ import tyro
 
 from turngym.envs.core import TurngymError
 from turngym.scripts.bench.learn_jobs import Job, Runner
-from turngym.scripts.bench.learn_recipes import COMMON, HINTS, MUST_RISE, Recipe, choose
+from turngym.scripts.bench.learn_recipes import COMMON, MUST_RISE, SETUPS, Imitation, Recipe, Start, choose
 from turngym.scripts.worlds import load_world
 from turngym.scripts.worlds.world import World
 
@@ -39,8 +39,8 @@ class LearnBench:
     """Runs per row: seeds 0, 1, ...; twice as many of the rows that must rise, whose intervals decide."""
     steps: int = 24
     """Training steps of every run."""
-    episodes: int = 64
-    """Episodes per training step; whole groups of 8."""
+    episodes: int | None = None
+    """Episodes per training step; whole groups of 8 (default: 64, in the search world 256)."""
     tasks: int = 100
     """Tasks of the panel that are evaluated on."""
     samples: int = 4
@@ -56,10 +56,17 @@ class LearnBench:
         """The seeds of a row of the table."""
         return range(self.seeds * (2 if row in MUST_RISE else 1))
 
+    @property
+    def per_step(self) -> int:
+        """Episodes per training step."""
+        return self.episodes or SETUPS[self.env].episodes
+
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "tasks", "samples", "evaluations", "parallel"):
             if getattr(self, name) < 1:
                 raise TurngymError(f"--{name} is {getattr(self, name)}; valid: at least 1")
+        if self.episodes is not None and self.episodes < 1:
+            raise TurngymError(f"--episodes is {self.episodes}; valid: at least 1")
         if self.steps % self.evaluations:
             raise TurngymError(
                 f"--steps {self.steps} cannot be cut into {self.evaluations} equal parts (--evaluations)"
@@ -84,13 +91,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(options: LearnBench, world: World, recipes: dict[str, Recipe]) -> dict[str, list[Job]]:
-    """Row -> one run per seed; the row `hints` is the start of those that must read hints."""
-    planned: dict[str, list[Job]] = {}
-    needs: Job | None = None
+    """Row -> one run per seed; first the runs that make what rows start from."""
+    setup = SETUPS[world.name]
+    made: dict[Start, Job] = {}
+    if setup.warm and any(recipe.start == "student" for recipe in recipes.values()):
+        made["student"] = _start(options, world, "warm", setup.warm)
     if any(recipe.start == "hints" for recipe in recipes.values()):
-        needs = _hints(options, world)
-        planned["hints"] = [needs]
+        made["hints"] = _start(options, world, "hints", setup.hints)
+    planned = {job.folder.name: [job] for job in made.values()}
     for name, recipe in recipes.items():
+        needs = made.get(recipe.start)
         planned[name] = [_job(options, world, name, recipe, seed, needs) for seed in options.seeds_of(name)]
     return planned
 
@@ -105,14 +115,13 @@ def text_file(options: LearnBench, world: World) -> Path:
     return options.out / world.name / "text.txt"
 
 
-def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int, hints: Job | None) -> Job:
-    needs = hints if recipe.start == "hints" else None
+def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int, needs: Job | None) -> Job:
     start = world.checkpoint("student") if needs is None else needs.model
     words = ["--algorithm", recipe.algorithm, "--student", shown(start), *world.train_words()]
     words += ["--teacher", shown(world.checkpoint("teacher"))] if recipe.teacher else []
     words += ["--expert", world.expert] if recipe.expert else []
     words += ["--lpt.files", str(text_file(options, world))] if recipe.text else []
-    words += ["--steps", str(options.steps), "--episodes", str(options.episodes), "--seed", str(seed)]
+    words += ["--steps", str(options.steps), "--episodes", str(options.per_step), "--seed", str(seed)]
     words += ["--panel", world.panel, "--eval-limit", str(options.tasks), "--eval-samples", str(options.samples)]
     words += ["--eval-every", str(options.steps // options.evaluations)]
     return Job(
@@ -126,13 +135,13 @@ def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int
     )
 
 
-def _hints(options: LearnBench, world: World) -> Job:
-    words = ["--student", shown(world.checkpoint("student")), *world.train_words(), "--expert", world.expert, *HINTS]
+def _start(options: LearnBench, world: World, name: str, imitation: Imitation) -> Job:
+    words = ["--student", shown(world.checkpoint("student")), *world.train_words(), "--expert", world.expert]
     return Job(
-        name=f"{world.name}/hints",
-        folder=options.out / world.name / "hints",
-        words=tuple(words),
-        steps=int(HINTS[HINTS.index("--steps") + 1]),
+        name=f"{world.name}/{name}",
+        folder=options.out / world.name / name,
+        words=(*words, *imitation.words()),
+        steps=imitation.steps,
     )
 
 

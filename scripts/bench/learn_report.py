@@ -126,7 +126,7 @@ def render(
     """The report in Markdown."""
     opening = (
         f"{world.name}, panel `{world.panel}` (first {options.tasks} tasks), {options.steps} steps of "
-        f"{options.episodes} episodes. Avg@{options.samples} in percent at temperature 0.85, 95 % intervals over seeds "
+        f"{options.per_step} episodes. Avg@{options.samples} in percent at temperature 0.85, 95 % intervals over seeds "
         "and tasks."
     )
     lines = [f"- `{name}`: {curve_text(result)}" for name, result in results.items()]

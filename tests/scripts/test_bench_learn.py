@@ -89,7 +89,9 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
     options = learn.LearnBench(env=env, out=tmp_path, seeds=2)
     planned = learn.plan(options, load_world(env), choose(()))
     runs = {name: 4 if name in MUST_RISE else 2 for name in RECIPES}
-    assert {name: len(jobs) for name, jobs in planned.items() if name != "hints"} == runs
+    starts = ["warm", "hints"] if env == "webshop" else ["hints"]
+    assert list(planned) == [*starts, *RECIPES]
+    assert {name: len(planned[name]) for name in RECIPES} == runs
     for jobs in planned.values():
         for job in jobs:
             if job is not jobs[-1]:
@@ -103,9 +105,26 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
     assert hinted.needs is planned["hints"][0]
     assert str(hinted.needs.model) in hinted.command
     order = [job.name.partition("/")[2] for job in learn.in_turn(list(planned.values()))]
-    assert order[: len(RECIPES) + 1] == ["hints", *(f"{name}/seed0" for name in RECIPES)]
-    assert len(order) == 1 + sum(runs.values())
+    assert order[: len(RECIPES) + len(starts)] == [*starts, *(f"{name}/seed0" for name in RECIPES)]
+    assert len(order) == len(starts) + sum(runs.values())
     assert planned["opd"][1].same_start == planned["grpo"][1].same_start != hinted.same_start
+    assert planned["grpo"][1].needs is (planned["warm"][0] if env == "webshop" else None)
+
+
+def test_a_world_says_how_many_episodes_a_step_has_unless_the_user_does() -> None:
+    assert [learn.LearnBench(env=env).per_step for env in ("alfworld", "webshop", "search")] == [64, 64, 256]
+    assert learn.LearnBench(env="search", episodes=8).per_step == 8
+    with pytest.raises(TurngymError, match="--episodes is 0"):
+        learn.LearnBench(episodes=0)
+
+
+def test_what_a_world_asks_for_comes_after_what_all_have() -> None:
+    strict = {
+        env: learn.plan(learn.LearnBench(env=env), load_world(env), choose(("prm-rl",)))["prm-rl"][0].words
+        for env in ("alfworld", "search")
+    }
+    parsed = {env: train.parse([*words, "--out", "x"]) for env, words in strict.items()}
+    assert tuple(options.judging.judge_strict for options in parsed.values()) == (True, False)
 
 
 def fake_train(monkeypatch: pytest.MonkeyPatch, script: str) -> None:

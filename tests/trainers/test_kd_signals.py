@@ -13,7 +13,7 @@ import torch
 from turngym.envs.episode import Episode
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError, RunConfig
-from turngym.trainers.critic import value_loss
+from turngym.trainers.critic import explained_variance, value_loss
 from turngym.trainers.kd_signals import (
     CriticAdvantage,
     GroupTeacherAdvantage,
@@ -154,6 +154,16 @@ def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[.
         TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(-0.1, lost=1)))
     with pytest.raises(SignalError, match="must be finite"):
         TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(float("nan"))))
+
+
+def test_explained_variance_by_hand() -> None:
+    returns = np.asarray([1.0, 2.0, 3.0, 6.0], np.float32)  # mean 3, variance 3.5
+    assert explained_variance(returns, returns) == 1.0
+    assert explained_variance(np.full(4, 9.0, np.float32), returns) == 0.0
+    # residuals 0 0 0 4: mean 1, variance 3
+    assert explained_variance(np.asarray([1, 2, 3, 2], np.float32), returns) == pytest.approx(1 - 3 / 3.5)
+    assert explained_variance(-returns, returns) == pytest.approx(-3.0)
+    assert explained_variance(returns, np.full(4, 2.0, np.float32)) is None
 
 
 def test_value_loss_by_hand() -> None:

@@ -61,6 +61,7 @@ TESTED: dict[str, tuple[Any, ...]] = {
     "kd_signals": (
         *(kd_signals.TeacherReward.__call__, kd_signals.GroupTeacherAdvantage.__call__),
         *(kd_signals.CriticAdvantage.__call__, kd_signals.MiniLLMAdvantage.__call__, critic.value_loss),
+        critic.explained_variance,
         *(kd_signals.mixture_weight, kd_signals.MixtureWeighted.__call__, kd_signals.mixed, kd_signals.check_mix),
     ),
 }
@@ -72,6 +73,7 @@ SAME = {
     "kl_k2: logp_N - reference_logp_N.detach() -> reference_logp_N.detach() - logp_N": SQUARED,
     "value_loss: value_N - return_N -> return_N - value_N": SQUARED,
     "value_loss: clipped_N - return_N -> return_N - clipped_N": SQUARED,
+    "explained_variance: return_N - value_N -> value_N - return_N": SQUARED,
     "bin_reverse_kl: -1 -> 1": LAST_AXIS,
     "bin_reverse_kl: -1 -> 1 (2)": LAST_AXIS,
     "renorm_reverse_kl: -1 -> 1": LAST_AXIS,
