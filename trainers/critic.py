@@ -54,7 +54,7 @@ def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: flo
 
 
 def explained_variance(value_N: NDArray[np.float32], return_N: NDArray[np.float32]) -> float | None:
-    """1 - var(R - V) / var(R): 1 where the values are the returns, 0 where a constant would do; None if all R are equal.
+    """1 - var(R - V) / var(R): 1 if the values are the returns, 0 if a constant would do; None if all R are equal.
 
     A negative value is a critic that adds noise to the advantages.
     """
