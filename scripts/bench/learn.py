@@ -37,8 +37,8 @@ class LearnBench:
     """Rows of the table (default: all); what they are compared with comes along."""
     seeds: int = 3
     """Runs per row: seeds 0, 1, ...; twice as many of the rows that must rise, whose intervals decide."""
-    steps: int = 24
-    """Training steps of every run."""
+    steps: int | None = None
+    """Training steps of every run (default: 24, in the search world 36)."""
     episodes: int | None = None
     """Episodes per training step; whole groups of 8 (default: 64, in the search world 256)."""
     tasks: int = 100
@@ -56,21 +56,30 @@ class LearnBench:
         """The seeds of a row of the table."""
         return range(self.seeds * (2 if row in MUST_RISE else 1))
 
-    @property
-    def per_step(self) -> int:
-        """Episodes per training step."""
-        return self.episodes or SETUPS[self.env].episodes
-
     def __post_init__(self) -> None:
-        for name in ("seeds", "steps", "tasks", "samples", "evaluations", "parallel"):
-            if getattr(self, name) < 1:
-                raise TurngymError(f"--{name} is {getattr(self, name)}; valid: at least 1")
-        if self.episodes is not None and self.episodes < 1:
-            raise TurngymError(f"--episodes is {self.episodes}; valid: at least 1")
-        if self.steps % self.evaluations:
-            raise TurngymError(
-                f"--steps {self.steps} cannot be cut into {self.evaluations} equal parts (--evaluations)"
-            )
+        for name in ("seeds", "steps", "episodes", "tasks", "samples", "evaluations", "parallel"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise TurngymError(f"--{name} is {value}; valid: at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much every run trains, and how often it is evaluated."""
+
+    steps: int
+    episodes: int
+    """Per step."""
+    every: int
+    """Steps between evaluations."""
+
+
+def size_of(options: LearnBench, world: World) -> Size:
+    """What the user says, or else what the world needs. Raises TurngymError if evaluations cannot be evenly spaced."""
+    setup = SETUPS[world.name]
+    steps = options.steps or setup.steps
+    if steps % options.evaluations:
+        raise TurngymError(f"--steps {steps} cannot be cut into {options.evaluations} equal parts (--evaluations)")
+    return Size(steps=steps, episodes=options.episodes or setup.episodes, every=steps // options.evaluations)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -116,19 +125,20 @@ def text_file(options: LearnBench, world: World) -> Path:
 
 
 def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int, needs: Job | None) -> Job:
+    size = size_of(options, world)
     start = world.checkpoint("student") if needs is None else needs.model
     words = ["--algorithm", recipe.algorithm, "--student", shown(start), *world.train_words()]
     words += ["--teacher", shown(world.checkpoint("teacher"))] if recipe.teacher else []
     words += ["--expert", world.expert] if recipe.expert else []
     words += ["--lpt.files", str(text_file(options, world))] if recipe.text else []
-    words += ["--steps", str(options.steps), "--episodes", str(options.per_step), "--seed", str(seed)]
+    words += ["--steps", str(size.steps), "--episodes", str(size.episodes), "--seed", str(seed)]
     words += ["--panel", world.panel, "--eval-limit", str(options.tasks), "--eval-samples", str(options.samples)]
-    words += ["--eval-every", str(options.steps // options.evaluations)]
+    words += ["--eval-every", str(size.every)]
     return Job(
         name=f"{world.name}/{name}/seed{seed}",
         folder=options.out / world.name / f"{name}-seed{seed}",
         words=(*words, *COMMON, *recipe.words, *recipe.in_env.get(world.name, ())),
-        steps=options.steps,
+        steps=size.steps,
         needs=needs,
         evaluates=True,
         same_start=f"{recipe.start}-seed{seed}",

@@ -85,8 +85,10 @@ class Imitation:
 class Setup:
     """What a world needs beside the recipes."""
 
+    steps: int = 24
+    """Of every run."""
     episodes: int = 64
-    """Per training step."""
+    """Per step."""
     warm: Imitation | None = None
     """Comes before the rows that start at the student; without it they start at the shipped one."""
     hints: Imitation = Imitation(hints=0.5, steps=200, lr="3e-3", schedule="linear")
@@ -98,7 +100,7 @@ SETUPS: Mapping[str, Setup] = {
     # the page refuses 73 % of what the shipped student says: nearly all that it samples is failure (docs/learn.md)
     "webshop": Setup(warm=Imitation(steps=48, lr="1e-3", schedule="constant")),
     # episodes of three turns and a dozen tokens: a batch of 64 says little, and 256 cost no more than 64 elsewhere
-    "search": Setup(episodes=256),
+    "search": Setup(steps=36, episodes=256),
 }
 """By world."""
 

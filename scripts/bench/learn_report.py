@@ -6,19 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turngym.agents.scores import task_means
 from turngym.agents.show import markdown
 from turngym.agents.statistics import Interval
 from turngym.envs.trace import read_trace
+from turngym.scripts.bench.learn import LearnBench, size_of
 from turngym.scripts.bench.learn_jobs import Job, rows
 from turngym.scripts.bench.learn_recipes import MUST_RISE, Recipe
 from turngym.scripts.bench.learn_rise import TaskMeans, over_seeds, rise
 from turngym.scripts.worlds.world import World
-
-if TYPE_CHECKING:
-    from turngym.scripts.bench.learn import LearnBench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +109,7 @@ def write_report(
     folder = options.out / world.name
     (folder / "report.md").write_text(text, encoding="utf-8")
     rows_json = {name: result.to_json() for name, result in results.items()}
-    settings = {**asdict(options), "out": str(options.out)}
+    settings = {**asdict(options), **asdict(size_of(options, world)), "out": str(options.out)}
     found = json.dumps({"settings": settings, "rows": rows_json}, indent=1)
     (folder / "learn.json").write_text(found + "\n", encoding="utf-8")
     from turngym.scripts.bench.learn_figure import draw
@@ -124,9 +122,10 @@ def render(
     options: LearnBench, world: World, results: Mapping[str, Result], planned: Mapping[str, Sequence[Job]]
 ) -> str:
     """The report in Markdown."""
+    size = size_of(options, world)
     opening = (
-        f"{world.name}, panel `{world.panel}` (first {options.tasks} tasks), {options.steps} steps of "
-        f"{options.per_step} episodes. Avg@{options.samples} in percent at temperature 0.85, 95 % intervals over seeds "
+        f"{world.name}, panel `{world.panel}` (first {options.tasks} tasks), {size.steps} steps of "
+        f"{size.episodes} episodes. Avg@{options.samples} in percent at temperature 0.85, 95 % intervals over seeds "
         "and tasks."
     )
     lines = [f"- `{name}`: {curve_text(result)}" for name, result in results.items()]

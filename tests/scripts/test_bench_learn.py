@@ -111,9 +111,13 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
     assert planned["grpo"][1].needs is (planned["warm"][0] if env == "webshop" else None)
 
 
-def test_a_world_says_how_many_episodes_a_step_has_unless_the_user_does() -> None:
-    assert [learn.LearnBench(env=env).per_step for env in ("alfworld", "webshop", "search")] == [64, 64, 256]
-    assert learn.LearnBench(env="search", episodes=8).per_step == 8
+def test_a_world_says_how_much_is_trained_unless_the_user_does() -> None:
+    sizes = [learn.size_of(learn.LearnBench(env=env), load_world(env)) for env in ("alfworld", "webshop", "search")]
+    assert [(size.steps, size.episodes, size.every) for size in sizes] == [(24, 64, 12), (24, 64, 12), (36, 256, 18)]
+    asked = learn.LearnBench(env="search", episodes=8, steps=4, evaluations=4)
+    assert learn.size_of(asked, load_world("search")) == learn.Size(steps=4, episodes=8, every=1)
+    with pytest.raises(TurngymError, match="--steps 24 cannot be cut into 5 equal parts"):
+        learn.size_of(learn.LearnBench(evaluations=5), load_world("alfworld"))
     with pytest.raises(TurngymError, match="--episodes is 0"):
         learn.LearnBench(episodes=0)
 
