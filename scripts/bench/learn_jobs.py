@@ -66,12 +66,17 @@ class Runner:
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
-        """Until all are finished. Raises TurngymError if one fails (the others are let finish first)."""
+        """Until all are finished; SIGINT and SIGTERM end the runs with this process.
+
+        Raises TurngymError if one fails (the others are let finish first).
+        """
+        from turngym.trainers.interrupts import Interrupts
+
         for job in self.jobs:
             check_command(job)
         waiting = [job for job in self.jobs if not job.finished]
         failed: list[Job] = []
-        with LearnProgress(self.jobs) as progress:
+        with LearnProgress(self.jobs) as progress, Interrupts():
             try:
                 while waiting or self._running:
                     waiting = self._start(waiting, failed)

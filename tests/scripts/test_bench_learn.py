@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -178,14 +180,17 @@ def test_a_failed_run_is_named_and_what_needs_it_is_left(tmp_path: Path, monkeyp
     assert not jobs[1].folder.exists()
 
 
-def test_interrupting_the_bench_ends_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_the_bench_ends_its_runs(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = job(tmp_path, "one")
     script = """trap 'echo saved >> "$1/calls"; exit 0' TERM; touch "$1/started"; while :; do sleep 0.05; done"""
     fake_train(monkeypatch, script)
 
     def update(self: Any, running: set[str]) -> None:
         if (one.folder / "started").exists():
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(learn_jobs.LearnProgress, "update", update)
     with pytest.raises(KeyboardInterrupt):
