@@ -141,7 +141,7 @@ def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int
         steps=size.steps,
         needs=needs,
         evaluates=True,
-        same_start=f"{recipe.start}-seed{seed}",
+        same_start=f"{world.name}/{recipe.start}-seed{seed}",
     )
 
 
