@@ -51,7 +51,7 @@ more than updates, so each batch is used four times; on tasks of the next batch 
 probabilities still grows with the fifth use."""
 CRITIC = (*REWARD, "--ppo-kd.critic.lr", "1e-3", "--ppo-kd.critic.clip", "None")
 """Returns are some -14 nats: clipped at 0.2 and at 1e-5, as is usual for large models, the critic does not get there in
-24 steps, and success falls by 6 points instead of rising (docs/learn.md)."""
+24 steps, and in the household success falls by 6 points (docs/learn.md)."""
 TEXT = ("--lpt.coef", "0.01")
 """The tiny models have never modelled text (9 nats a token): at 1 learning to do so is all that they learn."""
 
