@@ -124,6 +124,14 @@ def test_a_world_says_how_much_is_trained_unless_the_user_does() -> None:
         learn.LearnBench(episodes=0)
 
 
+def test_a_start_is_shared_within_its_world_only() -> None:
+    shop, search = (
+        learn.plan(learn.LearnBench(env=env), load_world(env), choose(("grpo",)))["grpo"][0].same_start
+        for env in ("webshop", "search")
+    )
+    assert shop != search
+
+
 def test_what_a_world_asks_for_comes_after_what_all_have() -> None:
     strict = {
         env: learn.plan(learn.LearnBench(env=env), load_world(env), choose(("prm-rl",)))["prm-rl"][0].words

@@ -26,7 +26,7 @@ class Processes:
 
     def __init__(self, device: str = "cpu") -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.mesh = dist.device_mesh.init_device_mesh(device, (self.size,))
+        self._mesh = dist.device_mesh.init_device_mesh(device, (self.size,))
         self._open: set[int] = set()
 
     def gather(self, value: T) -> list[T]:
@@ -35,7 +35,7 @@ class Processes:
         return values
 
     def shard(self, model: Any) -> None:
-        sharded.shard(model, self.mesh)
+        sharded.shard(model, self._mesh)
 
     def whole(self, model: Any) -> AbstractContextManager[None]:
         """May be nested: the outermost block gathers the parameters and frees them."""
@@ -52,6 +52,17 @@ class Processes:
 
     def state(self, model: Any) -> Mapping[str, Tensor]:
         return sharded.full_state(model)
+
+    def close(self) -> None:
+        """Destroy the process group and wait for its threads to end.
+
+        torch's caches of shardings keep the mesh, and the mesh would keep the group's threads: one that drops its last
+        tensor while the interpreter ends takes the whole process down (SIGABRT, "terminate called without an active
+        exception"), after everything was saved.
+        """
+        dist.destroy_process_group()
+        getattr(self._mesh, "_pg_registry", {}).clear()
+        gc.collect()  # sharded modules are cycles that hold the group too
 
 
 @contextmanager
@@ -77,9 +88,12 @@ def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 12
             f"process {environment.get('RANK')} of {size} cannot reach the others: {str(error).splitlines()[0]}. Start "
             "training with torchrun --nproc-per-node N -m turngym.scripts.main train ..."
         ) from error
-    world = Processes("cuda" if cuda else "cpu")
     try:
-        yield world
+        world = Processes("cuda" if cuda else "cpu")
+        try:
+            yield world
+        finally:
+            world.close()
     except RuntimeError as error:
         if not any(word in str(error) for word in LOST):
             raise
@@ -87,20 +101,6 @@ def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 12
             f"process {environment.get('RANK')} of {size} lost another one, which was killed, crashed or did not "
             f"answer for {timeout:g} minutes (torchrun names the first to fail below). Continue with --resume"
         ) from error
-    finally:
-        end_group(world)
-
-
-def end_group(world: Processes) -> None:
-    """Destroy the process group and wait for its threads to end.
-
-    torch's caches of shardings keep the mesh, and the mesh would keep the group's threads: one that drops its last
-    tensor while the interpreter ends takes the whole process down (SIGABRT, "terminate called without an active
-    exception"), after everything was saved.
-    """
-    dist.destroy_process_group()
-    getattr(world.mesh, "_pg_registry", {}).clear()
-    gc.collect()  # sharded modules are cycles that hold the group too
 
 
 def local_device(environment: Mapping[str, str] = os.environ) -> str:
