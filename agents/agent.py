@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.render import ChatRenderer, Thread
+from turngym.agents.rendering.renderer import ChatRenderer, TokenHistory
 from turngym.envs.channels import Channel
 from turngym.envs.core import Task, TurngymError
 from turngym.envs.episode import Origin, Status
@@ -52,7 +52,7 @@ class Conversation:
     """Number of the turn that waits, 0-based."""
     played: str | None = None
     """The action that reached the environment in the turn before; None if there was none."""
-    thread: Thread | None = None
+    thread: TokenHistory | None = None
     """Token ids; None for text-only agents."""
     memory: dict[str, Any] = field(default_factory=dict)
     """Whatever the agent wants to keep for the length of the episode."""
@@ -98,7 +98,7 @@ class Agent(Protocol):
     def name(self) -> str: ...
 
     @property
-    def scribe(self) -> Scribe:
+    def writer(self) -> ResponseWriter:
         """Writes actions that somebody else chose (demonstrations) into a conversation."""
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
@@ -109,12 +109,12 @@ class Agent(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scribe:
+class ResponseWriter:
     """Turns a known action into a response: text in the environment's channel, and token ids if there is a renderer."""
 
     renderer: ChatRenderer | None = None
 
-    def present(self, conversation: Conversation) -> Thread | None:
+    def present(self, conversation: Conversation) -> TokenHistory | None:
         """Bring the thread up to date: the waiting observation stands as a prompt. Does nothing the second time."""
         if self.renderer is None:
             return None

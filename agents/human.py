@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from turngym.agents.agent import AgentError, Conversation, Reply, Scribe
+from turngym.agents.agent import AgentError, Conversation, Reply, ResponseWriter
 from turngym.envs.episode import Status
 from turngym.envs.spaces import printable
 from turngym.envs.suggest import nearest
@@ -22,7 +22,7 @@ class HumanAgent:
 
     def __init__(self, ask: Callable[[], str], say: Callable[[str, str], None], *, name: str = "human") -> None:
         self.name = name
-        self.scribe = Scribe()
+        self.writer = ResponseWriter()
         self._ask = ask
         self._say = say
 
@@ -34,10 +34,10 @@ class HumanAgent:
     def release(self, conversation: Conversation) -> None:
         pass
 
-    def _one(self, talk: Conversation) -> Reply:
-        if talk.turn == 0:
+    def _one(self, conversation: Conversation) -> Reply:
+        if conversation.turn == 0:
             self._say(HELP, "note")
-        self._say(printable(talk.observation), "observation")
+        self._say(printable(conversation.observation), "observation")
         while True:
             try:
                 line = self._ask().strip()
@@ -46,22 +46,22 @@ class HumanAgent:
             if line in ("q", "quit", "exit"):
                 return Reply(ends=Status.TRUNCATED_DEPTH, error="the player quit")
             if line.startswith("?"):
-                self._say(_choices(talk, line[1:].strip()), "list")
+                self._say(_choices(conversation, line[1:].strip()), "list")
             elif line == "!":
-                self._say(talk.env.expert_action() or "The expert knows no way.", "note")
+                self._say(conversation.env.expert_action() or "The expert knows no way.", "note")
             elif line:
-                self._hint(talk, line)
-                return self.scribe.write(talk, line)
+                self._hint(conversation, line)
+                return self.writer.write(conversation, line)
 
-    def _hint(self, talk: Conversation, line: str) -> None:
-        if talk.admissible and talk.env.base.canonical(line) not in talk.admissible:
-            near = nearest(line, talk.admissible)
+    def _hint(self, conversation: Conversation, line: str) -> None:
+        if conversation.admissible and conversation.env.base.canonical(line) not in conversation.admissible:
+            near = nearest(line, conversation.admissible)
             if near:
                 self._say(f"(not possible now; nearest: {', '.join(near[:3])})", "note")
 
 
-def _choices(talk: Conversation, word: str) -> str:
-    if talk.admissible is None:
+def _choices(conversation: Conversation, word: str) -> str:
+    if conversation.admissible is None:
         return "Any text is possible here."
-    found = [action for action in talk.admissible if word in action]
+    found = [action for action in conversation.admissible if word in action]
     return "\n".join(found) if found else f"Nothing possible contains {word!r}."

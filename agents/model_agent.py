@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turngym.agents.agent import AgentError, Conversation, Reply, Scribe
-from turngym.agents.render import ChatRenderer, Thread
+from turngym.agents.agent import AgentError, Conversation, Reply, ResponseWriter
+from turngym.agents.rendering.renderer import ChatRenderer, TokenHistory
 from turngym.envs.channels import Channel
 from turngym.envs.episode import Status
 from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Policy, Sampling
@@ -42,7 +42,7 @@ class ModelAgent:
         self.policy = policy
         self.renderer = renderer
         self.name = name
-        self.scribe = Scribe(renderer)
+        self.writer = ResponseWriter(renderer)
         self._channel = channel
         sampling = sampling or Sampling()
         stop_text = sampling.stop_text or (() if channel is None else channel.stop_text)
@@ -76,7 +76,7 @@ class ModelAgent:
         if thread is None:
             self._check_channel(conversation)
         segment = -1 if thread is None else thread.segment
-        thread = self.scribe.present(conversation)
+        thread = self.writer.present(conversation)
         assert thread is not None
         if 0 <= segment < thread.segment:
             self.policy.release(f"{conversation.key}/{segment}")
@@ -160,5 +160,5 @@ class ModelAgent:
             )
 
 
-def _session(conversation: Conversation, thread: Thread) -> str:
+def _session(conversation: Conversation, thread: TokenHistory) -> str:
     return f"{conversation.key}/{thread.segment}"

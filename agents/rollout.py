@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from turngym.agents.agent import Agent, AgentError, Reply
-from turngym.agents.play import Job, Play, begin, stillborn
+from turngym.agents.episode_runner import EpisodeRunner, Job, begin, failed_episode
 from turngym.envs.core import EnvBackendError
 from turngym.envs.episode import Episode, Status
 from turngym.envs.guard import guard_of
@@ -73,10 +73,10 @@ class Rollout:
         self._system = system
         self._meta = {"agent": agent.name, **(meta or {})}
         self._idle: list[Any] = []
-        self._active: list[Play] = []
+        self._active: list[EpisodeRunner] = []
 
     def run(self, jobs: Sequence[Job]) -> list[Episode]:
-        """Play every job; episodes in the order of the jobs. Environments stay open for the next call."""
+        """EpisodeRunner every job; episodes in the order of the jobs. Environments stay open for the next call."""
         waiting = deque(enumerate(jobs))
         done: dict[int, Episode] = {}
         try:
@@ -114,7 +114,7 @@ class Rollout:
         """Give up every episode in progress and close every environment."""
         # Which of these already went back to the pool is unknown: none may be used again.
         for play in self._active:
-            self._agent.release(play.talk)
+            self._agent.release(play.conversation)
             play.env.close()
         self._active = []
         self.close()
@@ -124,24 +124,24 @@ class Rollout:
         while self._idle:
             self._idle.pop().close()
 
-    def _begin(self, place: int, job: Job) -> Play | Episode:
+    def _begin(self, place: int, job: Job) -> EpisodeRunner | Episode:
         env = self._idle.pop() if self._idle else self._make_env()
         try:
-            return begin(env, job, place=place, system=self._system, renderer=self._agent.scribe.renderer)
+            return begin(env, job, place=place, system=self._system, renderer=self._agent.writer.renderer)
         except EnvBackendError as error:
             env.close()
-            return stillborn(job, guard_of(env).env_id, error, self._meta)
+            return failed_episode(job, guard_of(env).env_id, error, self._meta)
 
-    def _round(self, active: list[Play], done: list[tuple[int, Episode]]) -> list[Play]:
+    def _round(self, active: list[EpisodeRunner], done: list[tuple[int, Episode]]) -> list[EpisodeRunner]:
         """One turn for everything that waits; what goes on."""
         replies = self._answer(active)
-        going: list[Play] = []
+        going: list[EpisodeRunner] = []
         for play, reply in zip(active, replies, strict=True):
             play.take(reply, self._cap)
             if play.status is None:
                 going.append(play)
                 continue
-            self._agent.release(play.talk)
+            self._agent.release(play.conversation)
             if play.status is Status.ERROR_ENV:
                 play.env.close()
             else:
@@ -149,19 +149,21 @@ class Rollout:
             self._finish(play.episode(self._meta), done, play.place)
         return going
 
-    def _answer(self, active: list[Play]) -> list[Reply]:
-        waiting = [play for play in active if play.talk.turn >= len(play.job.demonstration)]
+    def _answer(self, active: list[EpisodeRunner]) -> list[Reply]:
+        waiting = [play for play in active if play.conversation.turn >= len(play.job.demonstration)]
         start = time.perf_counter()
-        replied = self._agent.respond([play.talk for play in waiting]) if waiting else []
+        replied = self._agent.respond([play.conversation for play in waiting]) if waiting else []
         if len(replied) != len(waiting):
             raise AgentError(f"agent {self._agent.name!r} answered {len(replied)} of {len(waiting)} conversations")
         answers = iter(replied)
         share = (time.perf_counter() - start) / max(len(waiting), 1)
         replies = []
         for play in active:
-            turn = play.talk.turn
+            turn = play.conversation.turn
             if turn < len(play.job.demonstration):
-                replies.append(self._agent.scribe.write(play.talk, play.job.demonstration[turn], "demonstration"))
+                replies.append(
+                    self._agent.writer.write(play.conversation, play.job.demonstration[turn], "demonstration")
+                )
             else:
                 play.timings["generate"] += share
                 replies.append(next(answers))
@@ -183,7 +185,7 @@ def rollout(
     system: str | None = None,
     meta: dict[str, Any] | None = None,
 ) -> list[Episode]:
-    """Play `jobs` and close the environments; see `Rollout`, which keeps them open between calls."""
+    """EpisodeRunner `jobs` and close the environments; see `Rollout`, which keeps them open between calls."""
     driver = Rollout(make_env, agent, slots=slots, max_turns=max_turns, on_episode=on_episode, system=system, meta=meta)
     try:
         return driver.run(jobs)

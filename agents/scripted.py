@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from turngym.agents.agent import AgentError, Conversation, Reply, Scribe, reset_seed
-from turngym.agents.render import ChatRenderer
+from turngym.agents.agent import AgentError, Conversation, Reply, ResponseWriter, reset_seed
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, MakeEnv
 from turngym.envs.base import Player
 from turngym.envs.episode import Episode, Status, Turn
@@ -55,8 +55,9 @@ class ExpertAgent:
         expert: makes one expert per episode; by default the environment's privileged one.
         noise: share of turns that play a random action instead, marked `origin="noise"` and never trained on; a pair
             (low, high) draws one share per episode. The expert goes on from wherever the noise leads.
-        blunders: share of the noise that is the environment's own idea of a mistake (`TextEnv.blunder`), most of which
-            are impossible: without them a student never learns what to do after a refusal. The rest is admissible.
+        mistakes: share of the noise that is the environment's own idea of a mistake (`TextEnv.plausible_mistake`);
+            most of them are impossible, and without them a student never learns what to do after a refusal. The rest
+            is admissible.
     """
 
     def __init__(
@@ -65,15 +66,15 @@ class ExpertAgent:
         *,
         expert: MakeExpert = PrivilegedExpert,
         noise: float | tuple[float, float] = 0.0,
-        blunders: float = 0.0,
+        mistakes: float = 0.0,
         name: str = "expert",
     ) -> None:
-        self._blunders = blunders
+        self._mistakes = mistakes
         self._noise = (noise, noise) if isinstance(noise, (int, float)) else noise
         if not 0.0 <= self._noise[0] <= self._noise[1] <= 1.0:
             raise AgentError(f"noise is {noise}; it must be a share between 0 and 1, or an increasing pair of shares")
         self.name = name
-        self.scribe = Scribe(renderer)
+        self.writer = ResponseWriter(renderer)
         self._make_expert = expert
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
@@ -92,21 +93,21 @@ class ExpertAgent:
             memory["expert"].observe(conversation.played)
         noise = self._noisy(conversation) if memory["noise"] else None
         if noise is not None:
-            return self.scribe.write(conversation, noise, "noise")
+            return self.writer.write(conversation, noise, "noise")
         action = memory["expert"].act()
         if action is None:
             return Reply(ends=Status.ERROR_ENGINE, error=f"the expert knows no action at turn {conversation.turn}")
-        return self.scribe.write(conversation, action, "demonstration")
+        return self.writer.write(conversation, action, "demonstration")
 
     def _noisy(self, conversation: Conversation) -> str | None:
         """A random action for this turn, or None where it is the expert's."""
         rng = conversation.rng(NOISE_STREAM)
         if rng.random() >= conversation.memory["noise"]:
             return None
-        if self._blunders and rng.random() < self._blunders:
-            blunder = conversation.env.base.blunder(rng)
-            if blunder is not None:
-                return blunder
+        if self._mistakes and rng.random() < self._mistakes:
+            plausible_mistake = conversation.env.base.plausible_mistake(rng)
+            if plausible_mistake is not None:
+                return plausible_mistake
         return conversation.env.base.sample_action(rng)
 
 
@@ -115,7 +116,7 @@ class RandomAgent:
 
     def __init__(self, renderer: ChatRenderer | None = None, *, name: str = "random") -> None:
         self.name = name
-        self.scribe = Scribe(renderer)
+        self.writer = ResponseWriter(renderer)
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
         return [self._one(conversation) for conversation in waiting]
@@ -127,7 +128,7 @@ class RandomAgent:
         action = conversation.env.base.sample_action(conversation.rng())
         if action is None:
             raise AgentError(f"{conversation.task.env_id} has no admissible actions to draw from")
-        return self.scribe.write(conversation, action)
+        return self.writer.write(conversation, action)
 
 
 class ReplayAgent:
@@ -155,7 +156,7 @@ class ReplayAgent:
         if bool(self._actions) == bool(episodes):
             raise AgentError("a replay needs either recorded episodes or a list of actions")
         self.name = name
-        self.scribe = Scribe(renderer)
+        self.writer = ResponseWriter(renderer)
         self._verify = verify
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
@@ -164,26 +165,33 @@ class ReplayAgent:
     def release(self, conversation: Conversation) -> None:
         pass
 
-    def _one(self, talk: Conversation) -> Reply:
-        over = Reply(ends=Status.TRUNCATED_DEPTH, error=f"the recording ends after {talk.turn} turns")
+    def _one(self, conversation: Conversation) -> Reply:
+        over = Reply(ends=Status.TRUNCATED_DEPTH, error=f"the recording ends after {conversation.turn} turns")
         if self._actions:
-            return self.scribe.write(talk, self._actions[talk.turn]) if talk.turn < len(self._actions) else over
-        turns = self._turns.get((talk.task.task_id, talk.sample))
+            return (
+                self.writer.write(conversation, self._actions[conversation.turn])
+                if conversation.turn < len(self._actions)
+                else over
+            )
+        turns = self._turns.get((conversation.task.task_id, conversation.sample))
         if turns is None:
             known = ", ".join(f"{task} sample {sample}" for task, sample in list(self._turns)[:5])
-            raise AgentError(f"no recording of {talk.task.task_id} sample {talk.sample}; recorded are: {known}, ...")
-        if talk.turn >= len(turns):
-            return over
-        turn = turns[talk.turn]
-        if self._verify and turn.observation != talk.observation:
             raise AgentError(
-                f"{talk.task.task_id} sample {talk.sample}, turn {talk.turn}: recorded observation "
-                f"{turn.observation[:200]!r}, now {talk.observation[:200]!r}"
+                f"no recording of {conversation.task.task_id} sample {conversation.sample}; recorded are: {known}, ..."
             )
-        read = talk.env.read(turn.response).action
-        if turn.action is None or (read is not None and talk.env.base.canonical(read) == turn.action):
-            return self.scribe.write_text(talk, turn.response, turn.origin)
-        return self.scribe.write(talk, turn.action, turn.origin)
+        if conversation.turn >= len(turns):
+            return over
+        turn = turns[conversation.turn]
+        if self._verify and turn.observation != conversation.observation:
+            raise AgentError(
+                f"{conversation.task.task_id} sample {conversation.sample}, turn {conversation.turn}: recorded "
+                f"observation "
+                f"{turn.observation[:200]!r}, now {conversation.observation[:200]!r}"
+            )
+        read = conversation.env.read(turn.response).action
+        if turn.action is None or (read is not None and conversation.env.base.canonical(read) == turn.action):
+            return self.writer.write_text(conversation, turn.response, turn.origin)
+        return self.writer.write(conversation, turn.action, turn.origin)
 
 
 def expert_actions(

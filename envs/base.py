@@ -117,7 +117,7 @@ class TextEnv(gym.Env[str, str], ABC):
         """The form in which actions are judged and played: stripped; subclasses may add aliases."""
         return action.strip()
 
-    def heard(self, response: str) -> None:
+    def on_response(self, response: str) -> None:
         """The agent's whole response, before it is judged: for rewards that read more than the action."""
 
     def expert_action(self) -> str | None:
@@ -135,7 +135,7 @@ class TextEnv(gym.Env[str, str], ABC):
         hint = did_you_mean(name, self.players)
         raise TurngymError(f"{self.env_id} has no player {name!r} now; its players are: {known}.{hint}")
 
-    def blunder(self, rng: np.random.Generator) -> str | None:
+    def plausible_mistake(self, rng: np.random.Generator) -> str | None:
         """A plausible mistake in the present state, possible or not: noise for demonstrations; None where unknown."""
         return None
 

@@ -73,7 +73,7 @@ class Turn:
     prompt_span: Span = (0, 0)
     response_span: Span = (0, 0)
     logprobs: NDArray[np.float32] | None = None
-    """Behaviour log-probabilities of the sampled ids, as sampled (temperature included), float32 [R]; or None."""
+    """Behavior log-probabilities of the sampled ids, as sampled (temperature included), float32 [R]; or None."""
     finish: str = "stop"
     """Why generation ended: `stop`, `length`, `scripted`, `aborted`."""
     policy_version: int = 0
@@ -115,7 +115,7 @@ class Episode:
     turns: tuple[Turn, ...]
     status: Status
     success: bool
-    ret: float
+    episode_return: float
     """Sum of rewards."""
     score: float = 0.0
     """The environment's own graded score in [0, 1] at the end."""

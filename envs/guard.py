@@ -13,7 +13,7 @@ from turngym.envs.channels import Channel, Parsed, make_channel
 from turngym.envs.core import Task, ToolSpec, TurngymError, Verdict
 from turngym.envs.suggest import did_you_mean, nearest
 
-OnInvalid = Literal["reject", "penalise", "noop", "terminate"]
+OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
@@ -25,7 +25,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
     the environment. `on_invalid` decides what the agent gets instead:
 
     - `reject`: the reason, the nearest possible action and (with `list_admissible`) all of them; reward 0
-    - `penalise`: the same, with reward `penalty`
+    - `penalize`: the same, with reward `penalty`
     - `noop`: the environment's own "Nothing happens."; reward 0
     - `terminate`: the reason, and the episode ends; reward 0
 
@@ -64,7 +64,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         self.on_invalid = on_invalid
         self.channel = make_channel(channel, base.tool) if isinstance(channel, str) else channel
         self.max_turns = max_turns
-        self.penalty = float(penalty) if on_invalid == "penalise" else 0.0
+        self.penalty = float(penalty) if on_invalid == "penalize" else 0.0
         self.list_admissible = list_admissible
         self._turn = 0
         self._over = True
@@ -82,7 +82,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
             raise ResetNeeded(f"{self.base.env_id}: step() was called outside an episode; call reset() first")
         if not isinstance(action, str):
             raise TurngymError(f"{self.base.env_id}: step() takes a str, not {type(action).__name__} {action!r}")
-        self.base.heard(action)
+        self.base.on_response(action)
         parsed = self.read(action)
         if parsed.action is None:
             return self._answer(Verdict.MALFORMED, None, f"No action could be read: {parsed.reason}.")

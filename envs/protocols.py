@@ -162,7 +162,7 @@ class JudgeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgment:
     """Votes as they were written, unread; None for a vote that failed, and `error` says why the first did."""
 
     votes: tuple[str | None, ...]
@@ -172,5 +172,5 @@ class Judgement:
 class Judge(Protocol):
     """Writes votes. A vote depends on its request alone; one that fails is None, never an exception or a score."""
 
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
-        """One judgement per request, in order, all with the same number of votes."""
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        """One judgment per request, in order, all with the same number of votes."""

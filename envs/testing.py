@@ -197,7 +197,7 @@ class EnvContract:
     def test_invalid_action_policies(self) -> None:
         for policy, reward, ends in (
             ("reject", 0.0, False),
-            ("penalise", -0.25, False),
+            ("penalize", -0.25, False),
             ("noop", 0.0, False),
             ("terminate", 0.0, True),
         ):

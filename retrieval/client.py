@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from turngym.retrieval.breaker import Breaker
 from turngym.retrieval.core import Hit, RetrievalError, RetrieverUnavailable
-from turngym.retrieval.forks import renew_in_children
+from turngym.retrieval.fork_safety import renew_in_children
 from turngym.retrieval.lru import LRU
-from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalise, read_reply, request_body
+from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply, request_body
 
 _RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -52,7 +52,7 @@ class ClientSettings:
 
 class HttpRetriever:
     """Asks `url` (with or without `/retrieve`). Threads share one instance; a forked child or a pickled copy gets its
-    own connections. Proxy settings of the environment are not used: a retrieval server is a neighbour.
+    own connections. Proxy settings of the environment are not used: a retrieval server is a neighbor.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class HttpRetriever:
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise RetrievalError(f"k is {k!r}; it must be a whole number, at least 1")
         until = self._clock() + self.settings.deadline
-        keys = [(normalise(query[: self.settings.max_query_chars]), k) for query in queries]
+        keys = [(normalize(query[: self.settings.max_query_chars]), k) for query in queries]
         known = {key: found for key in keys if (found := self._memory.get(key)) is not None}
         missing = [key for key in dict.fromkeys(keys) if key not in known]
         for start in range(0, len(missing), self.settings.chunk):

@@ -65,7 +65,7 @@ class Encoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Fixes the vectors: model, weights, pooling, prefixes, normalisation."""
+        """Fixes the vectors: model, weights, pooling, prefixes, normalization."""
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """float32 `[len(texts), dim]`."""

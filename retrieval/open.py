@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
-from turngym.retrieval.index_manifest import (
+from turngym.retrieval.index.manifest import (
     ENCODER,
     FAISS,
     LUCENE,
@@ -142,7 +142,7 @@ def _dense(
     parameters: Mapping[str, float] | None,
     device: str,
 ) -> Retriever:
-    from turngym.retrieval.dense import DenseRetriever
+    from turngym.retrieval.dense.retriever import DenseRetriever
 
     if manifest.encoder is None or manifest.faiss is None:
         raise IndexFolderError(f"{folder}: the manifest of a {manifest.kind} index names no encoder; build it again")
@@ -173,7 +173,7 @@ def _in_memory(kind: str, path: Path, wanted: str | None, parameters: Mapping[st
 
         parts.append(BM25Retriever.from_passages(passages))
     if kind != "bm25":
-        from turngym.retrieval.dense import DenseRetriever
+        from turngym.retrieval.dense.retriever import DenseRetriever
         from turngym.retrieval.encoders.hashing import HashingEncoder
 
         parts.append(DenseRetriever.from_passages(passages, HashingEncoder.fit(passages), parameters=parameters))

@@ -25,7 +25,7 @@ class WireError(RetrievalError):
     """A reply that cannot be read; the text says where in it and what was expected."""
 
 
-def normalise(query: str) -> str:
+def normalize(query: str) -> str:
     """The query as it is searched and remembered: white space collapsed, letter case kept, always encodable."""
     return " ".join(query.encode("utf-8", "replace").decode("utf-8").split())
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from turngym.agents.evaluate import EvalResult, evaluate
-from turngym.agents.show import behaviour_table, columns, print_table, success_table, write_json
+from turngym.agents.evaluation.evaluate import EvalResult, evaluate
+from turngym.agents.evaluation.tables import behavior_table, columns, print_table, success_table, write_json
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import Panel, load_panel, verify_panel
 from turngym.scripts.wiring import AgentOptions, Wired, env_maker, json_object, probe, wire_agent
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(argv), prog="turngym eval", description=(__doc__ or "").split("\n")[0])
     result = run(options)
     runs = {str(result.settings["agent"]): result.scores}
-    print_table(columns(success_table(runs), behaviour_table(runs)), title=title(options, result))
+    print_table(columns(success_table(runs), behavior_table(runs)), title=title(options, result))
     if result.scores.errors:
         print(f"{result.scores.errors} episodes ended in errors and are not counted; run again to play them again")
         return 1

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from turngym.agents.show import print_table
+from turngym.agents.evaluation.tables import print_table
 from turngym.envs.core import TurngymError
 from turngym.retrieval.core import RetrievalError
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build(options: Build) -> int:
-    from turngym.retrieval.index_build import BuildPlan, build_index
+    from turngym.retrieval.index.build import BuildPlan, build_index
 
     plan = BuildPlan(
         corpus=options.corpus,
@@ -119,8 +119,8 @@ def _build(options: Build) -> int:
 
 
 def _inspect(options: Inspect) -> int:
-    from turngym.retrieval.index_inspect import describe_index
-    from turngym.retrieval.index_manifest import check_files, read_manifest
+    from turngym.retrieval.index.inspect import describe_index
+    from turngym.retrieval.index.manifest import check_files, read_manifest
 
     manifest = read_manifest(options.folder)
     rows = [["index", str(options.folder)], *describe_index(manifest)]
@@ -135,7 +135,7 @@ def _inspect(options: Inspect) -> int:
 
 
 def _plan(options: Plan) -> int:
-    from turngym.retrieval.index_plan import plan_page, plan_table
+    from turngym.retrieval.index.plan import plan_page, plan_table
 
     if options.html is not None:
         options.html.write_text(plan_page(options.passages, options.dim), encoding="utf-8")

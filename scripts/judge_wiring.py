@@ -58,7 +58,7 @@ def make_judge(
 
         return RuleJudge()
     if name == "expert":
-        from turngym.agents.judge_hindsight import ExpertJudge
+        from turngym.agents.judges.expert import ExpertJudge
         from turngym.agents.scripted import named_player
 
         if options.judge_repeats is not None and options.judge_repeats < 1:
@@ -66,7 +66,7 @@ def make_judge(
         strict, repeats = options.judge_strict, options.judge_repeats
         return ExpertJudge(make_env=make_env, expert=named_player(expert), strict=strict, repeats=repeats)
     if name in ("http", "https"):
-        from turngym.agents.judge_http import HttpJudge
+        from turngym.agents.judges.http import HttpJudge
 
         return HttpJudge(
             url=options.judge,
@@ -83,10 +83,10 @@ def make_judge(
 
 
 def _model_judge(options: JudgeOptions, folder: str, seed: int, device: str) -> Judge:
-    from turngym.agents.judge_local import PolicyJudge
-    from turngym.agents.local import LocalEngine
-    from turngym.agents.settings import ChatSettings
-    from turngym.agents.template import ChatTemplate
+    from turngym.agents.judges.local import PolicyJudge
+    from turngym.agents.local_engine.engine import LocalEngine
+    from turngym.agents.rendering.chat_settings import ChatSettings
+    from turngym.agents.rendering.chat_template import ChatTemplate
     from turngym.scripts.wiring import load_policy
 
     settings = ChatSettings.load(folder)

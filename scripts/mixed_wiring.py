@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from turngym.agents.local import LocalEngine
-from turngym.agents.mixed import MixedPolicy
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.local_engine.mixed_policy import MixedPolicy
 from turngym.agents.rollout import PlayJobs, rollout
 from turngym.envs.core import TurngymError
 from turngym.scripts.train_wiring import Player
-from turngym.trainers.pieces import Algorithm
-from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.models.scorer import LocalScorer
 
 
 def mixed_player(

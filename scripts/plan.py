@@ -8,10 +8,10 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.show import Table, print_table
+from turngym.agents.evaluation.tables import Table, print_table
 from turngym.envs.core import TurngymError
-from turngym.trainers.capacity import CHIPS, Chip, Estimate, Workload, estimate
-from turngym.trainers.shapes import ModelShape, shape_named, shape_of
+from turngym.trainers.models.capacity import CHIPS, Chip, Estimate, Workload, estimate
+from turngym.trainers.models.shapes import ModelShape, shape_named, shape_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

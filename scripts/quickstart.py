@@ -168,8 +168,8 @@ def _watch(plan: Plan, running: dict[str, subprocess.Popen[bytes]]) -> None:
 
 def _state(folder: Path) -> tuple[int, str]:
     """Steps done, and the newest numbers in words."""
-    from turngym.trainers.metrics import read_metrics
-    from turngym.trainers.progress import describe
+    from turngym.trainers.run.metrics import read_metrics
+    from turngym.trainers.run.progress import describe
 
     if not (folder / "metrics.jsonl").exists():
         return 0, "starting"
@@ -200,8 +200,8 @@ def _report(plan: Plan) -> None:
 
 def _verdict(plan: Plan) -> str:
     """What each method made of the student, in words."""
-    from turngym.agents.scores import score
-    from turngym.scripts.report_data import load_run
+    from turngym.agents.evaluation.scores import score
+    from turngym.scripts.reports.data import load_run
 
     def result(path: Path) -> tuple[float, float]:
         run = load_run(str(path))

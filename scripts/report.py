@@ -15,10 +15,10 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.scores import Scores, compare, score
-from turngym.agents.show import Table, behaviour_table, markdown, success_table
-from turngym.agents.statistics import ScoreError, least_time, same_step
-from turngym.scripts.report_data import Run, curves, load_run, unique_names
+from turngym.agents.evaluation.scores import Scores, compare, score
+from turngym.agents.evaluation.statistics import ScoreError, least_time, same_step
+from turngym.agents.evaluation.tables import Table, behavior_table, markdown, success_table
+from turngym.scripts.reports.data import Run, curves, load_run, unique_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         if options.figure:
-            from turngym.scripts.report_figure import draw
+            from turngym.scripts.reports.figure import draw
 
             draw(runs, scores, options.out / "report.png")
             text += "\n![Accuracy, depth, categories](report.png)\n"
@@ -61,7 +61,7 @@ def render(runs: Sequence[Run], scores: dict[str, Scores]) -> str:
     if scores:
         parts += ["## Success (%)", markdown(success_table(scores))]
         parts += ["Intervals: 95 %, clustered by task. Episodes that ended in errors are not counted."]
-        parts += ["## Behaviour", markdown(behaviour_table(scores))]
+        parts += ["## Behavior", markdown(behavior_table(scores))]
         parts += _paired(runs)
     if curves(runs):
         parts += ["## Training", markdown(training_table(runs))]

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
+from turngym.agents.evaluation.scores import score
+from turngym.agents.evaluation.tables import behavior_table, columns, print_table, progress_bar, success_table
 from turngym.agents.rollout import Job
-from turngym.agents.scores import score
-from turngym.agents.show import behaviour_table, columns, print_table, progress_bar, success_table
 from turngym.envs.core import TurngymError
 from turngym.envs.trace import TraceWriter
 from turngym.scripts.wiring import AgentOptions, EnvOptions, env_maker, probe, wire_agent
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     errors = sum(episode.status.is_error for episode in episodes)
     if errors < len(episodes):
         scores = {wired.agent.name: score(episodes)}
-        print_table(columns(success_table(scores), behaviour_table(scores)))
+        print_table(columns(success_table(scores), behavior_table(scores)))
     print(f"{len(episodes)} episodes in {options.out}" + (f", {errors} of them ended in errors" if errors else ""))
     return 1 if errors else 0
 

@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from turngym.agents.sglang.client.fleet import Fleet
+from turngym.agents.sglang.client.stop_strings import StopFinder
+from turngym.agents.sglang.compatibility import check_model, check_names, check_tokenizer, model_config
 from turngym.agents.sglang.errors import ServerError
-from turngym.agents.sglang.fleet import Fleet
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.same_model import check_model, check_names, check_tokenizer, model_config
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.settings import ServerSettings
-from turngym.agents.sglang.stops import StopFinder
-from turngym.agents.sglang.sync import Busy, DiskSync
-from turngym.agents.sglang.synced import SyncedPolicy
+from turngym.agents.sglang.weights.sync import Busy, DiskSync
+from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
 from turngym.envs.protocols import WeightSink
 
 TOLERANCE = {"float32": 1e-3, "auto": 0.5}
@@ -84,7 +84,7 @@ def train_policy(options: TrainServers, model: Any, tokenizer: Any, max_length: 
 
     Raises ServerError where a server has another architecture, shape or vocabulary.
     """
-    from turngym.agents.local_model import CausalModel
+    from turngym.agents.local_engine.model import CausalModel
 
     fleet = options.fleet(options.policy_server)
     config = model.config.to_dict()
@@ -147,7 +147,7 @@ def load_outside(folder: str) -> tuple[Any, Any]:
 
 def check_numbers(fleet: Fleet, model: Any, vocabulary: int, length: int = 48) -> None:
     """Raises ServerError unless the servers give some ids the log-probabilities that `model` gives them."""
-    from turngym.trainers.scorer import LocalScorer
+    from turngym.trainers.models.scorer import LocalScorer
 
     row = np.random.default_rng(0).integers(0, vocabulary, length).astype(np.int32)
     where = np.arange(1, length)
@@ -175,8 +175,8 @@ def _policy(fleet: Fleet, config: dict[str, Any], tokenizer: Any, max_length: in
 
 
 def _sink(options: TrainServers, fleet: Fleet, model: Any, out: Path) -> WeightSink:
-    from turngym.trainers.lora import merged
-    from turngym.trainers.model import save_model
+    from turngym.trainers.models.lora import merged
+    from turngym.trainers.models.model import save_model
 
     if options.weight_sync == "disk":
         folder = options.weight_folder or out / "weights"
@@ -185,7 +185,7 @@ def _sink(options: TrainServers, fleet: Fleet, model: Any, out: Path) -> WeightS
             save_model(model, path, merged(model, model.state_dict()))
 
         return DiskSync(fleet=fleet, save=save, folder=folder, busy=options.when_busy)
-    from turngym.agents.sglang.broadcast import BroadcastSync
+    from turngym.agents.sglang.weights.broadcast import BroadcastSync
 
     return BroadcastSync(
         fleet=fleet,

@@ -18,7 +18,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Turn
 from turngym.envs.spaces import printable
 from turngym.envs.trace import TraceWriter
-from turngym.scripts.trace_select import Select, selected
+from turngym.scripts.traces.select import Select, selected
 
 Files = tyro.conf.Positional[tuple[Path, ...]]
 Flat = Annotated[Select, tyro.conf.arg(name="")]
@@ -147,7 +147,7 @@ def _parquet(command: Parquet) -> int:
 
 
 def _html(command: Html) -> int:
-    from turngym.scripts.trace_html import load_decoder, write_page
+    from turngym.scripts.traces.html import load_decoder, write_page
 
     if not command.overwrite:
         _must_be_new(command.out)
@@ -161,7 +161,7 @@ def _html(command: Html) -> int:
 def episode_line(episode: Episode) -> str:
     """`won  completed  12 turns  return 1.00  heat  task sample 0`."""
     outcome = "won " if episode.success else "lost"
-    head = f"{outcome} {episode.status.value:<16} {episode.depth:>3} turns  return {episode.ret:+.2f}"
+    head = f"{outcome} {episode.status.value:<16} {episode.depth:>3} turns  return {episode.episode_return:+.2f}"
     return f"{head}  {episode.task.category:<8} {episode.task.task_id} sample {episode.sample}"
 
 
@@ -202,7 +202,7 @@ def turn_row(episode: Episode, turn: Turn) -> dict[str, Any]:
     values = (
         *(task.env_id, task.task_id, task.sha256, task.split, task.category),
         *(episode.seed, episode.sample, episode.group, episode.depth),
-        *(episode.status.value, episode.success, episode.ret, episode.score),
+        *(episode.status.value, episode.success, episode.episode_return, episode.score),
         *(turn.index, turn.observation, turn.response, turn.action, turn.verdict.value, turn.reward),
         *(turn.segment, ids, None if turn.logprobs is None else turn.logprobs.tolist()),
         *(turn.finish, turn.origin, turn.policy_version),

@@ -32,13 +32,13 @@ try:
     from turngym.trainers.algorithms.sft import SftConfig
     from turngym.trainers.algorithms.tcod import TcodConfig
     from turngym.trainers.algorithms.turnopd import TurnOpdConfig
-    from turngym.trainers.config import DistillConfig, OptimiserConfig, RunConfig
+    from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
     from turngym.trainers.distributed.run import divided
-    from turngym.trainers.distributed.world import World, together
-    from turngym.trainers.loop import RunResult, Trainer
-    from turngym.trainers.lora import LoraConfig
-    from turngym.trainers.stale import StaleConfig
-    from turngym.trainers.text_term import TextConfig
+    from turngym.trainers.distributed.world import World, on_all_ranks
+    from turngym.trainers.losses.lm_loss import LmLossConfig
+    from turngym.trainers.models.lora import LoraConfig
+    from turngym.trainers.run.async_rollout import AsyncConfig
+    from turngym.trainers.trainer import RunResult, Trainer
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
@@ -99,11 +99,11 @@ class Options:
     seen."""
     noise: tuple[float, float] = (0.0, 0.0)
     """sft: share of random actions in an episode, drawn from this range; they are never imitated."""
-    blunders: float = 0.0
+    mistakes: float = 0.0
     """sft: share of those random actions that are plausible mistakes, possible or not, instead of admissible ones."""
     hints: float = 0.0
     """sft: share of observations that carry the expert's next action as a hint, in the words of --judge expert. A model
-    can only teach by hints (opd-hints) what it has learnt to read."""
+    can only teach by hints (opd-hints) what it has learned to read."""
     slots: int = 64
     """Episodes played, and requests generated, at a time."""
     device: str = "auto"
@@ -119,7 +119,7 @@ class Options:
     scores."""
     process_timeout: float = 120.0
     """Under torchrun: minutes that a process waits for another one (which plays, evaluates or saves)."""
-    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     opd: OpdConfig = field(default_factory=OpdConfig)
@@ -132,11 +132,11 @@ class Options:
     prm_rl: PrmRlConfig = field(default_factory=PrmRlConfig)
     opd_hints: OpdHintsConfig = field(default_factory=OpdHintsConfig)
     judging: Annotated[JudgeOptions, tyro.conf.arg(name="")] = field(default_factory=JudgeOptions)
-    lpt: TextConfig = field(default_factory=TextConfig)
+    lm_loss: LmLossConfig = field(default_factory=LmLossConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(default_factory=TrainServers)
     crew: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
-    stale: Annotated[StaleConfig, tyro.conf.arg(name="")] = field(default_factory=StaleConfig)
+    stale: Annotated[AsyncConfig, tyro.conf.arg(name="")] = field(default_factory=AsyncConfig)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -170,7 +170,7 @@ def run(options: Options, world: World) -> RunResult:
         options = replace(options, device=local_device())
     with open_workers(options.crew) as play:
         trainer: Trainer = divided(
-            together(world, lambda: build_trainer(options, play)), world, shard_teacher=options.shard_teacher
+            on_all_ranks(world, lambda: build_trainer(options, play)), world, shard_teacher=options.shard_teacher
         )
         return trainer.train(resume=options.resume)
 

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from turngym.agents.executor import BreakableRollout, ParallelRollout
-from turngym.agents.hinted_env import HintedEnv
-from turngym.agents.judge_hints import HintPrompts
-from turngym.agents.mixed import MixedPolicy
+from turngym.agents.executor import CancellableRollout, ParallelRollout
+from turngym.agents.judges.hint_prompts import HintPrompts
+from turngym.agents.judges.hinted_env import HintedEnv
+from turngym.agents.local_engine.mixed_policy import MixedPolicy
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rollout import PlayJobs, rollout
 from turngym.agents.scripted import named_player
-from turngym.agents.settings import ChatSettings
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import assert_disjoint, load_panel
@@ -28,17 +28,17 @@ from turngym.scripts.train import Options
 from turngym.scripts.train_models import has_teacher, load_reference, load_student, load_teacher, server_engine
 from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, OpenRoom, PanelEvaluation, Player, weights_hash
 from turngym.scripts.wiring import env_maker, json_object
+from turngym.trainers.algorithm import Algorithm, Term
 from turngym.trainers.algorithms import grpo, grpo_kd, luffy, opd, opd_hints, ppo_kd, prm_rl, sft, tcod, turnopd
-from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
-from turngym.trainers.dataset import DatasetCollect
 from turngym.trainers.judge.collect import JudgedCollect
-from turngym.trainers.loop import Trainer
-from turngym.trainers.lora import add_adapters
-from turngym.trainers.order import InStep, Order
-from turngym.trainers.pieces import Algorithm, Term
-from turngym.trainers.progress import LiveProgress
-from turngym.trainers.stale import Ahead, Follower, frozen_copy
-from turngym.trainers.text_term import TextTerm
+from turngym.trainers.losses.lm_loss import LmLoss
+from turngym.trainers.models.lora import add_adapters
+from turngym.trainers.run.async_rollout import AsyncRollout, WeightSnapshot, frozen_copy
+from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
+from turngym.trainers.run.offline_rollouts import DatasetCollect
+from turngym.trainers.run.progress import LiveProgress
+from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
+from turngym.trainers.trainer import Trainer
 
 JUDGED: Mapping[str, Literal["score", "hint"]] = {"prm-rl": "score", "opd-hints": "hint"}
 """Algorithms that learn from a judge, and what they ask it."""
@@ -51,7 +51,7 @@ def build_algorithm(options: Options, tokenizer: Any = None) -> Algorithm:
         def encode(document: str) -> list[int]:
             return list(tokenizer.encode(document, add_special_tokens=False))
 
-        return (TextTerm(options.lpt, encode, micro_tokens=run.micro_tokens, autocast=run.autocast != "off"),)
+        return (LmLoss(options.lm_loss, encode, micro_tokens=run.micro_tokens, autocast=run.autocast != "off"),)
 
     run, distill = options.run, options.distill
     builders: dict[str, Callable[[], Algorithm]] = {
@@ -72,10 +72,10 @@ def build_algorithm(options: Options, tokenizer: Any = None) -> Algorithm:
 
 
 def _ppo_minillm(options: Options, text: Callable[[], tuple[Term, ...]]) -> Algorithm:
-    bonus = options.lpt.in_reward
+    bonus = options.lm_loss.in_reward
     if not bonus:
         return ppo_kd.build(options.ppo_kd, options.run, text())
-    warnings.warn("--lpt.in-reward adds a constant to every reward: it carries no gradient", stacklevel=2)
+    warnings.warn("--lm-loss.in-reward adds a constant to every reward: it carries no gradient", stacklevel=2)
     return ppo_kd.build(options.ppo_kd, options.run, bonus=bonus)
 
 
@@ -94,7 +94,9 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
     tool = room.env.unwrapped.tool
     engine = None if ahead else server_engine(options, model, tokenizer, settings)
     player = Player.of(model, tokenizer, settings, tool, batch=options.slots, engine=engine)
-    actor, order, play = _playing_ahead(options, model, tokenizer, player, play) if ahead else (player, InStep(), play)
+    actor, order, play = (
+        _playing_ahead(options, model, tokenizer, player, play) if ahead else (player, Synchronous(), play)
+    )
     if options.resume and list_checkpoints(options.out):
         player.engine.weights_changed(read_state(latest_checkpoint(options.out))["step"])
     evaluation = _evaluation(options, player, play)
@@ -122,7 +124,7 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
         collect=_judged(options, actor, _collect(options, playing, evaluation, play, room)),
         out=options.out,
         run=options.run,
-        optimiser=options.optimiser,
+        optimizer=options.optimizer,
         teacher=teacher,
         reference=reference,
         evaluate=evaluation,
@@ -138,16 +140,18 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
 
 def _playing_ahead(
     options: Options, student: Any, tokenizer: Any, learner: Player, play: PlayJobs
-) -> tuple[Player, Order, PlayJobs]:
+) -> tuple[Player, RolloutSchedule, PlayJobs]:
     """Who plays while the learner learns: a copy of the student with an engine, or servers, of its own."""
     settings = learner.settings
     model, words = frozen_copy(student), copy.deepcopy(tokenizer)  # another thread uses them
     engine = server_engine(options, model, words, settings)
     actor = Player.of(model, words, settings, learner.tool, batch=options.slots, engine=engine)
     if not isinstance(play, ParallelRollout):
-        play = BreakableRollout()
-    follower = Follower(student, model, actor.engine.weights_changed)
-    order = Ahead(staleness=options.stale.staleness, last=options.run.steps, follower=follower, cancel=play.cancel)
+        play = CancellableRollout()
+    snapshot = WeightSnapshot(student, model, actor.engine.weights_changed)
+    order = AsyncRollout(
+        staleness=options.stale.staleness, last=options.run.steps, snapshot=snapshot, cancel=play.cancel
+    )
     return actor, order, play
 
 
@@ -207,7 +211,7 @@ def _collect(
         if options.hints:
             shared["make_env"] = HintedEnv(make_env, options.hints, named_player(options.expert))
         return ExpertCollect(
-            renderer=player.renderer, settings=player.settings, noise=options.noise, blunders=options.blunders, **shared
+            renderer=player.renderer, settings=player.settings, noise=options.noise, mistakes=options.mistakes, **shared
         )
     return LiveCollect(player=player, **shared)
 

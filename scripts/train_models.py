@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.sglang.scorer import SglangScorer
-from turngym.agents.sglang.synced import SyncedPolicy
+from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
 from turngym.envs.core import TurngymError
 from turngym.scripts.server_wiring import teacher_scorer, train_policy
 from turngym.scripts.train import Options
-from turngym.trainers.branches import understands_branches
-from turngym.trainers.model import load_model, vocabulary_size
-from turngym.trainers.pieces import Algorithm
-from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.vocab_check import common_vocabulary
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.models.model import load_model, vocabulary_size
+from turngym.trainers.models.prefix_sharing import understands_branches
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.models.vocab_check import common_vocabulary
 
 
 def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:

@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from turngym.agents.evaluate import evaluate
-from turngym.agents.local import LocalEngine
+from turngym.agents.evaluation.evaluate import evaluate
+from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.render import ChatRenderer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, PlayJobs, rollout
 from turngym.agents.scripted import ExpertAgent, named_player
-from turngym.agents.settings import ChatSettings
 from turngym.envs.channels import make_channel
 from turngym.envs.core import Task, ToolSpec, TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.panels import Panel, assert_disjoint
 from turngym.envs.protocols import CollectRequest, Policy, Sampling
 from turngym.scripts.wiring import renderer_of
-from turngym.trainers.dataset import draw
-from turngym.trainers.loop import EvalPoint
+from turngym.trainers.run.offline_rollouts import draw
+from turngym.trainers.trainer import EvalPoint
 
 MakeEnv = Callable[[], Any]
 
@@ -168,12 +168,12 @@ class ExpertCollect:
     held_out: Sequence[Task] = ()
     expert: str = "expert"
     noise: tuple[float, float] = (0.0, 0.0)
-    blunders: float = 0.0
+    mistakes: float = 0.0
     play: PlayJobs = rollout
     room: OpenRoom | None = None
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
-        agent = ExpertAgent(self.renderer, expert=named_player(self.expert), noise=self.noise, blunders=self.blunders)
+        agent = ExpertAgent(self.renderer, expert=named_player(self.expert), noise=self.noise, mistakes=self.mistakes)
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
         episodes = self.play(
             jobs,

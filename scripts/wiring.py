@@ -15,8 +15,8 @@ import tyro
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.agents.agent import Agent, AgentError
 from turngym.agents.executor.env_spec import EnvSpec
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, named_player
-from turngym.agents.settings import ChatSettings
 from turngym.envs.base import TextEnv
 from turngym.envs.core import ToolSpec, TurngymError, content_hash
 from turngym.envs.guard import guard_of
@@ -68,7 +68,7 @@ class EnvOptions:
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
     max_turns: int | None = None
     """Turns before the episode is cut; by default the environment's own limit."""
-    on_invalid: Literal["reject", "penalise", "noop", "terminate"] | None = None
+    on_invalid: Literal["reject", "penalize", "noop", "terminate"] | None = None
     """What an invalid action does; by default: reject."""
     make: str = "{}"
     """Further arguments for gym.make as JSON, for example '{"engine": "textworld"}'."""
@@ -153,7 +153,7 @@ def _engine(folder: str, settings: ChatSettings, options: AgentOptions) -> tuple
     if options.servers.policy_server:
         model, tokenizer = load_outside(folder)
         return eval_policy(options.servers, Path(folder), tokenizer, settings.max_context), model, tokenizer
-    from turngym.agents.local import LocalEngine
+    from turngym.agents.local_engine.engine import LocalEngine
 
     model, tokenizer = load_policy(folder, options.device, options.dtype)
     engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=options.batch)
@@ -162,7 +162,7 @@ def _engine(folder: str, settings: ChatSettings, options: AgentOptions) -> tuple
 
 def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: Any) -> Any:
     """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
-    from turngym.agents.render import ChatRenderer
+    from turngym.agents.rendering.renderer import ChatRenderer
 
     more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
     return ChatRenderer(

@@ -22,7 +22,7 @@ class BatchError(TurngymError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """One optimiser batch. Suffixes: `_M` input tokens, `_R` rows, `_N` supervised tokens, `_E` episodes.
+    """One optimizer batch. Suffixes: `_M` input tokens, `_R` rows, `_N` supervised tokens, `_E` episodes.
 
     A row is one segment of one episode, and only segments with supervised tokens are rows. Rows, and tokens within a
     row, keep the order of the episodes. The model reads `input_ids_M` and is asked, at position `predictor_N`, for
@@ -44,7 +44,7 @@ class RolloutBatch:
     """Index in E."""
     group_N: IntArray
     row_N: IntArray
-    behaviour_logp_N: FloatArray
+    behavior_logp_N: FloatArray
     """Log-probability as sampled, nats; NaN where unknown."""
     off_policy_N: BoolArray
     """The label was chosen by a demonstrator."""
@@ -85,7 +85,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
 
     Error episodes are left out and counted. Observation, template and tool tokens are inputs only. Turns of origin
     "noise", turns that say why they are `excluded` and demonstrations that the environment `refused` are never
-    supervised. Ids are taken as sampled; nothing is tokenised here.
+    supervised. Ids are taken as sampled; nothing is tokenized here.
     Source: algorithms specification section 0 (token-in, token-out; the single label shift).
     Errors: `BatchError` for an unknown origin, a response that nothing precedes, or nothing to train on.
     """
@@ -111,7 +111,7 @@ class _Columns:
         self.length = 0
         self.labels: list[IntArray] = []
         self.predictors: list[IntArray] = []
-        self.behaviour: list[FloatArray] = []
+        self.behavior: list[FloatArray] = []
         self.spans: list[tuple[int, int, int, int, int, bool]] = []
 
     def add_row(self, ids: NDArray[np.int32]) -> int:
@@ -126,7 +126,7 @@ class _Columns:
         self.predictors.append(np.arange(start + r0 - 1, start + r1 - 1, dtype=np.int64))
         self.labels.append(np.asarray(episode.response_ids(turn), dtype=np.int64))
         logp = np.full(count, np.nan, dtype=np.float32) if turn.logprobs is None else turn.logprobs
-        self.behaviour.append(np.asarray(logp, dtype=np.float32))
+        self.behavior.append(np.asarray(logp, dtype=np.float32))
         off_policy = turn.origin == "demonstration"
         self.spans.append((count, turn.index, index, episode.group, len(self.inputs) - 1, off_policy))
 
@@ -147,9 +147,9 @@ class _Columns:
             episode_N=episode,
             group_N=group,
             row_N=row,
-            behaviour_logp_N=np.concatenate(self.behaviour),
+            behavior_logp_N=np.concatenate(self.behavior),
             off_policy_N=off_policy.astype(np.bool_),
-            reward_E=np.array([e.ret for e in kept], dtype=np.float64),
+            reward_E=np.array([e.episode_return for e in kept], dtype=np.float64),
             success_E=np.array([e.success for e in kept], dtype=np.bool_),
             depth_E=np.array([e.depth for e in kept], dtype=np.int64),
             status_E=tuple(e.status for e in kept),

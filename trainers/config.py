@@ -15,7 +15,7 @@ class ConfigError(TurngymError, ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimiserConfig:
+class OptimizerConfig:
     """AdamW, its schedule, and how often a collected batch is used."""
 
     lr: float = 1e-6
@@ -32,14 +32,14 @@ class OptimiserConfig:
     """AdamW's epsilon."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm; 0 leaves them as they are."""
-    passes: int = 1
+    ppo_epochs: int = 1
     """How many times a collected batch is used."""
     minibatches: int = 1
-    """Optimiser updates per pass; each takes an equal share of the episodes."""
+    """Optimizer updates per pass; each takes an equal share of the episodes."""
 
     def __post_init__(self) -> None:
         _at_least("lr", self.lr, 0)
-        _at_least("passes", self.passes, 1)
+        _at_least("ppo_epochs", self.ppo_epochs, 1)
         _at_least("minibatches", self.minibatches, 1)
         _at_least("lr_warmup", self.lr_warmup, 0)
 
@@ -51,7 +51,7 @@ class DistillConfig:
     top_k: int = 50
     """Size of the support K on which student and teacher are compared."""
     tail: Literal["bin", "raw", "renorm"] = "bin"
-    """Mass outside the support: one more bin, ignored, or both sides renormalised over the support."""
+    """Mass outside the support: one more bin, ignored, or both sides renormalized over the support."""
     support: Literal["teacher", "student"] = "teacher"
     """Whose K most likely ids are compared."""
     form: Literal["topk", "sampled"] = "topk"
@@ -133,3 +133,19 @@ def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
 def _at_least(name: str, value: float, low: float) -> None:
     if not value >= low:
         raise ConfigError(f"{name} is {value}; valid: at least {low}")
+
+
+RENAMED = {
+    "optimiser": "optimizer",
+    "passes": "ppo_epochs",
+    "reliable_count": "n_min",
+    "reliable_share": "n_min_share",
+    "make": "env_kwargs",
+    "blunders": "mistakes",
+}
+"""Words in the names of settings that older checkpoints spell otherwise."""
+
+
+def current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprint of an older run under today's names, so that it can be resumed."""
+    return {".".join(RENAMED.get(part, part) for part in name.split(".")): value for name, value in saved.items()}

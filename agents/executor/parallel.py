@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngym.agents.agent import Agent
+from turngym.agents.episode_runner import Job
 from turngym.agents.executor.core import Answer, ExecutorError, Workers
-from turngym.agents.executor.desk import Desk, Seat
-from turngym.agents.executor.parcel import pack
-from turngym.agents.executor.worker import Load, Scene
-from turngym.agents.play import Job
+from turngym.agents.executor.scheduler import JobScheduler, WorkerState
+from turngym.agents.executor.serialization import pack
+from turngym.agents.executor.worker import Load, RolloutSpec
 from turngym.agents.rollout import MakeEnv
 from turngym.envs.episode import Episode
 
@@ -60,7 +60,7 @@ class ParallelRollout:
         self._unneeded: list[Any] = []
         self._reading: dict[int, list[Any]] = {}
         self._held: dict[int, dict[int, tuple[int, int]]] = {}
-        self._seats = [Seat() for _ in range(workers.count)]
+        self._seats = [WorkerState() for _ in range(workers.count)]
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
         self.deaths: list[str] = []
@@ -81,7 +81,7 @@ class ParallelRollout:
         if slots < 1:
             raise ExecutorError(f"slots is {slots}; at least 1 episode must be played at a time")
         with self._lock:
-            scene = Scene(
+            spec = RolloutSpec(
                 make_env=make_env,
                 agent=agent,
                 slots=-(-slots // self._workers.count),
@@ -89,21 +89,21 @@ class ParallelRollout:
                 system=system,
                 meta=meta or {},
             )
-            data, engines = pack(scene)
+            data, engines = pack(spec)
             self._forget()
             places = [self._number(engine) for engine in engines]
-            desk = Desk(
+            scheduler = JobScheduler(
                 jobs=jobs,
                 workers=self._workers,
                 seats=self._seats,
-                scene=scene,
+                spec=spec,
                 retries=self._retries,
                 patience=self._patience,
                 begin=lambda worker: self._begin(worker, data, places),
                 on_episode=on_episode,
                 lost=self._lost,
             )
-            return self._run(desk)
+            return self._run(scheduler)
 
     @property
     def playing(self) -> tuple[int, ...]:
@@ -121,26 +121,26 @@ class ParallelRollout:
         self._engines.clear()
         self._unneeded.clear()
         self._reading.clear()
-        self._seats = [Seat() for _ in range(self._workers.count)]
+        self._seats = [WorkerState() for _ in range(self._workers.count)]
 
-    def _run(self, desk: Desk) -> list[Episode]:
+    def _run(self, scheduler: JobScheduler) -> list[Episode]:
         try:
-            while not desk.finished:
+            while not scheduler.finished:
                 if self._cancelled.is_set():
                     raise ExecutorError("the rollout was cancelled")
-                desk.give()
-                desk.take(self._workers.wait(POLL))
-                desk.look_for_the_stuck()
+                scheduler.assign()
+                scheduler.take(self._workers.wait(POLL))
+                scheduler.kill_hung_workers()
         except KeyboardInterrupt:
             try:
-                desk.take(self._workers.wait(0.0))
+                scheduler.take(self._workers.wait(0.0))
             finally:
                 self.close()
             raise
         except BaseException:
             self.close()
             raise
-        return desk.episodes()
+        return scheduler.episodes()
 
     def _lost(self, answer: Answer) -> None:
         self.deaths.append(answer.died)
@@ -173,7 +173,7 @@ class ParallelRollout:
 
     def _number(self, engine: Any) -> int:
         """The workers' number of `engine`; its weights are shared anew if they have changed."""
-        from turngym.agents.local_replica import pack_engine, pack_weights
+        from turngym.agents.local_engine.replica import pack_engine, pack_weights
 
         for number, known in enumerate(self._engines):
             if known.engine is not engine:

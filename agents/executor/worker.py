@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngym.agents.agent import Agent
-from turngym.agents.executor.parcel import unpack
-from turngym.agents.play import Job
+from turngym.agents.episode_runner import Job
+from turngym.agents.executor.serialization import unpack
 from turngym.agents.rollout import MakeEnv, Rollout
 from turngym.envs.episode import Episode
 
@@ -19,7 +19,7 @@ PACE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class RolloutSpec:
     """Everything a worker needs to play, but for the jobs."""
 
     make_env: MakeEnv
@@ -50,12 +50,12 @@ class Worker:
         self._room: tuple[MakeEnv, Any] | None = None
         """An environment that stays open between runs: what all of a process share (a shop, an index) is built once."""
 
-    def begin(self, scene: bytes, places: Sequence[int], loads: Sequence[Load], *payloads: bytes) -> None:
-        """Get ready for jobs; what was being played is given up. `places` says which engine stands where in `scene`."""
+    def begin(self, spec: bytes, places: Sequence[int], loads: Sequence[Load], *payloads: bytes) -> None:
+        """Get ready for jobs; what was being played is given up. `places` says which engine stands where in `spec`."""
         self.end()
         for load, payload in zip(loads, payloads, strict=True):
             self._take(load, payload)
-        content: Scene = unpack(scene, {place: self._engines[engine] for place, engine in enumerate(places)})
+        content: RolloutSpec = unpack(spec, {place: self._engines[engine] for place, engine in enumerate(places)})
         self._open(content.make_env)
         self._rollout = Rollout(
             content.make_env,
@@ -73,7 +73,7 @@ class Worker:
                 former[1].close()
 
     def _take(self, load: Load, payload: bytes) -> None:
-        from turngym.agents.local_replica import load_weights, unpack_engine
+        from turngym.agents.local_engine.replica import load_weights, unpack_engine
 
         if load.whole:
             self._engines[load.engine] = unpack_engine(payload)

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.agent import task_number
-from turngym.agents.proxy.answer import reply_of
-from turngym.agents.proxy.bridge import STOPPING, EngineBridge
-from turngym.agents.proxy.chat import ChatRenderer, ChatThread, Prompt
-from turngym.agents.proxy.episodes import episode_of
+from turngym.agents.proxy.conversation.answer import reply_of
+from turngym.agents.proxy.conversation.chat import ChatHistory, ChatRenderer, Prompt
+from turngym.agents.proxy.conversation.messages import ChatMessage
+from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue
 from turngym.agents.proxy.errors import busy, invalid
-from turngym.agents.proxy.messages import ChatMessage
-from turngym.agents.proxy.ongoing import Finished, Ongoing
-from turngym.agents.proxy.records import Recorder, TurnRecord
-from turngym.agents.proxy.request import ChatRequest
-from turngym.agents.proxy.restore import mark, restore
-from turngym.agents.proxy.session import Session, Sessions
+from turngym.agents.proxy.http.request import ChatRequest
+from turngym.agents.proxy.inflight import Finished, InflightRequest
+from turngym.agents.proxy.sessions.episodes import episode_of
+from turngym.agents.proxy.sessions.records import Recorder, TurnRecord
+from turngym.agents.proxy.sessions.restore import mark, restore
+from turngym.agents.proxy.sessions.session import ProxySession, SessionTable
 from turngym.agents.proxy.settings import ProxySettings
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import GenerateRequest, Generation, Policy, Sampling
@@ -31,7 +31,7 @@ MAX_TOKENS = 512
 
 
 class ProxyService:
-    """Sessions over one policy.
+    """SessionTable over one policy.
 
     Args:
         folder: where the records are; sessions that are open in them go on.
@@ -67,11 +67,11 @@ class ProxyService:
         """Makes the ids of answers unique among servers; nothing depends on it."""
         self.counts: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
-        """Fields of requests that were not honoured."""
+        """Fields of requests that were not honored."""
         self._seed, self._clock, self._on_episode = seed, clock, on_episode
         self._numbers = count(1)
         self._lock = threading.Lock()
-        self.bridge = EngineBridge(
+        self.bridge = EngineQueue(
             policy,
             max_batch=self.settings.max_batch,
             max_waiting=self.settings.max_waiting,
@@ -81,14 +81,14 @@ class ProxyService:
         if resumed_from is not None:
             self.recorder.write(mark("resumed", resumed_from))
         past = restore(folder, renderer, want_ended=on_episode is not None, temperature=temperature)
-        self.sessions = Sessions(
+        self.sessions = SessionTable(
             idle=self.settings.idle, limit=self.settings.max_sessions, clock=clock, serial=past.serial
         )
         self.sessions.restore(past.open)
         self.unused = past.ended
-        """Sessions that ended before, as far as no trainer has used them."""
+        """SessionTable that ended before, as far as no trainer has used them."""
 
-    def begin(self, request: ChatRequest) -> Ongoing:
+    def begin(self, request: ChatRequest) -> InflightRequest:
         """Take a request on: its session is entered and its prompt queued.
 
         Raises:
@@ -101,7 +101,7 @@ class ProxyService:
                 session = self._enter(request.session_id, deadline)
             if session is not None and request.main and len(session.turns) >= self.settings.session_turns:
                 self._split(session, request)
-            thread = session.thread if session is not None and request.main else ChatThread()
+            thread = session.thread if session is not None and request.main else ChatHistory()
             prompt = self.renderer.prompt(thread, request.messages, request.tools)
             number = next(self._numbers)
             asked = self._generate_request(request, prompt, session, number)
@@ -112,7 +112,7 @@ class ProxyService:
         with self._lock:
             self.ignored.update(request.ignored)
         salt = f"{self._seed}/{asked.session}/{len(prompt.ids)}"
-        return Ongoing(self, request, session, prompt, ticket, number, deadline, salt)
+        return InflightRequest(self, request, session, prompt, ticket, number, deadline, salt)
 
     def end(self, session_id: str, final: tuple[ChatMessage, ...] = ()) -> int:
         """The client says that a session is over; `final` came after its last answer. Its number of turns."""
@@ -167,7 +167,7 @@ class ProxyService:
         self.bridge.close()
         self.recorder.close()
 
-    def _enter(self, session_id: str, deadline: float) -> Session:
+    def _enter(self, session_id: str, deadline: float) -> ProxySession:
         session, gone = self.sessions.enter(session_id, deadline)
         for other in gone:
             self._finish(other, "room")
@@ -183,7 +183,7 @@ class ProxyService:
             self.counts["underway"] += 1
 
     def _generate_request(
-        self, request: ChatRequest, prompt: Prompt, session: Session | None, number: int
+        self, request: ChatRequest, prompt: Prompt, session: ProxySession | None, number: int
     ) -> GenerateRequest:
         room = self.max_context - len(prompt.ids)
         if room < 1:
@@ -208,13 +208,15 @@ class ProxyService:
             stream = (request.seed & (2**63 - 1), *stream[1:])
         return GenerateRequest(session=name, prompt_ids=prompt.ids, sampling=sampling, stream=stream)
 
-    def _split(self, session: Session, request: ChatRequest) -> None:
+    def _split(self, session: ProxySession, request: ChatRequest) -> None:
         """A long session is handed on, and goes on under a new key."""
         key = self.sessions.new_key(session)
         self._finish(session, "part", session.heard_in(request.messages), key)
         session.begin_part(key)
 
-    def _finish(self, session: Session, why: str, final: tuple[ChatMessage, ...] = (), following: str = "") -> None:
+    def _finish(
+        self, session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), following: str = ""
+    ) -> None:
         """The end of a session in the records, for the engine and for the trainer."""
         if not session.turns:
             return
@@ -226,11 +228,11 @@ class ProxyService:
         if self._on_episode is not None:
             self._on_episode(episode_of(session, why, final, temperature=self.temperature))
 
-    def take_in(self, ongoing: Ongoing, generation: Generation) -> Finished:
-        """Write down a finished turn, then let its session go on. Called once per ongoing request."""
-        request, prompt, session = ongoing.request, ongoing.prompt, ongoing.session
+    def take_in(self, inflight: InflightRequest, generation: Generation) -> Finished:
+        """Write down a finished turn, then let its session go on. Called once per inflight request."""
+        request, prompt, session = inflight.request, inflight.prompt, inflight.session
         text, _ = self.renderer.decode(generation.ids)
-        reader = ongoing.reader()
+        reader = inflight.reader()
         reply = reply_of([*reader.feed(text), *reader.end()])
         finish = "tool_calls" if reply.tool_calls else generation.finish
         main = request.main and session is not None
@@ -248,7 +250,7 @@ class ProxyService:
             text=text,
             finish=generation.finish,
             version=generation.policy_version,
-            temperature=ongoing.ticket.request.sampling.temperature,
+            temperature=inflight.ticket.request.sampling.temperature,
             retry=prompt.retry,
         )
         self.recorder.write(record.as_json())
@@ -257,20 +259,22 @@ class ProxyService:
                 self.bridge.release(f"{session.key}/{len(session.thread.segments) - 1}")
             session.apply(self.renderer, record, prompt.text)
         else:
-            self.bridge.release(ongoing.ticket.request.session)
+            self.bridge.release(inflight.ticket.request.session)
         with self._lock:
             self.counts["main" if main else "side"] += 1
         if request.done and session is not None:
             self._finish(session, "done")
             self.sessions.end(session)
-        return Finished(reply=reply, finish=finish, record=record, prompt_tokens=len(prompt.ids), number=ongoing.number)
+        return Finished(
+            reply=reply, finish=finish, record=record, prompt_tokens=len(prompt.ids), number=inflight.number
+        )
 
     def count(self, what: str) -> None:
         """One more of what /healthz tells."""
         with self._lock:
             self.counts[what] += 1
 
-    def closed(self, session: Session | None, dropped: str) -> None:
+    def closed(self, session: ProxySession | None, dropped: str) -> None:
         """A request is over; `dropped` says why it was not answered, if it was not."""
         with self._lock:
             self.counts["underway"] -= 1

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.sglang.answers import Drawn, read_drawn
-from turngym.agents.sglang.calls import Caller
+from turngym.agents.sglang.client.answers import Drawn, read_drawn
+from turngym.agents.sglang.client.fleet import Fleet
+from turngym.agents.sglang.client.requests import check_request, draw_body, seed_of
+from turngym.agents.sglang.client.retry import Caller
+from turngym.agents.sglang.client.stop_strings import StopFinder
 from turngym.agents.sglang.errors import ServerError
-from turngym.agents.sglang.fleet import Fleet
-from turngym.agents.sglang.ledger import PolicySpan
-from turngym.agents.sglang.requests import check_request, draw_body, seed_of
-from turngym.agents.sglang.stops import StopFinder
+from turngym.agents.sglang.weights.weight_versions import PolicySpan
 from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure
 
 
@@ -102,14 +102,14 @@ class SglangPolicy:
 
     def for_workers(self) -> Any:
         """How worker processes make clients of the same servers."""
-        from turngym.agents.sglang.copies import recipe
+        from turngym.agents.sglang.weights.worker_client import recipe
 
         return recipe(self)
 
     @property
     def policy_version(self) -> int:
         """Of the weights that the servers were last given."""
-        return self.fleet.ledger.version
+        return self.fleet.versions.version
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Continue every request; results in their order, each depending on its request and the weights alone."""
@@ -174,7 +174,7 @@ class SglangPolicy:
 
         def read(answer: object, floor: int) -> tuple[Drawn, tuple[PolicySpan, ...]]:
             part = read_drawn(answer, where, count)
-            return part, self.fleet.ledger.read(part.spans, floor, where)
+            return part, self.fleet.versions.read(part.spans, floor, where)
 
         part, spans = await self._caller.send(
             request.session, lambda rid: draw_body(rid, prompt, request.sampling, seed, count), read, end, where

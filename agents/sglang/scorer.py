@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.sglang.answers import read_scores, read_top
-from turngym.agents.sglang.calls import Caller
+from turngym.agents.sglang.client.answers import read_scores, read_top
+from turngym.agents.sglang.client.fleet import Fleet
+from turngym.agents.sglang.client.requests import check_ids, score_body
+from turngym.agents.sglang.client.retry import Caller
 from turngym.agents.sglang.errors import ServerError
-from turngym.agents.sglang.fleet import Fleet
-from turngym.agents.sglang.requests import check_ids, score_body
 from turngym.envs.episode import TopK
 
 Ids = Sequence[NDArray[np.int32]]
@@ -132,7 +132,7 @@ class SglangScorer:
     def _scores(self, answer: Any, ids: NDArray[np.int32], start: int, name: str, floor: int) -> NDArray[np.float32]:
         """Log-probabilities of `ids[start:]`, from the weights that the servers should have."""
         found, weights = read_scores(answer, ids, start, name, last=self.vocabulary - 1)
-        self.fleet.ledger.read(((weights, 0, 0),), floor, name)
+        self.fleet.versions.read(((weights, 0, 0),), floor, name)
         return found
 
     async def _ask(self, name: str, make: Callable[[str], dict[str, Any]], read: Callable[[Any, int], T]) -> T:

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 
-from turngym.envs.alfworld.grammar import TASK_SIGN
+from turngym.envs.alfworld.native.grammar import TASK_SIGN
 from turngym.envs.core import TaskError
 from turngym.envs.suggest import did_you_mean
 
@@ -96,7 +96,7 @@ def game_texts(task: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1)
 def _own_rules() -> tuple[str, str]:
-    folder = resources.files("turngym.envs.alfworld")
+    folder = resources.files("turngym.envs.alfworld.generate")
     return (
         folder.joinpath("domain.pddl").read_text(encoding="utf-8"),
         folder.joinpath("grammar.twl2").read_text(encoding="utf-8"),

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from turngym.envs.alfworld.data import SPLITS, find_root, game_folder, unknown_split
-from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.errors import GameUnsupported
-from turngym.envs.alfworld.expert import SearchingPlayer
-from turngym.envs.alfworld.game import Game, game_hash
-from turngym.envs.alfworld.generate import GeneratorConfig, Part, preset
-from turngym.envs.alfworld.goal import category
-from turngym.envs.alfworld.problem import parse_problem
-from turngym.envs.alfworld.reference import Reference, acquire, release
+from turngym.envs.alfworld.generate.games import GeneratorConfig, Part, preset
+from turngym.envs.alfworld.native.engine import NativeEngine
+from turngym.envs.alfworld.native.game import Game, game_hash
+from turngym.envs.alfworld.native.goal import category
+from turngym.envs.alfworld.native.problem import parse_problem
+from turngym.envs.alfworld.players.expert import SearchingPlayer
+from turngym.envs.alfworld.reference.engine import Reference, acquire, release
 from turngym.envs.alfworld.source import GameSource, GeneratedGames, RealGames
 from turngym.envs.base import Outcome, Player, TextEnv
 from turngym.envs.core import Task, TaskError, ToolSpec, Verdict
@@ -133,7 +133,7 @@ class ALFWorldEnv(TextEnv):
         return action
 
     def expert_action(self) -> str | None:
-        from turngym.envs.alfworld.expert import next_action
+        from turngym.envs.alfworld.players.expert import next_action
 
         return None if self._native is None else next_action(self._native)
 
@@ -143,10 +143,10 @@ class ALFWorldEnv(TextEnv):
             return SearchingPlayer(self._native)
         return super().make_player(name)
 
-    def blunder(self, rng: np.random.Generator) -> str | None:
-        from turngym.envs.alfworld.blunders import blunder
+    def plausible_mistake(self, rng: np.random.Generator) -> str | None:
+        from turngym.envs.alfworld.players.mistakes import plausible_mistake
 
-        return None if self._native is None else blunder(self._native, rng)
+        return None if self._native is None else plausible_mistake(self._native, rng)
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
         info = super().describe(verdict, action)

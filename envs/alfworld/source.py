@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any, Protocol, get_args, overload
 
 from turngym.envs.alfworld.data import GameFolder
-from turngym.envs.alfworld.game import Game, load_game, read_game_file
-from turngym.envs.alfworld.generate import GeneratorConfig, Part, generate, parse_task_id
+from turngym.envs.alfworld.generate.games import GeneratorConfig, Part, generate, parse_task_id
+from turngym.envs.alfworld.native.game import Game, load_game, read_game_file
 from turngym.envs.core import TaskError
 
 CATEGORIES = {

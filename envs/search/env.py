@@ -158,8 +158,8 @@ class SearchEnv(TextEnv):
             return "the query is empty"
         return None
 
-    def heard(self, response: str) -> None:
-        """Keep the response for the reward; one that was heard before and never played was answered as invalid."""
+    def on_response(self, response: str) -> None:
+        """Keep the response for the reward; one that was seen before and never played was answered as invalid."""
         if self._pending is not None:
             self._log.append((self._pending, self.invalid_observation))
         self._pending = response
@@ -183,8 +183,8 @@ class SearchEnv(TextEnv):
     def sample_action(self, rng: np.random.Generator) -> str | None:
         return players.sample_action(self, rng)
 
-    def blunder(self, rng: np.random.Generator) -> str | None:
-        return players.blunder(self, rng)
+    def plausible_mistake(self, rng: np.random.Generator) -> str | None:
+        return players.plausible_mistake(self, rng)
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
         info = super().describe(verdict, action)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from turngym.envs.search import protocol
-from turngym.envs.search.questions import Question, normalise
+from turngym.envs.search.questions import Question, normalize
 from turngym.retrieval.core import Hit, Passage
 
 _WORD = re.compile(r"\w+(?:['’.-]\w+)*")
@@ -64,7 +64,7 @@ def extract(question: str, passages: Sequence[Passage]) -> str:
 
     A choice ("A or B?") gives the half whose words the passages hold more often.
     """
-    asked = normalise(question)
+    asked = normalize(question)
     if choice := _CHOICE.search(question):
         return max((choice[1].rpartition(", ")[2], choice[2]), key=lambda half: _support(half, passages)).strip()
     if _YES_NO.match(question):
@@ -74,10 +74,10 @@ def extract(question: str, passages: Sequence[Passage]) -> str:
     votes: dict[str, float] = {}
     for rank, passage in enumerate(passages, 1):
         for sentence in _SENTENCE.split(f"{passage.title}. {passage.text}"):
-            near = len(wanted.intersection(normalise(sentence).split()))
+            near = len(wanted.intersection(normalize(sentence).split()))
             for match in pattern.finditer(sentence):
                 span = match[0].strip(" .,-")
-                words = normalise(span)
+                words = normalize(span)
                 if words and words not in asked and words not in _COMMON:
                     votes[span] = votes.get(span, 0.0) + near / rank
     return max(votes, key=lambda span: (votes[span], span)) if votes else ""
@@ -91,7 +91,7 @@ def sample_action(state: State, rng: np.random.Generator) -> str:
     return protocol.answer(protocol.harmless(_some_name(texts, rng) or "yes"))
 
 
-def blunder(state: State, rng: np.random.Generator) -> str | None:
+def plausible_mistake(state: State, rng: np.random.Generator) -> str | None:
     """A search that wastes a turn: again, of nothing, the question, some name, words that belong to nothing; None where
     none is left."""
     if not state.may_search:
@@ -129,8 +129,8 @@ def _some_words(texts: Sequence[str], rng: np.random.Generator) -> str:
 
 
 def _support(half: str, passages: Sequence[Passage]) -> int:
-    words = set(normalise(half).split())
-    return sum(len(words.intersection(normalise(f"{passage.title} {passage.text}").split())) for passage in passages)
+    words = set(normalize(half).split())
+    return sum(len(words.intersection(normalize(f"{passage.title} {passage.text}").split())) for passage in passages)
 
 
 def _wanted(asked: str) -> re.Pattern[str]:

@@ -53,20 +53,20 @@ class Question:
         )
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """The form in which answers (and questions) are compared: lower case, no ASCII punctuation, no articles."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def assert_disjoint(train: Iterable[Question], evaluation: Iterable[Question]) -> None:
-    """Raise TaskError if a question is in both, by id or by its normalised words; names the first few."""
+    """Raise TaskError if a question is in both, by id or by its normalized words; names the first few."""
     ids, words = set(), {}
     for question in train:
         ids.add(question.task_id)
-        words[normalise(question.question)] = question.task_id
+        words[normalize(question.question)] = question.task_id
     shared = []
     for question in evaluation:
-        twin = question.task_id if question.task_id in ids else words.get(normalise(question.question))
+        twin = question.task_id if question.task_id in ids else words.get(normalize(question.question))
         if twin is not None:
             shared.append(question.task_id + ("" if twin == question.task_id else f" (in training as {twin})"))
     if shared:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from turngym.envs.core import TaskError
-from turngym.envs.search.questions import normalise
+from turngym.envs.search.questions import normalize
 from turngym.envs.suggest import did_you_mean
 
 RewardKind = Literal["em", "sub_em", "format"]
@@ -91,14 +91,14 @@ class RewardRule:
 
 
 def exact(prediction: str, golden_answers: Iterable[str]) -> bool:
-    """Exact match of the normalised texts with any accepted answer."""
-    return normalise(prediction) in {normalise(gold) for gold in golden_answers}
+    """Exact match of the normalized texts with any accepted answer."""
+    return normalize(prediction) in {normalize(gold) for gold in golden_answers}
 
 
 def sub_exact(text: str, golden_answers: Iterable[str]) -> bool:
-    """Whether a normalised accepted answer is part of the normalised text; one without any word never is."""
-    inside = normalise(text)
-    return any(gold in inside for gold in map(normalise, golden_answers) if gold)
+    """Whether a normalized accepted answer is part of the normalized text; one without any word never is."""
+    inside = normalize(text)
+    return any(gold in inside for gold in map(normalize, golden_answers) if gold)
 
 
 def last_answer(text: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from turngym.envs.core import TaskError
 from turngym.envs.search.parquet import read_questions
-from turngym.envs.search.questions import Question, assert_disjoint, normalise
+from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.suggest import did_you_mean
 from turngym.retrieval.core import Passage, RetrievalError
 
@@ -99,8 +99,8 @@ def open_source(
 
 
 def half(question: str) -> str:
-    """`train` or `eval`: the side of a public question, by its normalised words, so that twins are on the same side."""
-    return ("train", "eval")[hashlib.sha256(normalise(question).encode("utf-8")).digest()[0] & 1]
+    """`train` or `eval`: the side of a public question, by its normalized words, so that twins are on the same side."""
+    return ("train", "eval")[hashlib.sha256(normalize(question).encode("utf-8")).digest()[0] & 1]
 
 
 class _FrozenConfig:

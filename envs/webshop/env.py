@@ -13,22 +13,22 @@ import numpy as np
 from turngym.envs.base import Outcome, Player, TextEnv, quote
 from turngym.envs.core import Task, TaskError, ToolSpec, TurngymError, Verdict
 from turngym.envs.suggest import did_you_mean
-from turngym.envs.webshop.actions import CLICK, SEARCH, SEARCH_TEMPLATE, canonical, parse_action
 from turngym.envs.webshop.compat import History, quirks_of
-from turngym.envs.webshop.goals import Goal
+from turngym.envs.webshop.pages.actions import CLICK, SEARCH, SEARCH_TEMPLATE, canonical, parse_action
+from turngym.envs.webshop.pages.session import State, play
+from turngym.envs.webshop.pages.views import View, checked_mode, views_of
 from turngym.envs.webshop.players import (
     FirstHitPlayer,
     OraclePlayer,
     OracleQuery,
     Scene,
-    blunder,
     oracle_action,
+    plausible_mistake,
     random_action,
 )
-from turngym.envs.webshop.session import State, play
-from turngym.envs.webshop.shop import Shop, goal_task, open_shop
-from turngym.envs.webshop.tasks import GoalIds, listed_goals
-from turngym.envs.webshop.views import View, checked_mode, views_of
+from turngym.envs.webshop.shop.goals import Goal
+from turngym.envs.webshop.shop.shop import Shop, goal_task, open_shop
+from turngym.envs.webshop.shop.tasks import GoalIds, listed_goals
 
 INSTRUCTIONS = """You shop in a web store: an instruction says what to buy, with which features and options and at \
 what price.
@@ -169,8 +169,8 @@ class WebShopEnv(TextEnv):
         """Searches for some words of the instruction where there is a search bar, else clicks anything."""
         return random_action(self.scene, self._view.admissible, rng)
 
-    def blunder(self, rng: np.random.Generator) -> str | None:
-        return blunder(self.scene, rng)
+    def plausible_mistake(self, rng: np.random.Generator) -> str | None:
+        return plausible_mistake(self.scene, rng)
 
     def make_player(self, name: str) -> Player:
         """`first-hit` buys the first product that the instruction finds; `oracle-...` is the expert with that query."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from turngym.envs.webshop.actions import (
+from turngym.envs.webshop.pages.actions import (
     BACK_TO_SEARCH,
     BUY_NOW,
     NEXT_PAGE,
@@ -19,13 +19,13 @@ from turngym.envs.webshop.actions import (
     parse_action,
     search,
 )
-from turngym.envs.webshop.session import PER_PAGE, State, Target
+from turngym.envs.webshop.pages.session import PER_PAGE, State, Target
 
 if TYPE_CHECKING:
-    from turngym.envs.webshop.catalog import Product
     from turngym.envs.webshop.env import WebShopEnv
-    from turngym.envs.webshop.goals import Goal
-    from turngym.envs.webshop.shop import Shop
+    from turngym.envs.webshop.shop.catalog import Product
+    from turngym.envs.webshop.shop.goals import Goal
+    from turngym.envs.webshop.shop.shop import Shop
 
 OracleQuery = Literal["title", "instruction"]
 _TITLE_WORDS = 12
@@ -158,7 +158,7 @@ def _some_words(text: str, rng: np.random.Generator) -> str:
     return " ".join(words[int(place)] for place in rng.integers(len(words), size=count))
 
 
-def blunder(scene: Scene, rng: np.random.Generator) -> str:
+def plausible_mistake(scene: Scene, rng: np.random.Generator) -> str:
     """A plausible mistake: a product or option that is not here, a search without a bar, a misspelt label."""
     kind = int(rng.integers(4))
     if kind == 0:

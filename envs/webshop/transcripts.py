@@ -14,7 +14,7 @@ from turngym.envs.webshop.compat import ShopSession
 from turngym.envs.webshop.errors import ShopDataError
 
 if TYPE_CHECKING:
-    from turngym.envs.webshop.shop import Shop
+    from turngym.envs.webshop.shop.shop import Shop
 
 _FILE = "transcripts.jsonl.xz"
 _TYPE = ("r_type", "title_score")
@@ -59,7 +59,7 @@ def read_transcripts(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 def parity(data: str | os.PathLike[str], *, price_seed: int = 7) -> list[Comparison]:
     """Replay the transcripts in the folder `data` on the 1,000-product shop in the same folder."""
-    from turngym.envs.webshop.shop import open_shop
+    from turngym.envs.webshop.shop.shop import open_shop
 
     shops = {
         human: open_shop(f"1k-{kind}", data, price_seed=price_seed)

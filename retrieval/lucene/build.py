@@ -10,11 +10,11 @@ import numpy as np
 
 from turngym.retrieval.blobs import BlobWriter, map_array
 from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.lucene.build_folder import Workshop
 from turngym.retrieval.lucene.files import write_manifest
 from turngym.retrieval.lucene.parts import Parts, Settings, Statistics, TermTable, peaks_of, rank_ids
 from turngym.retrieval.lucene.runs import Run, RunBuilder, merge
 from turngym.retrieval.lucene.scoring import encode_lengths, inverse_norms
-from turngym.retrieval.lucene.workshop import Workshop
 
 RUN_TOKENS = 1 << 23
 """Words of a run on disk; about 300 MB of memory while it is sorted."""

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from turngym.retrieval.core import Hit, RetrieverUnavailable
-from turngym.retrieval.forks import renew_in_children
+from turngym.retrieval.fork_safety import renew_in_children
 
 Found = tuple[Hit, ...]
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from turngym.retrieval.core import Retriever, RetrieverUnavailable
-from turngym.retrieval.forks import renew_in_children
+from turngym.retrieval.fork_safety import renew_in_children
 from turngym.retrieval.lru import LRU
 from turngym.retrieval.server.batcher import Found, MicroBatcher
 from turngym.retrieval.server.settings import ServerSettings
 from turngym.retrieval.server.stats import Stats
-from turngym.retrieval.wire import normalise
+from turngym.retrieval.wire import normalize
 
 Key = tuple[str, int]
 
@@ -62,7 +62,7 @@ class RetrievalService:
             RetrieverUnavailable: the retriever failed or was too slow; nothing of it is remembered.
         """
         deadline = self._clock() + self.settings.deadline
-        keys = [(normalise(query), k) for query in queries]
+        keys = [(normalize(query), k) for query in queries]
         known, flights = self._start(keys, deadline)
         for key, flight in flights.items():
             known[key] = self._wait(flight, deadline)

@@ -16,7 +16,7 @@ from typing import Any
 
 import tyro
 
-from turngym.agents.show import print_table
+from turngym.agents.evaluation.tables import print_table
 from turngym.scripts.worlds.alfworld import WORLD
 from turngym.scripts.worlds.world import CHECKPOINTS
 
@@ -82,8 +82,8 @@ def command(bench: AheadBench, way: Way, out: Path) -> list[str]:
         "--episodes": bench.episodes,
         "--threads": bench.threads,
         "--seed": bench.seed,
-        "--optimiser.lr": bench.lr,
-        "--optimiser.lr-warmup": min(5, bench.steps),
+        "--optimizer.lr": bench.lr,
+        "--optimizer.lr-warmup": min(5, bench.steps),
         "--workers": way.workers,
         "--staleness": way.staleness,
         "--eval-every": bench.steps if bench.eval_limit else 0,
@@ -114,7 +114,7 @@ HEADER = ["who plays", "s/step", "waited", "steps/s ratio", "staleness", "gap", 
 def main(argv: Sequence[str]) -> int:
     bench = tyro.cli(AheadBench, args=list(argv), prog="turngym bench ahead", description=__doc__)
     from turngym.scripts import train
-    from turngym.trainers.metrics import read_metrics
+    from turngym.trainers.run.metrics import read_metrics
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if bench.out is None else bench.out

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from turngym.envs.core import TurngymError
 from turngym.scripts.worlds.world import CHECKPOINTS
-from turngym.trainers.checkpoint import latest_model
-from turngym.trainers.metrics import read_metrics
+from turngym.trainers.run.checkpoint import latest_model
+from turngym.trainers.run.metrics import read_metrics
 
 LOGGED = ("loss", "grad_norm", "critic_loss", "term/lpt")
 EQUAL = ("tokens", "turns_mean", "success", "valid_actions", "depth/cap")
@@ -34,17 +34,17 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "opd": (),
     "opd, student's top K": ("--distill.support", "student", "--distill.temperature", "2"),
     "opd, sampled": ("--distill.form", "sampled", "--temperature", "0.8", "--shard-teacher"),
-    "turnopd": ("--turnopd.depth.warmup", "1", "--optimiser.minibatches", "2", "--optimiser.passes", "2"),
-    "opd, lora": ("--lora.rank", "4", "--optimiser.lr", "1e-3"),
+    "turnopd": ("--turnopd.depth.warmup", "1", "--optimizer.minibatches", "2", "--optimizer.passes", "2"),
+    "opd, lora": ("--lora.rank", "4", "--optimizer.lr", "1e-3"),
     "tcod": ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1"),
     "grpo": ("--grpo.n", "3", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01", "--max-turns", "8"),
     "luffy": ("--luffy.n", "3", "--luffy.kl-coef", "0.1", "--max-turns", "8"),
     "prm-rl": ("--judge", "rules", "--prm-rl.kl-coef", "0.1", "--shard-teacher"),
     "opd-hints": ("--judge", "rules", "--opd-hints.entropy-coef", "0.01"),
     "grpo-kd": ("--grpo-kd.n", "3", "--grpo-kd.student-entropy"),
-    "grpo-minillm": ("--grpo-kd.n", "3", "--lpt.documents", "3", "--lpt.files", __file__),
-    "ppo-kd": ("--optimiser.minibatches", "2", "--ppo-kd.critic.lr", "1e-4"),
-    "ppo-minillm": ("--ppo-kd.critic.kind", "head", "--lpt.documents", "1", "--lpt.files", __file__),
+    "grpo-minillm": ("--grpo-kd.n", "3", "--lm-loss.documents", "3", "--lm-loss.files", __file__),
+    "ppo-kd": ("--optimizer.minibatches", "2", "--ppo-kd.critic.lr", "1e-4"),
+    "ppo-minillm": ("--ppo-kd.critic.kind", "head", "--lm-loss.documents", "1", "--lm-loss.files", __file__),
 }
 """What is added to the command line; the first word of a case's name is its algorithm."""
 EPISODES = 9
@@ -121,9 +121,9 @@ def command(name: str, out: Path, *, steps: int = STEPS, episodes: int = EPISODE
     teacher = () if algorithm in ("sft", "grpo", "luffy", "prm-rl") else ("--teacher", str(models / "teacher"))
     common = {"steps": steps, "episodes": episodes, "max-turns": turns, "eval-every": 0, "micro-tokens": 600, "seed": 3}
     words = [word for key, value in common.items() for word in (f"--{key}", str(value))]
-    words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--optimiser.lr", "1e-4"]
+    words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--optimizer.lr", "1e-4"]
     # refused actions cost reward here, so that groups of short episodes differ
-    words += ["--make", '{"on_invalid": "penalise"}']
+    words += ["--make", '{"on_invalid": "penalize"}']
     return [
         "--algorithm",
         algorithm,

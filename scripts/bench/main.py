@@ -10,13 +10,13 @@ VERBS = {
     "ahead": "turngym.scripts.bench.ahead",
     "alfworld": "turngym.scripts.bench.alfworld",
     "distributed": "turngym.scripts.bench.distributed",
-    "learn": "turngym.scripts.bench.learn",
-    "loss": "turngym.scripts.bench.loss",
+    "learn": "turngym.scripts.bench.learn.main",
+    "loss": "turngym.scripts.bench.loss.main",
     "packing": "turngym.scripts.bench.packing",
     "proxy": "turngym.scripts.bench.proxy",
-    "retrieval": "turngym.scripts.bench.retrieval",
-    "rollout": "turngym.scripts.bench.rollout",
-    "webshop": "turngym.scripts.bench.webshop",
+    "retrieval": "turngym.scripts.bench.retrieval.main",
+    "rollout": "turngym.scripts.bench.rollout.main",
+    "webshop": "turngym.scripts.bench.webshop.main",
 }
 
 

@@ -17,14 +17,14 @@ from rich.table import Table
 
 from turngym.envs.core import Task, Verdict
 from turngym.envs.episode import Episode, Status, Turn
+from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import RunConfig
-from turngym.trainers.micro import split_rows
-from turngym.trainers.model import tiny_qwen3
-from turngym.trainers.packing import padding, split_packed
-from turngym.trainers.pieces import Targets
-from turngym.trainers.step import Forward, accumulate
+from turngym.trainers.models.microbatch import split_rows
+from turngym.trainers.models.model import tiny_qwen3
+from turngym.trainers.models.packing import padding, split_packed
+from turngym.trainers.run.optimizer_step import Forward, accumulate
 
 VOCABULARY = 512
 
@@ -44,7 +44,7 @@ class Options:
     width: int = 256
     """Width of the model, 4 layers."""
     repeats: int = 5
-    """Passes of each kind, in turns; the median counts."""
+    """Epochs of each kind, in turns; the median counts."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -96,7 +96,7 @@ def _episode(number: int, length: int, rng: np.random.Generator) -> Episode:
         turns=(turn,),
         status=Status.COMPLETED,
         success=False,
-        ret=0.0,
+        episode_return=0.0,
     )
 
 

@@ -94,7 +94,7 @@ def bench(config: BenchProxy, out: Path) -> int:
 
 def _start(config: BenchProxy, out: Path) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", "--student", str(config.student)]
-    command += ["--out", str(out), "--port", "0", "--threads", "1", "--run.no-tensorboard", "--optimiser.lr", "1e-5"]
+    command += ["--out", str(out), "--port", "0", "--threads", "1", "--run.no-tensorboard", "--optimizer.lr", "1e-5"]
     command += ["--batch-turns", "64"] if config.train else ["--no-train"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert server.stdout is not None

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import tyro
 
-from turngym.agents.sessions import Sessions
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
 from turngym.scripts.wiring import EnvOptions
 from turngym.trainers.adapters.extras import need
@@ -50,14 +50,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def open_sessions(config: ServeOpenEnv) -> Sessions:
-    """Sessions on the chosen environment. Raises TurngymError where there is no such environment or tokenizer."""
+def open_sessions(config: ServeOpenEnv) -> SessionPool:
+    """SessionPool on the chosen environment. Raises TurngymError where there is no such environment or tokenizer."""
     make = config.world.kwargs()
     if config.model is None:
-        return Sessions.of(config.world.env, None, ChatSettings(), **make)
+        return SessionPool.of(config.world.env, None, ChatSettings(), **make)
     transformers = need("transformers", "--model", "train")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
     except (OSError, ValueError) as error:
         raise TurngymError(f"there is no tokenizer in {config.model}: {str(error).splitlines()[0]}") from error
-    return Sessions.of(config.world.env, tokenizer, ChatSettings.load(config.model), **make)
+    return SessionPool.of(config.world.env, tokenizer, ChatSettings.load(config.model), **make)

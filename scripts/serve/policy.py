@@ -27,9 +27,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from turngym.agents.sglang.client.server_info import TRIED
+from turngym.agents.sglang.compatibility import model_config
 from turngym.agents.sglang.errors import ServerError
-from turngym.agents.sglang.info import TRIED
-from turngym.agents.sglang.same_model import model_config
 from turngym.scripts.serve.policy_process import ServerProcess
 
 CPU = Path(__file__).with_name("sglang_cpu.py")
@@ -181,7 +181,7 @@ def installed(python: str) -> str:
 
 def describe(url: str) -> str:
     """What the server says about itself."""
-    from turngym.agents.sglang.fleet import Fleet
+    from turngym.agents.sglang.client.fleet import Fleet
 
     fleet = Fleet(urls=[url]).open()
     try:

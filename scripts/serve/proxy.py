@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 import tyro
 
 from turngym.agents.proxy.settings import ProxySettings
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.envs.core import TurngymError
 from turngym.scripts.judge_wiring import JudgeOptions
 from turngym.scripts.server_wiring import TrainServers
@@ -34,7 +34,7 @@ try:
     from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
     from turngym.trainers.algorithms.prm_rl import PrmRlConfig
     from turngym.trainers.algorithms.turnopd import TurnOpdConfig
-    from turngym.trainers.config import DistillConfig, OptimiserConfig, RunConfig
+    from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 except ImportError as error:
     raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
@@ -67,7 +67,7 @@ class ServeProxy:
     """Turns that a training step waits for; whole sessions are taken, at most --run.episodes of them."""
     proxy: ProxySettings = field(default_factory=ProxySettings)
     run: RunConfig = field(default_factory=lambda: RunConfig(steps=10_000, eval_every=0))
-    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     prm_rl: PrmRlConfig = field(default_factory=PrmRlConfig)
     opd_hints: OpdHintsConfig = field(default_factory=OpdHintsConfig)
@@ -96,7 +96,7 @@ def parse(argv: Sequence[str]) -> ServeProxy:
 
 def serve(config: ServeProxy) -> int:
     """Serve until a signal, or until training fails (status 1)."""
-    from turngym.agents.proxy.app import create_app
+    from turngym.agents.proxy.http.app import create_app
     from turngym.scripts.serve.draining import DrainingServer
     from turngym.scripts.serve.fronts import proxy_front
     from turngym.scripts.serve.proxy_build import build

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import torch
 
-from turngym.agents.local import LocalEngine
-from turngym.agents.proxy.chat import ChatRenderer
-from turngym.agents.proxy.hints import SessionHints
+from turngym.agents.judges.keyword import WordJudge
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.proxy.conversation.chat import ChatRenderer
 from turngym.agents.proxy.service import ProxyService
-from turngym.agents.proxy.words import WordJudge
-from turngym.agents.settings import ChatSettings
+from turngym.agents.proxy.sessions.hints import SessionHints
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import Judge, Judgement, JudgeRequest
+from turngym.envs.protocols import Judge, JudgeRequest, Judgment
 from turngym.scripts.judge_wiring import make_judge
 from turngym.scripts.serve.proxy import ServeProxy, named
 from turngym.scripts.serve.proxy_training import Lines, Training
@@ -26,9 +26,9 @@ from turngym.scripts.train import Options
 from turngym.scripts.train_build import JUDGED, build_algorithm
 from turngym.scripts.train_models import has_teacher, load_reference, load_student, load_teacher
 from turngym.scripts.train_wiring import weights_hash
-from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.judge.episodes import JudgeError, judge_episodes
-from turngym.trainers.loop import Trainer
+from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
+from turngym.trainers.trainer import Trainer
 
 
 def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
@@ -78,7 +78,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         collect=source,
         out=config.out,
         run=config.run,
-        optimiser=config.optimiser,
+        optimizer=config.optimizer,
         teacher=teacher,
         reference=load_reference(options, algorithm, vocab_size),
         on_update=training.updated,
@@ -136,7 +136,7 @@ class SessionJudge:
 class _Roles:
     judge_by: Judge
 
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         return self.judge_by.judge([replace(request, next_role=_role(request)) for request in requests])
 
 
@@ -171,7 +171,7 @@ def _no_env() -> Any:
 def _options(config: ServeProxy) -> Options:
     """The same settings as `turngym train` knows them."""
     names = (
-        *("student", "out", "algorithm", "teacher", "run", "optimiser", "distill", "prm_rl", "opd_hints", "opd"),
+        *("student", "out", "algorithm", "teacher", "run", "optimizer", "distill", "prm_rl", "opd_hints", "opd"),
         *("turnopd", "judging", "device", "dtype", "teacher_dtype", "threads", "servers"),
     )
     return Options(**{name: getattr(config, name) for name in names})

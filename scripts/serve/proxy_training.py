@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from turngym.agents.proxy.restore import mark
 from turngym.agents.proxy.service import ProxyService
-from turngym.agents.proxy.source import Judge, SessionSource
+from turngym.agents.proxy.sessions.restore import mark
+from turngym.agents.proxy.sessions.session_buffer import Judge, SessionSource
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.trace import TraceWriter, iter_trace
+from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.judge.episodes import is_trainable
-from turngym.trainers.loop import Trainer
-from turngym.trainers.pieces import Algorithm
+from turngym.trainers.trainer import Trainer
 
 SESSIONS = "sessions.jsonl"
 """Judged sessions, as a trace."""

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 def serve(config: ServeWebshop) -> int:
     """Serve until a signal."""
-    from turngym.envs.webshop.shop import open_shop
+    from turngym.envs.webshop.shop.shop import open_shop
     from turngym.envs.webshop.web.app import create_app
     from turngym.envs.webshop.web.recording import Recorder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.scripts.worlds.world import TinyRecipe, World
 
 
@@ -31,10 +31,10 @@ WORLD = World(
         max_context=1024,
     ),
     phrases=_phrases,
-    # Before step 70 or so no model of this size copies. The student has only just learnt to, from clean episodes: it
+    # Before step 70 or so no model of this size copies. The student has only just learned to, from clean episodes: it
     # often gets one part of a name wrong, and has never seen what follows.
     recipes={
-        "teacher": TinyRecipe(steps=600, blunders=1.0),
-        "student": TinyRecipe(steps=220, noise=(0.0, 0.0), blunders=0.0),
+        "teacher": TinyRecipe(steps=600, mistakes=1.0),
+        "student": TinyRecipe(steps=220, noise=(0.0, 0.0), mistakes=0.0),
     },
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.scripts.worlds.world import TinyRecipe, World
 
 
 def _phrases() -> Iterable[str]:
-    from turngym.envs.webshop.generate import SMALL
-    from turngym.envs.webshop.vocabulary import vocabulary
+    from turngym.envs.webshop.generate.shop import SMALL
+    from turngym.envs.webshop.generate.vocabulary import vocabulary
 
     return vocabulary(SMALL)
 
@@ -31,5 +31,5 @@ WORLD = World(
     ),
     phrases=_phrases,
     # the student has only seen clean episodes: it knows neither refusals nor a way back from a wrong page
-    recipes={"teacher": TinyRecipe(steps=300), "student": TinyRecipe(steps=160, noise=(0.0, 0.0), blunders=0.0)},
+    recipes={"teacher": TinyRecipe(steps=300), "student": TinyRecipe(steps=160, noise=(0.0, 0.0), mistakes=0.0)},
 )

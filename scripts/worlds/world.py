@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.core import TurngymError
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -28,7 +28,7 @@ class TinyRecipe:
     """Expert episodes per update. A task may come again, but with other noise."""
     noise: tuple[float, float] = (0.0, 0.5)
     """Share of random actions in an episode, drawn per episode; the expert labels every state that they lead to."""
-    blunders: float = 0.5
+    mistakes: float = 0.5
     """Share of those that are plausible mistakes, most of them refused by the environment."""
     lr: float = 3e-3
     seed: int = 0
@@ -81,18 +81,18 @@ class World:
         """Options of `turngym train` for distillation with the tiny models."""
         recipe = self.distil
         words = [*self.train_words(split), "--episodes", str(recipe.episodes), "--micro-tokens", "2048"]
-        words += ["--threads", "1", "--optimiser.lr", str(recipe.lr), "--optimiser.lr-warmup", str(recipe.warmup)]
-        words += ["--optimiser.schedule", "cosine", "--optimiser.weight-decay", "0"]
+        words += ["--threads", "1", "--optimizer.lr", str(recipe.lr), "--optimizer.lr-warmup", str(recipe.warmup)]
+        words += ["--optimizer.schedule", "cosine", "--optimizer.weight-decay", "0"]
         return [*words, "--eval-every", "10", "--eval-samples", "1"]
 
     def sft_words(self, recipe: TinyRecipe) -> list[str]:
         """Options of `turngym train` for the supervised fine-tuning that makes a tiny model."""
         low, high = recipe.noise
         words = ["--algorithm", "sft", "--expert", self.expert, "--noise", str(low), str(high)]
-        words += ["--blunders", str(recipe.blunders), "--steps", str(recipe.steps), "--seed", str(recipe.seed)]
-        words += ["--episodes", str(recipe.episodes), "--optimiser.lr", str(recipe.lr)]
-        words += ["--optimiser.schedule", "cosine", "--optimiser.lr-warmup", str(min(20, recipe.steps // 5))]
-        words += ["--optimiser.betas", "0.9", "0.95", "--checkpoint-every", "50", "--micro-tokens", "2048"]
+        words += ["--mistakes", str(recipe.mistakes), "--steps", str(recipe.steps), "--seed", str(recipe.seed)]
+        words += ["--episodes", str(recipe.episodes), "--optimizer.lr", str(recipe.lr)]
+        words += ["--optimizer.schedule", "cosine", "--optimizer.lr-warmup", str(min(20, recipe.steps // 5))]
+        words += ["--optimizer.betas", "0.9", "0.95", "--checkpoint-every", "50", "--micro-tokens", "2048"]
         return [*words, *self.train_words()]
 
     def make_tokenizer(self) -> Any:
@@ -103,7 +103,7 @@ class World:
     def write_untrained(self, recipe: TinyRecipe, folder: Path) -> Path:
         """A model folder with random weights, the phrase tokenizer and the chat settings."""
         try:
-            from turngym.trainers.model import save_model, tiny_qwen3
+            from turngym.trainers.models.model import save_model, tiny_qwen3
         except ImportError as error:
             raise TurngymError(
                 f"training needs torch and transformers: pip install 'turngym[train]' ({error})"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.sessions import Sessions
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import GenerateRequest, Generation
 from turngym.trainers.adapters.trajectory import Trajectory
@@ -75,14 +75,14 @@ def student() -> SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
-def sessions(student: SimpleNamespace) -> Sessions:
-    return Sessions.of("turngym/ALFWorld-v0", student.tokenizer, student.settings, **HOUSE)
+def sessions(student: SimpleNamespace) -> SessionPool:
+    return SessionPool.of("turngym/ALFWorld-v0", student.tokenizer, student.settings, **HOUSE)
 
 
 @pytest.fixture(scope="session")
-def recorded(student: SimpleNamespace, sessions: Sessions) -> list[Episode]:
+def recorded(student: SimpleNamespace, sessions: SessionPool) -> list[Episode]:
     """Six episodes that our own rollout driver played with the student: won, lost, with refused actions in them."""
-    from turngym.agents.local import LocalEngine
+    from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.rollout import Job, rollout
     from turngym.envs.channels import TextChannel

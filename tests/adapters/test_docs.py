@@ -71,7 +71,7 @@ def test_datasets(folder: Path, recorded: list[Episode], capsys: pytest.CaptureF
         for episode in recorded:
             writer.write(episode)
     run(example("Parquet"))
-    assert capsys.readouterr().out.startswith(str(recorded[0].ret))
+    assert capsys.readouterr().out.startswith(str(recorded[0].episode_return))
 
 
 def test_the_trace_verb_writes_trajectories(folder: Path, recorded: list[Episode]) -> None:

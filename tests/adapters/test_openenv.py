@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.sessions import Sessions
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.trainers.adapters import openenv as adapter
@@ -21,7 +21,7 @@ SEED = 3
 
 
 @pytest.fixture(scope="module")
-def url(sessions: Sessions) -> Iterator[str]:
+def url(sessions: SessionPool) -> Iterator[str]:
     """Where a server on our sessions listens."""
     pytest.importorskip("openenv", reason="needs the extra turngym[openenv]")
     import uvicorn
@@ -109,7 +109,7 @@ def test_what_a_client_does_wrong_is_told_to_it(url: str, recorded: list[Episode
     ],
 )
 def test_answers_that_contradict_themselves_are_refused(
-    sessions: Sessions, action: dict[str, Any], complaint: str
+    sessions: SessionPool, action: dict[str, Any], complaint: str
 ) -> None:
     session = sessions.open(sessions.task_ids()[0])
     with pytest.raises(TurngymError, match=complaint):

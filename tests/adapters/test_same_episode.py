@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.sessions import Sessions
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import Verdict
 from turngym.envs.episode import Episode, Status
 from turngym.trainers.adapters import datasets, openenv, skyrl, slime, trl, verl
@@ -25,12 +25,12 @@ Played = list[dict[str, Any]]
 SEED = 3
 
 
-def through_session(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
+def through_session(sessions: SessionPool, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
     opened = [sessions.open(e.task.task_id, seed=SEED, sample=e.sample) for e in episodes]
     return [_named(Trajectory.of(episode)) for episode in play(opened, replay)]
 
 
-def through_trl(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
+def through_trl(sessions: SessionPool, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
     trainer = SimpleNamespace(
         args=SimpleNamespace(temperature=1.0, mask_truncated_completions=False),
         state=SimpleNamespace(global_step=0),
@@ -44,7 +44,7 @@ def through_trl(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_pa
     return [dict(zip(ours, values, strict=True)) for values in zip(*(out[name] for name in names), strict=True)]
 
 
-def through_verl(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
+def through_verl(sessions: SessionPool, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
     played = []
     for episode in episodes:
         session = sessions.open(episode.task.task_id, seed=SEED, sample=episode.sample)
@@ -57,7 +57,7 @@ def through_verl(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_p
     return played
 
 
-def through_slime(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
+def through_slime(sessions: SessionPool, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
     played = []
     for episode in episodes:
         sample = contract.Sample(index=episode.sample, prompt=episode.task.task_id)
@@ -77,7 +77,7 @@ def through_slime(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_
     return played
 
 
-def through_openenv(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
+def through_openenv(sessions: SessionPool, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
     played = []
     for episode in episodes:
         session = sessions.open(episode.task.task_id, seed=SEED, sample=episode.sample)
@@ -94,8 +94,8 @@ def through_openenv(sessions: Sessions, episodes: list[Episode], replay: Any, tm
     return played
 
 
-def through_skyrl(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
-    """SkyRL keeps the ids it samples and tokenises each observation as the template's continuation."""
+def through_skyrl(sessions: SessionPool, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
+    """SkyRL keeps the ids it samples and tokenizes each observation as the template's continuation."""
     renderer = sessions.renderer
     assert renderer is not None
     played = []
@@ -121,14 +121,14 @@ def through_skyrl(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_
     return played
 
 
-def through_parquet(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
+def through_parquet(sessions: SessionPool, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
     pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra turngym[parquet]")
     assert datasets.write_parquet(episodes, tmp_path / "episodes.parquet") == len(episodes)
     table = pq.read_table(tmp_path / "episodes.parquet")
     return [_named(datasets.trajectory_of(row)) for row in table.to_pylist()]
 
 
-def through_datasets(sessions: Sessions, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
+def through_datasets(sessions: SessionPool, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
     pytest.importorskip("datasets", reason="needs the extra turngym[datasets]")
     data = datasets.to_dataset(episodes)
     assert data.features["response_ids"].feature.dtype == "int32"
@@ -141,7 +141,7 @@ def _named(trajectory: Trajectory) -> dict[str, Any]:
     return {name: getattr(trajectory, name) for name in names}
 
 
-def _verl_loop(sessions: Sessions, replay: Any, episode: Episode) -> Any:
+def _verl_loop(sessions: SessionPool, replay: Any, episode: Episode) -> Any:
     class Manager:
         async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
             assert sampling_params["stop"] == ["</action>"]
@@ -179,7 +179,7 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.removeprefix("through_"))
 def test_every_adapter_gives_the_same_episode(
     way: Callable[..., Played],
-    sessions: Sessions,
+    sessions: SessionPool,
     recorded: list[Episode],
     replay: Any,
     tmp_path: Path,
@@ -194,7 +194,7 @@ def test_every_adapter_gives_the_same_episode(
 def test_what_was_recorded_has_everything_that_could_go_wrong(recorded: list[Episode]) -> None:
     """Won and lost, refused and readable responses, several turns: else equality would say little."""
     assert {episode.status for episode in recorded} == {Status.COMPLETED, Status.TRUNCATED_TURNS}
-    assert {episode.ret for episode in recorded} == {0.0, 1.0}
+    assert {episode.episode_return for episode in recorded} == {0.0, 1.0}
     verdicts = {turn.verdict for episode in recorded for turn in episode.turns}
     assert {Verdict.OK, Verdict.INADMISSIBLE} <= verdicts
     assert all(episode.depth > 2 for episode in recorded)

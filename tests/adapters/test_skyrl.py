@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.sessions import Sessions
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.trainers.adapters import skyrl as adapter
@@ -15,7 +15,7 @@ from turngym.trainers.adapters.trajectory import Trajectory
 
 
 @pytest.fixture(scope="module")
-def gym(sessions: Sessions) -> Any:
+def gym(sessions: SessionPool) -> Any:
     skyrl_gym = pytest.importorskip("skyrl_gym", reason="needs the extra turngym[skyrl]")
     skyrl_gym.register(id="turngym", entry_point=adapter.environment(sessions))
     yield skyrl_gym
@@ -39,14 +39,14 @@ def test_the_recorded_episodes_through_skyrl_gym(gym: Any, recorded: list[Episod
             told = [] if following is None else [{"role": "user", "content": following.observation}]
             assert step["observations"] == told
         assert done
-        assert rewards == episode.ret
+        assert rewards == episode.episode_return
         assert env.get_metrics() == {"success": float(episode.success), "turns": episode.depth}
-        assert env.episode().ret == episode.ret
+        assert env.episode().episode_return == episode.episode_return
         env.close()
 
 
 def test_it_works_without_a_tokenizer_and_has_no_ids_then(gym: Any) -> None:
-    plain = Sessions.of("turngym/ALFWorld-v0", None, ChatSettings(), split="generated", config="small", max_turns=1)
+    plain = SessionPool.of("turngym/ALFWorld-v0", None, ChatSettings(), split="generated", config="small", max_turns=1)
     env = adapter.environment(plain)(extras={"task_id": plain.task_ids()[0]})
     messages, _ = env.init([])
     assert "<action>" in messages[0]["content"]
@@ -59,6 +59,6 @@ def test_it_works_without_a_tokenizer_and_has_no_ids_then(gym: Any) -> None:
         Trajectory.of(env.episode())
 
 
-def test_stepping_before_init_is_an_error(gym: Any, sessions: Sessions) -> None:
+def test_stepping_before_init_is_an_error(gym: Any, sessions: SessionPool) -> None:
     with pytest.raises(TurngymError, match=r"before init\(prompt\)"):
         adapter.environment(sessions)().step("look")

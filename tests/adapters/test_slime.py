@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.sessions import Sessions
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.trainers.adapters import slime as adapter
@@ -24,7 +24,7 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 2000, "stop": None, "stop_token_
 SEED = 3
 
 
-def run(sessions: Sessions, args: Any, sample: Any, **params: Any) -> Any:
+def run(sessions: SessionPool, args: Any, sample: Any, **params: Any) -> Any:
     generate = adapter.generate_function(sessions, post=args.post)
     return asyncio.run(generate(args, sample, {**PARAMS, **params}))
 
@@ -37,7 +37,7 @@ def server(replay: Any, episode: Episode, **more: Any) -> Any:
     return contract.SlimeArgs(replay, f"{episode.task.task_id}:{episode.sample}", seed=SEED, **more)
 
 
-def test_every_field_of_a_sample(sessions: Sessions, recorded: list[Episode], replay: Any) -> None:
+def test_every_field_of_a_sample(sessions: SessionPool, recorded: list[Episode], replay: Any) -> None:
     for episode in recorded:
         sample, ours = run(sessions, server(replay, episode), new_sample(episode)), Trajectory.of(episode)
         assert sample.tokens == [*ours.prompt_ids.tolist(), *ours.response_ids.tolist()]
@@ -47,13 +47,13 @@ def test_every_field_of_a_sample(sessions: Sessions, recorded: list[Episode], re
         assert sample.weight_versions == ["5"] * episode.depth
         expected = "completed" if episode.status.value == "completed" else "truncated"
         assert sample.status is contract.Status(expected)
-        assert (sample.reward, sample.remove_sample) == (episode.ret, False)
+        assert (sample.reward, sample.remove_sample) == (episode.episode_return, False)
         assert sample.metadata["task_id"] == episode.task.task_id
         assert sample.response.split("\n") == [turn.response for turn in episode.turns]
         assert sample.teacher_log_probs is None
 
 
-def test_an_aborted_sample_goes_on_where_it_was(sessions: Sessions, recorded: list[Episode], replay: Any) -> None:
+def test_an_aborted_sample_goes_on_where_it_was(sessions: SessionPool, recorded: list[Episode], replay: Any) -> None:
     """Aborted at turn 2 and given back: the two turns before are played again, not sampled again."""
     episode = max(recorded, key=lambda one: one.depth)
     first = server(replay, episode, abort_at=2)
@@ -74,7 +74,7 @@ def test_an_aborted_sample_goes_on_where_it_was(sessions: Sessions, recorded: li
 
 
 def test_a_world_that_changed_since_the_abort_is_an_error(
-    sessions: Sessions, recorded: list[Episode], replay: Any
+    sessions: SessionPool, recorded: list[Episode], replay: Any
 ) -> None:
     episode = max(recorded, key=lambda one: one.depth)
     sample = run(sessions, server(replay, episode, abort_at=2), new_sample(episode))
@@ -83,7 +83,7 @@ def test_a_world_that_changed_since_the_abort_is_an_error(
         run(sessions, server(replay, episode), sample)
 
 
-def test_the_budget_is_that_of_the_whole_response(sessions: Sessions, recorded: list[Episode], replay: Any) -> None:
+def test_the_budget_is_that_of_the_whole_response(sessions: SessionPool, recorded: list[Episode], replay: Any) -> None:
     episode = max(recorded, key=lambda one: one.depth)
     ours = Trajectory.of(episode)
     budget = ours.turn_spans[3][0]  # nothing is left for turn 3
@@ -97,7 +97,7 @@ def test_the_budget_is_that_of_the_whole_response(sessions: Sessions, recorded: 
 
 
 def test_a_failed_environment_is_neither_rewarded_nor_trained_on(
-    sessions: Sessions, recorded: list[Episode], replay: Any, monkeypatch: pytest.MonkeyPatch
+    sessions: SessionPool, recorded: list[Episode], replay: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from turngym.envs.core import EnvBackendError
     from turngym.envs.guard import ActionGuard
@@ -117,7 +117,7 @@ def test_a_failed_environment_is_neither_rewarded_nor_trained_on(
     assert sample.response_length == len(sample.loss_mask) == recorded[0].turns[0].response_length
 
 
-def test_sticky_sessions_and_stop_strings(sessions: Sessions) -> None:
+def test_sticky_sessions_and_stop_strings(sessions: SessionPool) -> None:
     request = sessions.open(sessions.task_ids()[0]).request
     assert request is not None
     body = importlib.import_module("turngym.trainers.adapters.slime_server").payload(
@@ -144,7 +144,7 @@ class Source:
 
 
 def test_the_rollout_function_plays_all_groups_of_a_step(
-    sessions: Sessions, recorded: list[Episode], replay: Any
+    sessions: SessionPool, recorded: list[Episode], replay: Any
 ) -> None:
     source = Source([[new_sample(recorded[n]), new_sample(recorded[n + 1])] for n in (0, 2, 4)])
     args = contract.SlimeArgs(replay, None, seed=SEED)
@@ -152,8 +152,8 @@ def test_the_rollout_function_plays_all_groups_of_a_step(
     groups = rollout_function(generate)(args, 0, source)
     assert isinstance(groups, list)
     assert [[sample.reward for sample in group] for group in groups] == [
-        [recorded[0].ret, recorded[1].ret],
-        [recorded[2].ret, recorded[3].ret],
+        [recorded[0].episode_return, recorded[1].episode_return],
+        [recorded[2].episode_return, recorded[3].episode_return],
     ]
     with pytest.raises(TurngymError, match="--eval-function-path"):
         rollout_function(generate)(args, 0, source, evaluation=True)
@@ -162,11 +162,11 @@ def test_the_rollout_function_plays_all_groups_of_a_step(
         group[:] = [new_sample(e) for e in recorded if e.task.task_id == group[0].metadata["task_id"]]
     scored = rollout_function(generate)(args, 0, source, evaluation=True)
     assert isinstance(scored, dict)
-    assert scored["turngym"]["rewards"] == [episode.ret for episode in recorded]
+    assert scored["turngym"]["rewards"] == [episode.episode_return for episode in recorded]
     assert scored["turngym"]["truncated"] == [episode.status.value != "completed" for episode in recorded]
 
 
-def by_task(sessions: Sessions, replay: Any) -> Callable[..., Any]:
+def by_task(sessions: SessionPool, replay: Any) -> Callable[..., Any]:
     """A generate function whose server knows which attempt asks."""
 
     async def generate(args: Any, sample: Any, params: dict[str, Any], evaluation: bool = False) -> Any:
@@ -176,6 +176,6 @@ def by_task(sessions: Sessions, replay: Any) -> Callable[..., Any]:
     return generate
 
 
-def test_a_sample_without_a_task(sessions: Sessions) -> None:
+def test_a_sample_without_a_task(sessions: SessionPool) -> None:
     with pytest.raises(TurngymError, match="sample 4 names no task"):
         run(sessions, contract.SlimeArgs(None, None, seed=0), contract.Sample(index=4, prompt=[]))

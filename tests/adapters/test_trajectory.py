@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from turngym.agents.agent import AgentError
-from turngym.agents.sessions import Sessions
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import Task, Verdict
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.protocols import Generation, PartialFailure
@@ -44,7 +44,7 @@ def episode(turns: list[Turn], *segments: list[int], status: Status = Status.COM
         turns=tuple(turns),
         status=status,
         success=True,
-        ret=3.0,
+        episode_return=3.0,
     )
 
 
@@ -123,8 +123,8 @@ def test_log_probabilities_stand_beside_the_ids_that_the_model_gave_them(
         np.testing.assert_allclose(row.logprobs[row.response_mask], ours[row.response_mask], atol=1e-4)
 
 
-def test_rows_without_ids_say_so(sessions: Sessions) -> None:
-    plain = Sessions(sessions.make_env).open(sessions.task_ids()[0], seed=0)
+def test_rows_without_ids_say_so(sessions: SessionPool) -> None:
+    plain = SessionPool(sessions.make_env).open(sessions.task_ids()[0], seed=0)
     while not plain.done:
         plain.step_text("<action>look</action>")
     (row,) = datasets.rows([plain.episode()])
@@ -144,7 +144,7 @@ def test_an_existing_parquet_file_is_kept(tmp_path: Any) -> None:
         datasets.write_parquet([], path)
 
 
-def test_a_session_ends_once_and_gives_its_environment_back(sessions: Sessions) -> None:
+def test_a_session_ends_once_and_gives_its_environment_back(sessions: SessionPool) -> None:
     session = sessions.open(sessions.task_ids()[0], seed=1)
     with pytest.raises(AgentError, match="the episode goes on"):
         session.episode()
@@ -158,15 +158,15 @@ def test_a_session_ends_once_and_gives_its_environment_back(sessions: Sessions) 
     session.close()
 
 
-def test_ids_and_log_probabilities_that_do_not_fit_are_refused_at_once(sessions: Sessions) -> None:
+def test_ids_and_log_probabilities_that_do_not_fit_are_refused_at_once(sessions: SessionPool) -> None:
     session = sessions.open(sessions.task_ids()[0])
     with pytest.raises(AgentError, match="2 sampled ids with 1 log-probabilities"):
         session.step(Generation(ids=np.array([5, 6], np.int32), logprobs=np.zeros(1, np.float32), finish="stop"))
     session.close()
 
 
-def test_a_full_context_ends_the_episode(student: SimpleNamespace, sessions: Sessions) -> None:
-    small = Sessions(sessions.make_env, sessions.renderer, system="Go.", sampling=sessions.sampling, max_context=48)
+def test_a_full_context_ends_the_episode(student: SimpleNamespace, sessions: SessionPool) -> None:
+    small = SessionPool(sessions.make_env, sessions.renderer, system="Go.", sampling=sessions.sampling, max_context=48)
     session = small.open(small.task_ids()[0])
     depth = 0
     while (request := session.request) is not None:
@@ -198,7 +198,7 @@ class Faulty:
     def release(self, session: str) -> None: ...
 
 
-def test_a_request_that_fails_ends_its_own_episode_only(sessions: Sessions) -> None:
+def test_a_request_that_fails_ends_its_own_episode_only(sessions: SessionPool) -> None:
     ids = sessions.renderer.template.encode("<action>look</action>")  # type: ignore[union-attr]
     opened = [sessions.open(sessions.task_ids()[0], sample=sample) for sample in range(3)]
     failures: dict[int, Exception] = {0: RuntimeError("the server died"), 2: TimeoutError("too late")}
@@ -211,7 +211,7 @@ def test_a_request_that_fails_ends_its_own_episode_only(sessions: Sessions) -> N
         play([alone], Faulty(ids, failures))
 
 
-def test_a_response_that_was_broken_off_never_reaches_the_environment(sessions: Sessions) -> None:
+def test_a_response_that_was_broken_off_never_reaches_the_environment(sessions: SessionPool) -> None:
     ids = sessions.renderer.template.encode("<action>lo")  # type: ignore[union-attr]
     (episode,) = play([sessions.open(sessions.task_ids()[0])], Faulty(ids, {}, finish="aborted"))
     assert episode.status is Status.ERROR_ENGINE

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from turngym.agents.sessions import Sessions
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
 from turngym.trainers.adapters import trl as adapter
 from turngym.trainers.adapters import trl_tools
@@ -43,9 +43,9 @@ def change(before: Sequence[Any], model: Any) -> float:
 def test_two_grpo_steps_on_alfworld_through_rollout_func(student: SimpleNamespace, tmp_path: Path) -> None:
     """Real games, real sampling, real updates. The ids that TRL trains on are those that were sampled."""
     datasets = pytest.importorskip("datasets", reason="needs the extra turngym[trl]")
-    from turngym.agents.local import LocalEngine
+    from turngym.agents.local_engine.engine import LocalEngine
 
-    sessions = Sessions.of("turngym/ALFWorld-v0", student.tokenizer, student.settings, max_turns=6, **HOUSE)
+    sessions = SessionPool.of("turngym/ALFWorld-v0", student.tokenizer, student.settings, max_turns=6, **HOUSE)
     model = student.load()
     engine = LocalEngine(model, tokenizer=student.tokenizer, max_length=1024)
     roll, seen = adapter.rollout_func(sessions, lambda trainer: engine), []
@@ -85,7 +85,7 @@ def test_two_grpo_steps_on_alfworld_through_rollout_func(student: SimpleNamespac
     assert change(before, model) > 0.0
 
 
-def test_settings_that_would_falsify_the_result_are_refused(sessions: Sessions) -> None:
+def test_settings_that_would_falsify_the_result_are_refused(sessions: SessionPool) -> None:
     roll = adapter.rollout_func(sessions, lambda trainer: trainer)
     hot = SimpleNamespace(args=SimpleNamespace(temperature=0.7, mask_truncated_completions=False))
     with pytest.raises(TurngymError, match=r"temperature 1, but GRPOConfig says 0\.7"):
@@ -125,7 +125,7 @@ def test_environment_factory_trains_on_the_ids_that_a_session_gives(tmp_path: Pa
     datasets = pytest.importorskip("datasets", reason="needs the extra turngym[trl]")
     tokenizer = qwen_tokenizer()
     settings = ChatSettings(channel="tool", observation_role="tool", max_context=8000)
-    sessions = Sessions.of("turngym/ALFWorld-v0", tokenizer, settings, **HOUSE)
+    sessions = SessionPool.of("turngym/ALFWorld-v0", tokenizer, settings, **HOUSE)
     task = sessions.task_ids()[1]
     ours, said = played(sessions, tokenizer, task)
     last = tokenizer("Done.", add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
@@ -165,7 +165,7 @@ def test_environment_factory_trains_on_the_ids_that_a_session_gives(tmp_path: Pa
     assert change(before, trainer.model) > 0.0
 
 
-def played(sessions: Sessions, tokenizer: Any, task: str) -> tuple[Trajectory, dict[int, list[int]]]:
+def played(sessions: SessionPool, tokenizer: Any, task: str) -> tuple[Trajectory, dict[int, list[int]]]:
     """An expert's episode with one refused action, and what is said after a prompt of each length."""
     from turngym.envs.channels import make_channel
     from turngym.envs.guard import guard_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.sessions import Sessions
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import EnvBackendError, TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.guard import ActionGuard
@@ -15,19 +15,19 @@ from turngym.trainers.adapters import trl_tools as adapter
 
 
 @pytest.fixture(scope="module")
-def tools() -> Sessions:
+def tools() -> SessionPool:
     settings = ChatSettings(channel="tool", system="Go.")
-    return Sessions.of("turngym/ALFWorld-v0", None, settings, split="generated", config="small", max_turns=12)
+    return SessionPool.of("turngym/ALFWorld-v0", None, settings, split="generated", config="small", max_turns=12)
 
 
-def test_the_tool_is_described_as_the_environment_describes_it(tools: Sessions) -> None:
+def test_the_tool_is_described_as_the_environment_describes_it(tools: SessionPool) -> None:
     from transformers.utils import get_json_schema
 
     playing = adapter.environment_factory(tools)()
     assert get_json_schema(playing.alfworld_step) == tools.tool.schema()
 
 
-def test_a_won_episode_is_worth_what_the_environment_says(tools: Sessions, recorded: list[Episode]) -> None:
+def test_a_won_episode_is_worth_what_the_environment_says(tools: SessionPool, recorded: list[Episode]) -> None:
     won = next(episode for episode in recorded if episode.success)
     playing = adapter.environment_factory(tools, seed=3)()
     row = adapter.rows(tools, [won.task.task_id])[0]
@@ -38,10 +38,10 @@ def test_a_won_episode_is_worth_what_the_environment_says(tools: Sessions, recor
         said = playing.alfworld_step(action=turn.action)
     assert said == won.final_observation
     assert playing.alfworld_step(action="look") == adapter.OVER
-    assert playing.get_reward() == won.ret == 1.0
+    assert playing.get_reward() == won.episode_return == 1.0
 
 
-def test_arguments_that_are_no_action_are_told_to_the_model(tools: Sessions) -> None:
+def test_arguments_that_are_no_action_are_told_to_the_model(tools: SessionPool) -> None:
     playing = adapter.environment_factory(tools)()
     playing.reset(task_id=tools.task_ids()[0])
     assert playing.alfworld_step(move="look").startswith("No action could be read")
@@ -49,7 +49,7 @@ def test_arguments_that_are_no_action_are_told_to_the_model(tools: Sessions) -> 
     assert playing.alfworld_step(action="</tool_call>").startswith(("No action could be read", "Invalid action"))
 
 
-def test_a_failed_environment_has_no_reward(tools: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_environment_has_no_reward(tools: SessionPool, monkeypatch: pytest.MonkeyPatch) -> None:
     playing = adapter.environment_factory(tools)()
     with pytest.raises(TurngymError, match=r"before reset\(\)"):
         playing.alfworld_step(action="look")

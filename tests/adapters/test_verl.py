@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.sessions import Sessions
+from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Status
 from turngym.envs.protocols import GenerateRequest, Sampling
@@ -50,7 +50,7 @@ def test_verls_own_worker_plays_the_recorded_episodes(
         assert_same(ours, row)
         assert row["status"] == episode.status.value
         assert row["turns"] == 2 * episode.depth
-        assert row["reward_at"] == (len(ours.response_ids) - 1 if episode.ret else None)
+        assert row["reward_at"] == (len(ours.response_ids) - 1 if episode.episode_return else None)
 
 
 def test_a_turn_asks_for_no_more_than_is_left_of_the_response() -> None:
@@ -80,7 +80,7 @@ def test_answers_of_the_server_become_generations() -> None:
     assert adapter.generation(said) is Status.ERROR_ENGINE
 
 
-def loop(sessions: Sessions, answers: Any, prompt: int = 64, response: int = 512) -> adapter.TurngymAgentLoop:
+def loop(sessions: SessionPool, answers: Any, prompt: int = 64, response: int = 512) -> adapter.TurngymAgentLoop:
     rollout = SimpleNamespace(prompt_length=prompt, response_length=response, name="sglang")
     config = SimpleNamespace(config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)))
     tokenizer = SimpleNamespace(eos_token_id=1)
@@ -89,7 +89,7 @@ def loop(sessions: Sessions, answers: Any, prompt: int = 64, response: int = 512
     )
 
 
-def test_a_prompt_that_verl_would_cut_is_an_error(sessions: Sessions) -> None:
+def test_a_prompt_that_verl_would_cut_is_an_error(sessions: SessionPool) -> None:
     session = sessions.open(sessions.task_ids()[0])
     with pytest.raises(TurngymError, match=r"29 tokens, but rollout\.prompt_length is 8"):
         loop(sessions, None, prompt=8)._generate({}, session.request)
@@ -100,7 +100,7 @@ async def refuse(*_: Any, **__: Any) -> Any:
     raise AssertionError("nothing is left to ask for")
 
 
-def test_a_full_response_ends_the_episode_as_truncated(sessions: Sessions) -> None:
+def test_a_full_response_ends_the_episode_as_truncated(sessions: SessionPool) -> None:
     import asyncio
 
     session = sessions.open(sessions.task_ids()[0])

@@ -1,4 +1,4 @@
-"""A toy environment, tokenizers and a policy for the tests of this folder: nothing is downloaded, nothing is learnt."""
+"""Fixtures of the room: toy environments, tiny models, and tokenizers with real chat templates."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.proxy.chat import ChatRenderer
-from turngym.agents.proxy.messages import ChatMessage
-from turngym.agents.proxy.ongoing import Finished
-from turngym.agents.proxy.request import read_request
+from turngym.agents.proxy.conversation.chat import ChatRenderer
+from turngym.agents.proxy.conversation.messages import ChatMessage
+from turngym.agents.proxy.http.request import read_request
+from turngym.agents.proxy.inflight import Finished
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.settings import ProxySettings
 from turngym.envs.episode import Episode

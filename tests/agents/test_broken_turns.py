@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.render import ChatRenderer
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, rollout
 from turngym.envs.channels import make_channel
 from turngym.envs.episode import Episode, Status

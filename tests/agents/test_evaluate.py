@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.evaluate import EvaluationError, evaluate
+from turngym.agents.evaluation.evaluate import EvaluationError, evaluate
+from turngym.agents.evaluation.tables import behavior_table, markdown, success_table
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, RandomAgent
-from turngym.agents.show import behaviour_table, markdown, success_table
 from turngym.envs.core import EnvBackendError, Task, TaskError
 from turngym.envs.panels import collect_tasks, make_panel
 from turngym.envs.trace import read_trace
@@ -100,5 +100,5 @@ def test_tables_say_what_was_scored(make_doors: Any, tasks: Any) -> None:
         "| expert | 100.0 | 100.0 | 100.0 [39.8, 100.0] | 100.0 | 4 |",
     ]
     assert "| expert | 2.5 | 2.5 | 0.0 | 0.0 | 0.0 | 0.0 | 100.0 | 1.000 | 0 |" in markdown(
-        behaviour_table({"expert": scores})
+        behavior_table({"expert": scores})
     )

@@ -206,7 +206,7 @@ def test_a_stuck_worker_is_ended_and_its_episodes_played_elsewhere(
     spec: EnvSpec, jobs: list[Job], expected: list[Episode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("turngym.agents.executor.desk.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("turngym.agents.executor.scheduler.time.monotonic", lambda: clock[0])
     stuck = [True]
 
     def fate(worker: int, method: str, args: tuple[Any, ...]) -> str:

@@ -75,12 +75,12 @@ def test_at_least_one_worker() -> None:
 def test_copies_of_an_engine_follow_its_weights() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from turngym.agents.local import LocalEngine
+    from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
-    from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
-    from turngym.agents.render import ChatRenderer
-    from turngym.envs.alfworld.generate_config import SMALL
-    from turngym.envs.alfworld.vocabulary import vocabulary
+    from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+    from turngym.agents.rendering.renderer import ChatRenderer
+    from turngym.envs.alfworld.generate.config import SMALL
+    from turngym.envs.alfworld.generate.vocabulary import vocabulary
     from turngym.envs.channels import TextChannel
     from turngym.envs.protocols import Sampling
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from turngym.agents.agent import AgentError
-from turngym.agents.hinted_env import HintedObservations
-from turngym.agents.judge_hindsight import ExpertJudge, expert_hint, in_a_row
-from turngym.agents.judge_hints import HINT_HEAD, HintPrompts
+from turngym.agents.judges.expert import ExpertJudge, expert_hint, in_a_row
+from turngym.agents.judges.hint_prompts import HINT_HEAD, HintPrompts
+from turngym.agents.judges.hinted_env import HintedObservations
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.render import ChatRenderer
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent
 from turngym.envs.channels import make_channel

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from turngym.agents.agent import AgentError
-from turngym.agents.judge_http import KEY, HttpJudge
-from turngym.agents.judge_local import PolicyJudge
-from turngym.agents.judge_prompts import LIMIT, messages
-from turngym.agents.template import ChatTemplate
+from turngym.agents.judges.http import KEY, HttpJudge
+from turngym.agents.judges.local import PolicyJudge
+from turngym.agents.judges.prompts import LIMIT, messages
+from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.envs.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
 
 

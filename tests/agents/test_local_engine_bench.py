@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from turngym.scripts.bench.rollout import main
-from turngym.scripts.bench.rollout_play import Row
+from turngym.scripts.bench.rollout.main import main
+from turngym.scripts.bench.rollout.play import Row
 
 
 def test_bench_prints_a_ratio_and_equal_ids(capsys: pytest.CaptureFixture[str]) -> None:

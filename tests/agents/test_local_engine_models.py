@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from turngym.agents.local import EngineError, LocalEngine  # noqa: E402
+from turngym.agents.local_engine.engine import EngineError, LocalEngine  # noqa: E402
 from turngym.envs.protocols import GenerateRequest, Sampling  # noqa: E402
 
 VOCAB = 40

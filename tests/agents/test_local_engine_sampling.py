@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from turngym.agents.sampling import StopText, draw, greedy, uniforms  # noqa: E402
+from turngym.agents.local_engine.sampling import StopText, draw, greedy, uniforms  # noqa: E402
 
 
 def test_inverse_cdf_by_hand() -> None:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the local engine needs turngym[train]")
 transformers = pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
 
-from turngym.agents.local import LocalEngine  # noqa: E402
+from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.envs.protocols import GenerateRequest, Sampling, StreamingPolicy  # noqa: E402
 
 

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch", reason="the local engine needs turngym[trai
 transformers = pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
 
 from turngym.agents.agent import AgentError  # noqa: E402
-from turngym.agents.local import LocalEngine  # noqa: E402
-from turngym.agents.mixed import MixedPolicy  # noqa: E402
-from turngym.agents.sampling import uniforms  # noqa: E402
+from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
+from turngym.agents.local_engine.mixed_policy import MixedPolicy  # noqa: E402
+from turngym.agents.local_engine.sampling import uniforms  # noqa: E402
 from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Sampling  # noqa: E402
 
 
@@ -78,7 +78,7 @@ def test_ids_are_drawn_from_the_mixture() -> None:
 
 
 def test_weights_of_the_mixture_have_mean_one() -> None:
-    from turngym.trainers.kd_signals import mixture_weight
+    from turngym.trainers.targets.teacher_reward import mixture_weight
 
     mixed = MixedPolicy(Urn(*STUDENT), Urn(*TEACHER), 0.2)
     ids = np.concatenate([one.ids for one in mixed.generate([request(n, room=8) for n in range(2500)])])

@@ -9,12 +9,12 @@ import gymnasium as gym
 import pytest
 
 import turngym.envs
-from turngym.agents.local import LocalEngine
+from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
-from turngym.agents.render import ChatRenderer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, rollout
-from turngym.agents.settings import ChatSettings
 from turngym.envs.channels import TextChannel
 from turngym.envs.protocols import Sampling
 from turngym.scripts.main import main

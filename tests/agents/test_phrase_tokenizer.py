@@ -10,7 +10,7 @@ from turngym.envs.core import TurngymError
 
 pytest.importorskip("transformers", reason="needs turngym[train]")
 
-from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 
 PHRASES = ["You arrive at ", "cabinet 1", "cabinet 12", ". ", "The ", " is closed.", "go to "]
 TOKENIZER = build_phrase_tokenizer(PHRASES)

@@ -9,11 +9,11 @@ import gymnasium as gym
 import pytest
 
 import turngym.envs
-from turngym.agents.hinted_env import HintedObservations
 from turngym.agents.human import HumanAgent
-from turngym.agents.judge_hindsight import ExpertJudge, expert_hint
-from turngym.agents.judge_hints import HINT_HEAD
-from turngym.agents.render import ChatRenderer
+from turngym.agents.judges.expert import ExpertJudge, expert_hint
+from turngym.agents.judges.hint_prompts import HINT_HEAD
+from turngym.agents.judges.hinted_env import HintedObservations
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.envs.episode import Status
@@ -61,7 +61,7 @@ def test_a_strict_expert_judge_has_no_neutral_scores(jobs: list[Job], make_token
     episodes = [replace(e, turns=tuple(replace(t, origin="policy") for t in e.turns)) for e in played]
     asked = [request for episode in episodes for request in requests(episode, "score")]
     lenient, strict = (
-        [judgement.votes[0] for judgement in ExpertJudge(make_env=make(channel="text"), strict=strict).judge(asked)]
+        [judgment.votes[0] for judgment in ExpertJudge(make_env=make(channel="text"), strict=strict).judge(asked)]
         for strict in (False, True)
     )
     assert any("boxed{0}" in (vote or "") for vote in lenient)

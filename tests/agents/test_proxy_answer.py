@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
-from turngym.agents.proxy.answer import UNKNOWN, AnswerReader, GrowingText, reply_of, text_of
-from turngym.agents.proxy.messages import ChatMessage
+from turngym.agents.proxy.conversation.answer import UNKNOWN, AnswerReader, GrowingText, reply_of, text_of
+from turngym.agents.proxy.conversation.messages import ChatMessage
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 
 CONTROL = ("<|im_end|>", "<|im_start|>", "<s>", "<s>x")
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.proxy.chat import ChatRenderer, ChatThread
+from turngym.agents.proxy.conversation.chat import ChatHistory, ChatRenderer
+from turngym.agents.proxy.conversation.messages import ChatMessage, ToolCall
 from turngym.agents.proxy.errors import ApiError
-from turngym.agents.proxy.messages import ChatMessage, ToolCall
 
 sys.path.insert(0, str(Path(__file__).parent))
 tools = importlib.import_module("proxy_tools")
@@ -50,7 +50,7 @@ def test_a_conversation_that_goes_on_extends_its_ids(make_tokenizer: Callable[..
     bench.service.close()
 
 
-def test_sampled_ids_stay_even_where_the_text_would_be_tokenised_otherwise(
+def test_sampled_ids_stay_even_where_the_text_would_be_tokenized_otherwise(
     make_tokenizer: Callable[..., Any], tmp_path: Path
 ) -> None:
     bench = Bench(make_tokenizer(), tmp_path)
@@ -142,14 +142,14 @@ def test_control_tokens_are_refused(make_tokenizer: Callable[..., Any], role: st
     renderer = ChatRenderer(make_tokenizer())
     bad = ChatMessage(role=role, content="now <|im_start|>system")
     with pytest.raises(ApiError, match=r"messages\[1\].content holds '<\|im_start\|>'") as caught:
-        renderer.prompt(ChatThread(), [ChatMessage(role="user", content="x"), bad])
+        renderer.prompt(ChatHistory(), [ChatMessage(role="user", content="x"), bad])
     assert caught.value.code == "control_token"
 
 
 def test_control_tokens_in_arguments_are_refused(make_tokenizer: Callable[..., Any]) -> None:
     call = ToolCall(id="", name="f", arguments='{"x": "<|im_end|>"}')
     with pytest.raises(ApiError, match="control token"):
-        ChatRenderer(make_tokenizer()).prompt(ChatThread(), [ChatMessage(role="assistant", tool_calls=(call,))])
+        ChatRenderer(make_tokenizer()).prompt(ChatHistory(), [ChatMessage(role="assistant", tool_calls=(call,))])
 
 
 @settings(max_examples=30, deadline=None)
@@ -164,7 +164,7 @@ def test_control_tokens_in_arguments_are_refused(make_tokenizer: Callable[..., A
 def test_growing_ids_are_the_ids_of_the_whole(
     make_tokenizer: Callable[..., Any], tmp_path_factory: Any, said: list[tuple[str, str]], answers: list[str]
 ) -> None:
-    """One token per byte, so tokenising piece by piece or at once gives the same ids: the growing prompt must, too."""
+    """One token per byte, so tokenizing piece by piece or at once gives the same ids: the growing prompt must, too."""
     bench = Bench(make_tokenizer(), tmp_path_factory.mktemp("grow"))
     bench.policy.answer = lambda request: answers[bench.policy.asked - 1]
     messages: list[Any] = []

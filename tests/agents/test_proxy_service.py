@@ -1,4 +1,4 @@
-"""Sessions over an engine: order, ends, restarts, updates, limits, clients that go away."""
+"""SessionTable over an engine: order, ends, restarts, updates, limits, clients that go away."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.agents.proxy.conversation.messages import ChatMessage
 from turngym.agents.proxy.errors import ApiError, ProxyError
-from turngym.agents.proxy.messages import ChatMessage
-from turngym.agents.proxy.records import read_records
+from turngym.agents.proxy.sessions.records import read_records
 from turngym.envs.trace import episode_to_json
 
 sys.path.append(str(Path(__file__).parent))
@@ -74,7 +74,12 @@ def test_a_session_becomes_an_episode(make: Make) -> None:
     bench.ask([user("unrelated")], None)
     assert bench.service.end(name) == 2
     (episode,) = bench.episodes
-    assert (episode.task.env_id, episode.depth, episode.status.value, episode.ret) == ("proxy", 2, "completed", 0.0)
+    assert (episode.task.env_id, episode.depth, episode.status.value, episode.episode_return) == (
+        "proxy",
+        2,
+        "completed",
+        0.0,
+    )
     assert episode.final_observation == ""
     assert episode.meta["ended"] == "done"
     key, _, number = episode.task.task_id.rpartition("-")

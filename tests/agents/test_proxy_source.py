@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.proxy.hints import SessionHints
-from turngym.agents.proxy.source import SessionSource
-from turngym.agents.proxy.words import WordJudge
+from turngym.agents.judges.keyword import WordJudge
+from turngym.agents.proxy.sessions.hints import SessionHints
+from turngym.agents.proxy.sessions.session_buffer import SessionSource
 from turngym.envs.core import Task
 from turngym.envs.episode import Episode, Status
 from turngym.envs.protocols import CollectRequest, JudgeRequest
@@ -35,7 +35,7 @@ def session(number: int, turns: int = 1) -> Episode:
         turns=(),
         status=Status.COMPLETED,
         success=False,
-        ret=0.0,
+        episode_return=0.0,
         meta={"turns": turns},
     )
 
@@ -181,9 +181,9 @@ def test_closing_stops_a_trainer_that_waits_and_lets_the_engine_work(make: Any) 
 )
 def test_words(state: str, role: str, score: int) -> None:
     request = JudgeRequest(name="n", kind="score", response="r", next_state=state, next_role=role)
-    (judgement,) = WordJudge().judge([request])
-    assert judgement.votes[0] is not None
-    assert judgement.votes[0].endswith(f"\\boxed{{{score}}}")
+    (judgment,) = WordJudge().judge([request])
+    assert judgment.votes[0] is not None
+    assert judgment.votes[0].endswith(f"\\boxed{{{score}}}")
     (hint,) = WordJudge().judge([replace(request, kind="hint")])
     assert hint.votes[0] is not None
     assert hint.votes[0].endswith(f"\\boxed{{{1 if score < 0 else -1}}}")

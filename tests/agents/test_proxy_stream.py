@@ -17,7 +17,7 @@ pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
 httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 
-from turngym.agents.proxy.app import create_app  # noqa: E402
+from turngym.agents.proxy.http.app import create_app  # noqa: E402
 from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
 from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
 

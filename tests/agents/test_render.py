@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.render import ChatRenderer, RenderError, Thread
+from turngym.agents.rendering.renderer import ChatRenderer, RenderError, TokenHistory
 from turngym.envs.core import ToolSpec
 
 QWEN3 = """
@@ -57,7 +57,7 @@ TOOL = ToolSpec(name="door", description="Open.", argument="action", argument_de
 THINK = "<think>\nhm\n</think>\n\n"
 
 
-def play(renderer: ChatRenderer, steps: Sequence[tuple[str, str]], system: str = "S") -> tuple[Thread, list[str]]:
+def play(renderer: ChatRenderer, steps: Sequence[tuple[str, str]], system: str = "S") -> tuple[TokenHistory, list[str]]:
     """Responses (text that ends in `$` is cut by length) and observations; the rows, one per segment."""
     thread = renderer.open(system, steps[0][0])
     spans: list[list[tuple[int, int]]] = []
@@ -73,7 +73,7 @@ def play(renderer: ChatRenderer, steps: Sequence[tuple[str, str]], system: str =
     return thread, [draw(renderer, thread, number, cuts) for number, cuts in enumerate(spans)]
 
 
-def draw(renderer: ChatRenderer, thread: Thread, segment: int, cuts: list[tuple[int, int]]) -> str:
+def draw(renderer: ChatRenderer, thread: TokenHistory, segment: int, cuts: list[tuple[int, int]]) -> str:
     ids, row, at = thread.segments[segment].view().tolist(), "", 0
     for start, stop in cuts:
         row += renderer.template.decode(ids[at:start]) + "[" + renderer.template.decode(ids[start:stop]) + "]"

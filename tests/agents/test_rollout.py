@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.render import ChatRenderer
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, rollout
 from turngym.envs.channels import TextChannel
 from turngym.envs.episode import Episode, Status
@@ -64,7 +64,7 @@ def test_every_ending(agent: Any, make_doors: Any) -> None:
     assert (capped.status, capped.depth) == (Status.TRUNCATED_DEPTH, 4)
     won = rollout([Job(task_id="doors/1", seed=0, sample=n) for n in range(8)], make_doors(), agent)
     assert {e.status for e in won} == {Status.COMPLETED}
-    assert all(e.success and e.ret == 1.0 and e.score == 1.0 and e.meta["goal_rate"] == 1.0 for e in won)
+    assert all(e.success and e.episode_return == 1.0 and e.score == 1.0 and e.meta["goal_rate"] == 1.0 for e in won)
 
 
 def test_full_context_keeps_the_turns_so_far(

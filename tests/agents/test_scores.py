@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.agents.scores import avg_at_n, compare, score, task_means
-from turngym.agents.statistics import (
+from turngym.agents.evaluation.scores import avg_at_n, compare, score, task_means
+from turngym.agents.evaluation.statistics import (
     CurvePoint,
     Interval,
     ScoreError,
@@ -43,7 +43,7 @@ def episode(
         turns=turns,
         status=status or (Status.COMPLETED if success else Status.TRUNCATED_TURNS),
         success=success,
-        ret=float(success),
+        episode_return=float(success),
         score=float(success),
         meta={"goal_rate": 1.0 if success else 0.5},
     )

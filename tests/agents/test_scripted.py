@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.agents.agent import AgentError
-from turngym.agents.render import ChatRenderer
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, expert_actions, with_demonstrations
 from turngym.envs.episode import Status
@@ -19,7 +19,7 @@ def test_the_expert_wins_with_and_without_tokens(make_doors: Any, make_tokenizer
     renderer = ChatRenderer(make_tokenizer())
     for agent in (ExpertAgent(), ExpertAgent(renderer)):
         episode = rollout([Job(task_id="doors/3")], make_doors(), agent)[0]
-        assert (episode.success, episode.depth, episode.ret) == (True, 3, 1.0)
+        assert (episode.success, episode.depth, episode.episode_return) == (True, 3, 1.0)
         assert {t.origin for t in episode.turns} == {"demonstration"}
     spoken = renderer.template.decode(episode.response_ids(episode.turns[2]).tolist())
     assert spoken == "<action>open door 3</action><|im_end|>"

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.agents.sglang.client.fleet import Fleet
+from turngym.agents.sglang.client.http import error_text
+from turngym.agents.sglang.compatibility import check_model, check_names, check_tokenizer
 from turngym.agents.sglang.errors import ServerDown, ServerError
-from turngym.agents.sglang.fleet import Fleet
-from turngym.agents.sglang.http import error_text
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.same_model import check_model, check_names, check_tokenizer
 from turngym.agents.sglang.settings import ServerSettings
 from turngym.envs.protocols import GenerateRequest, Sampling
 
@@ -49,7 +49,7 @@ def test_what_a_server_says_about_itself() -> None:
         fleet.close()
     assert (info.version, info.kind, info.weights, info.seeded) == ("0.5.23", "Qwen3ForCausalLM", "default", True)
     assert (info.max_prompt, info.max_length) == (1018, 1022)
-    assert (fleet.ledger.current, fleet.ledger.version) == ("default", 0)
+    assert (fleet.versions.current, fleet.versions.version) == ("default", 0)
 
 
 @pytest.mark.parametrize("version", ["0.4.9", "0.5.20", "0.6.0", "1.0"])

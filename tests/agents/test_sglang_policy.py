@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.sglang import calls
+from turngym.agents.sglang.client import retry
+from turngym.agents.sglang.client.fleet import Fleet
+from turngym.agents.sglang.client.requests import seed_of
+from turngym.agents.sglang.client.stop_strings import StopFinder
 from turngym.agents.sglang.errors import BadAnswer, ServerDown, ServerError, ServerTimeout, WrongWeights
-from turngym.agents.sglang.fleet import Fleet
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.requests import seed_of
 from turngym.agents.sglang.settings import ServerSettings
-from turngym.agents.sglang.stops import StopFinder
 from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Sampling
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -190,7 +190,7 @@ def test_a_server_that_stays_away_fails_what_was_asked_of_it(server: Any, connec
 def test_a_server_that_hangs_is_told_to_stop_and_its_state_is_said(
     server: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "GRACE", 0.2)
+    monkeypatch.setattr(retry, "GRACE", 0.2)
     policy = connect(server, settings=ServerSettings(deadline=0.2, backoff=0.02))
 
     def hang(path: str, body: Any) -> Any:
@@ -284,8 +284,8 @@ def test_a_stop_text_across_the_break_is_found(server: Any, connect: Any) -> Non
 
 def test_weights_that_change_in_between_are_written_down(server: Any, connect: Any) -> None:
     policy = connect(server)
-    ledger = policy.fleet.ledger
-    ledger.announce("new", 7)
+    versions = policy.fleet.versions
+    versions.announce("new", 7)
     server.token_seconds = 0.01
 
     def change(answer: Any) -> Any:
@@ -302,7 +302,7 @@ def test_weights_that_change_in_between_are_written_down(server: Any, connect: A
     assert found.policy_version == 0
     assert found.version_spans == ((0, 0, 2), (7, 2, len(found.ids)))
     server.edit, server.weights = (lambda answer: answer), "new"
-    ledger.settle("new")
+    versions.settle("new")
     (found,) = policy.generate([ask(5, 6, stream=(3,))])
     assert (found.policy_version, found.version_spans) == (7, ())
     assert policy.policy_version == 7
@@ -320,7 +320,7 @@ def test_a_server_with_other_weights_is_refused(server: Any, connect: Any) -> No
 
 def test_a_server_with_other_weights_gets_its_own_again(server: Any, connect: Any) -> None:
     policy = connect(server)
-    policy.fleet.ledger.add("turngym-x", 4)
+    policy.fleet.versions.add("turngym-x", 4)
     repaired = []
 
     def repair(url: str) -> None:

@@ -24,26 +24,26 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from turngym.agents.local_model import CausalModel
+from turngym.agents.local_engine.model import CausalModel
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.render import ChatRenderer
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, rollout
-from turngym.agents.sglang.broadcast import BroadcastSync
+from turngym.agents.sglang.client.fleet import Fleet
+from turngym.agents.sglang.compatibility import check_model, check_tokenizer
 from turngym.agents.sglang.errors import ServerError, SyncError
-from turngym.agents.sglang.fleet import Fleet
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.process_group import free_port
-from turngym.agents.sglang.same_model import check_model, check_tokenizer
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.settings import ServerSettings
-from turngym.agents.sglang.sync import DiskSync
-from turngym.agents.sglang.synced import SyncedPolicy
+from turngym.agents.sglang.weights.broadcast import BroadcastSync
+from turngym.agents.sglang.weights.process_group import free_port
+from turngym.agents.sglang.weights.sync import DiskSync
+from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
 from turngym.envs.channels import make_channel
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import GenerateRequest, Generation, Sampling
 from turngym.envs.trace import TraceWriter, read_trace
 from turngym.scripts.serve.policy import installed
-from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.models.scorer import LocalScorer
 
 pytestmark = pytest.mark.sglang
 sys.path.insert(0, str(Path(__file__).parent))
@@ -176,7 +176,7 @@ def test_the_server_is_what_it_should_be(fleet: Fleet, model: Any, tokenizer: An
 
 
 def test_the_schema_knows_what_goes_over_the_wire(url: str, model: Any) -> None:
-    from turngym.agents.sglang.requests import draw_body, score_body
+    from turngym.agents.sglang.client.requests import draw_body, score_body
 
     check = schemas.checker(schemas.load_schema())
     ids = np.array([5, 6, 7], np.int32)
@@ -223,7 +223,7 @@ def test_scores_are_the_local_scorers(fleet: Fleet, model: Any) -> None:
         np.testing.assert_allclose(other, one, atol=1e-4)
     for best, found in zip(mine.topk(ids, places, 20), theirs.topk(ids, places, 20), strict=True):
         np.testing.assert_allclose(found.logp, best.logp, atol=1e-4)
-        assert (found.ids == best.ids).mean() > 0.99  # neighbours within rounding may change places
+        assert (found.ids == best.ids).mean() > 0.99  # neighbors within rounding may change places
     support = [random.integers(0, size, (len(where), 20)) for where in places]
     for one, other in zip(mine.gather(ids, places, support), theirs.gather(ids, places, support), strict=True):
         np.testing.assert_allclose(other, one, atol=1e-4)
@@ -274,7 +274,7 @@ def test_new_weights_arrive_while_the_server_serves(
                 mixed = True
     assert mixed
     assert same_numbers(fleet, model) < 1e-4
-    assert fleet.ledger.version == version
+    assert fleet.versions.version == version
     sink.close()
 
 
@@ -309,7 +309,7 @@ def test_a_broadcast_that_a_server_refuses_ends_at_once(fleet: Fleet, model: Any
     fleet.everywhere("POST", "/destroy_weights_update_group", {"group_name": sink._name})
     with pytest.raises(SyncError, match="theirs are as before"):
         sink.publish(2)
-    assert fleet.ledger.version == 1
+    assert fleet.versions.version == 1
     sink.publish(3)
     assert same_numbers(fleet, model) < 1e-4
     sink.close()

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.sglang.answers import read_drawn
-from turngym.agents.sglang.fleet import Fleet
+from turngym.agents.sglang.client.answers import read_drawn
+from turngym.agents.sglang.client.fleet import Fleet
+from turngym.agents.sglang.client.requests import draw_body, score_body
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.requests import draw_body, score_body
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.envs.protocols import GenerateRequest, Sampling
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.sglang.answers import read_scores, read_top
+from turngym.agents.sglang.client.answers import read_scores, read_top
+from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.errors import BadAnswer, ServerError, WrongWeights
-from turngym.agents.sglang.fleet import Fleet
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.settings import ServerSettings
 

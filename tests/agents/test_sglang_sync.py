@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from turngym.agents.sglang import copies
-from turngym.agents.sglang.broadcast import BroadcastSync, buckets
+from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.errors import ServerError, SyncError, WrongWeights
-from turngym.agents.sglang.fleet import Fleet
-from turngym.agents.sglang.ledger import Ledger
 from turngym.agents.sglang.policy import SglangPolicy
 from turngym.agents.sglang.settings import ServerSettings
-from turngym.agents.sglang.sync import DiskSync
-from turngym.agents.sglang.synced import SyncedPolicy
+from turngym.agents.sglang.weights import worker_client
+from turngym.agents.sglang.weights.broadcast import BroadcastSync, buckets
+from turngym.agents.sglang.weights.sync import DiskSync
+from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
+from turngym.agents.sglang.weights.weight_versions import WeightVersions
 from turngym.envs.protocols import GenerateRequest, PartialFailure, Sampling
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -55,32 +55,32 @@ def ask(turn: int = 0) -> GenerateRequest:
 
 
 def test_the_ledger_by_hand() -> None:
-    ledger = Ledger()
-    ledger.add("default", 0)
-    first = ledger.place
-    ledger.announce("new", 3)
-    assert ledger.read((("default", 0, 2), ("new", 2, 5)), first, "here") == ((0, 0, 2), (3, 2, 5))
-    assert (ledger.current, ledger.version) == ("default", 0)
-    ledger.settle("new")
-    assert (ledger.current, ledger.version) == ("new", 3)
-    assert ledger.read((("default", 0, 2),), first, "here") == ((0, 0, 2),)  # sent before the change
+    versions = WeightVersions()
+    versions.add("default", 0)
+    first = versions.place
+    versions.announce("new", 3)
+    assert versions.read((("default", 0, 2), ("new", 2, 5)), first, "here") == ((0, 0, 2), (3, 2, 5))
+    assert (versions.current, versions.version) == ("default", 0)
+    versions.settle("new")
+    assert (versions.current, versions.version) == ("new", 3)
+    assert versions.read((("default", 0, 2),), first, "here") == ((0, 0, 2),)  # sent before the change
     with pytest.raises(WrongWeights, match="here: drawn with weights 'default'; the server was last given 'new'"):
-        ledger.read((("default", 0, 2),), ledger.place, "here")
+        versions.read((("default", 0, 2),), versions.place, "here")
     with pytest.raises(WrongWeights, match="'stranger'"):
-        ledger.read((("stranger", 0, 2),), first, "here")
-    assert ledger.new_name(4) != Ledger().new_name(4)
+        versions.read((("stranger", 0, 2),), first, "here")
+    assert versions.new_name(4) != WeightVersions().new_name(4)
 
 
 def test_files_reach_every_server_and_only_two_stay(servers: Any, fleet: Fleet, tmp_path: Path) -> None:
     sink = DiskSync(fleet=fleet, save=write, folder=tmp_path / "w")
     for version in (1, 2, 3):
         sink.publish(version)
-        assert (fleet.ledger.version, sink.published) == (version, version)
+        assert (fleet.versions.version, sink.published) == (version, version)
         assert len({server.weights for server in servers}) == 1
         for server in servers:
             (body,) = server.of("/update_weights_from_disk")[version - 1 :]
             assert (Path(body["model_path"]) / "model.safetensors").read_bytes() == b"weights"
-            assert (body["weight_version"], body["flush_cache"]) == (fleet.ledger.current, True)
+            assert (body["weight_version"], body["flush_cache"]) == (fleet.versions.current, True)
             assert body["weight_version"].endswith(f"-v{version}")
     assert len(list((tmp_path / "w").iterdir())) == 2
     sink.close()
@@ -97,7 +97,7 @@ def test_what_earlier_processes_left_makes_room(fleet: Fleet, tmp_path: Path) ->
     left = sorted(path.name for path in tmp_path.iterdir())
     assert len(left) == 3
     assert left[0] == "notes"
-    assert left[2] == fleet.ledger.current
+    assert left[2] == fleet.versions.current
 
 
 def test_a_full_disk_leaves_nothing_and_the_old_weights(servers: Any, fleet: Fleet, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_nothing_and_the_old_weights(servers: Any, fleet: Fle
     with pytest.raises(SyncError, match=r"No space left on device.*make room and resume the run"):
         sink.publish(1)
     assert not list((tmp_path / "w").iterdir())
-    assert fleet.ledger.version == 0
+    assert fleet.versions.version == 0
     assert not servers[0].of("/update_weights_from_disk")
 
 
@@ -120,10 +120,10 @@ def test_a_server_that_cannot_read_the_folder(servers: Any, fleet: Fleet, tmp_pa
     with pytest.raises(SyncError, match="no such folder") as caught:
         sink.publish(1)
     assert servers[1].url in str(caught.value)
-    assert fleet.ledger.version == 0
+    assert fleet.versions.version == 0
     servers[1].orders.clear()
     sink.publish(1)
-    assert fleet.ledger.version == 1
+    assert fleet.versions.version == 1
 
 
 def test_a_server_that_says_yes_and_does_not(servers: Any, fleet: Fleet, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_restarted_server_gets_the_newest_weights_again(servers: Any, fleet: F
     policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY)
     sink = DiskSync(fleet=fleet, save=write, folder=tmp_path)
     sink.publish(4)
-    name = fleet.ledger.current
+    name = fleet.versions.current
     wanted = policy.generate([ask(n) for n in range(4)])
     for server in servers:
         server.weights = "default"
@@ -236,12 +236,12 @@ def test_a_broadcast_is_heard_by_every_server(servers: Any, fleet: Fleet) -> Non
         assert listener.heard["w1"].tolist() == [10, 20, 30, 40]
         versions = [body["weight_version"] for body in server.of("/update_weights_from_distributed")]
         assert [version is None for version in versions] == [True, False, True, False]  # the last bucket names them
-        assert server.weights == fleet.ledger.current
+        assert server.weights == fleet.versions.current
         paths = [path for path, _ in server.asked]
         assert paths.count("/begin_weight_update") == paths.count("/end_weight_update") == 2
         assert paths.count("/init_weights_update_group") == 1
         assert listener.group is None
-    assert fleet.ledger.version == 2
+    assert fleet.versions.version == 2
 
 
 def test_a_refusal_before_the_broadcast_is_an_error_at_once(servers: Any, fleet: Fleet) -> None:
@@ -251,9 +251,9 @@ def test_a_refusal_before_the_broadcast_is_an_error_at_once(servers: Any, fleet:
     listeners[0].group = listeners[1].group = None
     with pytest.raises(SyncError, match=r"theirs are as before: .*Group is not there"):
         sink.publish(2)
-    assert fleet.ledger.version == 1
+    assert fleet.versions.version == 1
     sink.publish(3)  # in a new group
-    assert fleet.ledger.version == 3
+    assert fleet.versions.version == 3
     sink.close()
 
 
@@ -332,7 +332,7 @@ def test_weights_that_come_while_ids_are_drawn(servers: Any, tmp_path: Path) -> 
 
 def test_workers_are_clients_that_know_the_weights(fleet: Fleet, servers: Any, tmp_path: Path) -> None:
     """What an executor sends to a worker process, opened here."""
-    from turngym.agents.executor.parcel import pack, unpack
+    from turngym.agents.executor.serialization import pack, unpack
 
     policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY, max_length=40)
     sink = DiskSync(fleet=fleet, save=write, folder=tmp_path)
@@ -352,4 +352,4 @@ def test_workers_are_clients_that_know_the_weights(fleet: Fleet, servers: Any, t
         assert again.fleet is copy.fleet is not fleet
     finally:
         copy.fleet.close()
-        copies._FLEETS.clear()
+        worker_client._FLEETS.clear()

@@ -1,4 +1,4 @@
-"""A small environment with everything in it: two tasks, random flavour text, an expert, a restorable state."""
+"""A small environment with everything in it: two tasks, random flavor text, an expert, a restorable state."""
 
 from __future__ import annotations
 

@@ -46,10 +46,10 @@ def test_nothing_to_read_is_malformed() -> None:
         assert (info["verdict"], info["action"], info["turn"]) == ("malformed", None, 1)
 
 
-def test_penalise_noop_terminate() -> None:
-    guard = toy(on_invalid="penalise", penalty=-0.3)
+def test_penalize_noop_terminate() -> None:
+    guard = toy(on_invalid="penalize", penalty=-0.3)
     assert guard.step("fly")[1] == -0.3
-    assert guard.step("wave")[1] == 0.0, "a valid action must not be penalised"
+    assert guard.step("wave")[1] == 0.0, "a valid action must not be penalized"
     observation, reward, *_ = toy(on_invalid="noop", penalty=-0.3).step("fly")
     assert (observation, reward) == ("Nothing happens.", 0.0)
     observation, reward, terminated, truncated, info = toy(on_invalid="terminate", penalty=-0.3).step("fly")
@@ -146,7 +146,7 @@ def test_forwarded_interface() -> None:
 
 
 def test_bad_settings_are_errors(toy_class: type[Any]) -> None:
-    with pytest.raises(TurngymError, match=r"on_invalid is 'penalize'.*Did you mean 'penalise'"):
+    with pytest.raises(TurngymError, match=r"on_invalid is 'penalize'.*Did you mean 'penalize'"):
         toy(on_invalid="penalize")
     with pytest.raises(TurngymError, match="max_turns is 0; it must be at least 1"):
         toy(max_turns=0)

@@ -86,7 +86,7 @@ def episodes(draw: st.DrawFn) -> Episode:
         segments=(np.array(ids, dtype=np.int32),),
         status=draw(st.sampled_from(list(Status))),
         success=draw(st.booleans()),
-        ret=draw(FLOATS),
+        episode_return=draw(FLOATS),
         score=draw(FLOATS),
         system=draw(text),
         final_observation=draw(text),
@@ -138,20 +138,22 @@ def test_none_is_not_zero() -> None:
 def test_float32_is_short_and_exact_and_infinities_are_strict_json() -> None:
     values = np.array([-0.1, -1e-8, -np.inf, np.nan, -0.0], dtype=np.float32)
     original = episode(
-        turn(logprobs=values, response_span=(0, 5)), segments=(np.zeros(5, dtype=np.int32),), ret=math.inf
+        turn(logprobs=values, response_span=(0, 5)), segments=(np.zeros(5, dtype=np.int32),), episode_return=math.inf
     )
     line = episode_to_json(original)
     assert '"logprobs":[-0.1,-1e-08,"-inf","nan",-0.0]' in line
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
     back = episode_from_json(line)
     assert back.turns[0].logprobs.tobytes() == values.tobytes()
-    assert back.ret == math.inf
+    assert back.episode_return == math.inf
 
 
 def test_numpy_scalars_and_lone_surrogates_are_written() -> None:
-    original = episode(turn(response="\ud800"), seed=np.int64(4), success=np.bool_(True), ret=np.float32(0.5))
+    original = episode(
+        turn(response="\ud800"), seed=np.int64(4), success=np.bool_(True), episode_return=np.float32(0.5)
+    )
     back = episode_from_json(episode_to_json(original))
-    assert (back.seed, back.success, back.ret, back.turns[0].response) == (4, True, 0.5, "\ud800")
+    assert (back.seed, back.success, back.episode_return, back.turns[0].response) == (4, True, 0.5, "\ud800")
 
 
 def test_writing_appends(tmp_path: Path) -> None:

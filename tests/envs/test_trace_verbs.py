@@ -13,8 +13,8 @@ from turngym.envs.core import Task, TurngymError, Verdict
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.trace import TraceWriter
 from turngym.scripts import trace
-from turngym.scripts.trace_html import TEMPLATE, page
-from turngym.scripts.trace_select import Select
+from turngym.scripts.traces.html import TEMPLATE, page
+from turngym.scripts.traces.select import Select
 
 EVIL = "</script><script>alert(1)</script><!-- <b> & \" ' \u2028 \ud800"
 
@@ -47,7 +47,7 @@ def episode(
         turns=tuple(turns),
         status=Status.COMPLETED if won else Status.TRUNCATED_TURNS,
         success=won,
-        ret=float(won),
+        episode_return=float(won),
         system=text,
         final_observation=text,
         meta={"note": text},

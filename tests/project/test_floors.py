@@ -136,7 +136,7 @@ def test_the_rules_forbid(room: str, part: str, name: str) -> None:
         ("agents", "rollout", "turngym.envs.guard.ActionGuard"),
         ("trainers", "loop", "turngym.envs.episode.Episode"),
         ("trainers", "loop", "torch"),
-        ("scripts", "train", "turngym.trainers.loop"),
+        ("scripts", "train", "turngym.trainers.trainer"),
     ],
 )
 def test_the_rules_allow(room: str, part: str, name: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from turngym.retrieval.breaker import Breaker
 from turngym.retrieval.core import RetrievalError, RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
-from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalise, read_reply
+from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply
 
 pytest.importorskip("httpx", reason="the client needs turngym[serve]")
 
@@ -334,7 +334,7 @@ def test_any_text_can_be_asked(canned: Canned, client: Any) -> None:
         "-0",
         "xxxxx-0",
     ]
-    assert normalise("a \ud800\n b") == "a ? b"
+    assert normalize("a \ud800\n b") == "a ? b"
 
 
 @pytest.mark.parametrize("k", [0, -1, True, 2.0, None])

@@ -19,8 +19,8 @@ from turngym.retrieval.core import Passage, RetrievalError
 
 faiss = pytest.importorskip("faiss")
 
-from turngym.retrieval.dense import DenseRetriever  # noqa: E402
-from turngym.retrieval.faiss_io import load_faiss, make_index, quickest, read_index, set_parameters, train_index  # noqa: E402
+from turngym.retrieval.dense.faiss_io import load_faiss, make_index, quickest, read_index, set_parameters, train_index  # noqa: E402
+from turngym.retrieval.dense.retriever import DenseRetriever  # noqa: E402
 
 
 class Table:
@@ -158,7 +158,7 @@ def test_a_query_gets_the_same_hits_in_any_batch(seed: int, batch: int, k: int) 
 
 MAPPED = """
 import sys, numpy as np
-from turngym.retrieval.faiss_io import read_index
+from turngym.retrieval.dense.faiss_io import read_index
 def anonymous():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) / 1000
@@ -198,7 +198,7 @@ def test_indexes_are_mapped_not_read(tmp_path: Path) -> None:
 
 FORKED = """
 import os, signal, numpy as np
-from turngym.retrieval.faiss_io import load_faiss, make_index
+from turngym.retrieval.dense.faiss_io import load_faiss, make_index
 faiss = load_faiss()
 faiss.omp_set_num_threads(4)
 vectors = np.random.default_rng(0).standard_normal((4000, 32)).astype(np.float32)

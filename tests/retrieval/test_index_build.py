@@ -18,13 +18,12 @@ from turngym.retrieval.corpus import CorpusError
 
 pytest.importorskip("faiss")
 
-from turngym.retrieval import index_vectors
-from turngym.retrieval.faiss_io import load_faiss, make_index, read_index, train_index
-from turngym.retrieval.index_build import BuildPlan, build_index
-from turngym.retrieval.index_inspect import describe_index, show_bytes
-from turngym.retrieval.index_manifest import IndexFolderError, IndexManifest, check_files, read_manifest
-from turngym.retrieval.index_stream import streams_ivf
-from turngym.retrieval.index_vectors import add_vectors, default_parameters, sample
+from turngym.retrieval.dense.faiss_io import load_faiss, make_index, read_index, train_index
+from turngym.retrieval.index.build import BuildPlan, build_index
+from turngym.retrieval.index.inspect import describe_index, show_bytes
+from turngym.retrieval.index.manifest import IndexFolderError, IndexManifest, check_files, read_manifest
+from turngym.retrieval.index.stream import streams_ivf
+from turngym.retrieval.index.vectors import add_vectors, default_parameters, sample
 from turngym.retrieval.open import open_retriever
 
 WORDS = ["river", "castle", "film", "singer", "bridge", "battle", "school", "painter", "island", "album"]
@@ -87,7 +86,7 @@ def test_folder_and_memory_find_the_same(corpus: Path, tmp_path: Path, kind: str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from turngym.retrieval.index_build import BuildPlan, build_index
+from turngym.retrieval.index.build import BuildPlan, build_index
 corpus, out, stage, least = sys.argv[1:]
 def progress(name, done, total):
     if name == stage and done >= int(least):
@@ -214,8 +213,8 @@ def test_streamed_file_is_what_faiss_writes(tmp_path: Path, factory: str, monkey
         np.save(tmp_path / "vectors" / f"{shard:05d}.npy", vectors[shard * 30 : shard * 30 + 30])
     written = []
     for name in ("write_flat", "write_lists"):
-        real = getattr(index_vectors, name)
-        monkeypatch.setattr(index_vectors, name, lambda *a, real=real: written.append(real(*a)) or written[-1])
+        real = getattr(vectors, name)
+        monkeypatch.setattr(vectors, name, lambda *a, real=real: written.append(real(*a)) or written[-1])
     add_vectors(tmp_path / "vectors", tmp_path / "streamed", factory, 8, 90, lambda *_: None)
     assert written[-1] is (True if factory in STREAMED[:3] else None if factory in STREAMED else False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["streamed", "vectors"]

@@ -43,7 +43,7 @@ def test_answers_are_remembered_by_query_and_k(echo: Any, make: Callable[..., Re
     assert service.search([], 2) == []
 
 
-def test_only_white_space_is_normalised(echo: Any, make: Callable[..., RetrievalService]) -> None:
+def test_only_white_space_is_normalized(echo: Any, make: Callable[..., RetrievalService]) -> None:
     service = make()
     found = service.search(["  Who\n wrote\tIt? ", "Who wrote It?", "who wrote it?"], 1)
     assert ids(found) == [["Who wrote It?#0"], ["Who wrote It?#0"], ["who wrote it?#0"]]

@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the bench needs turngym[train]")
 
-from turngym.agents.statistics import ScoreError
+from turngym.agents.evaluation.statistics import ScoreError
 from turngym.envs.core import TurngymError
 from turngym.scripts import train
-from turngym.scripts.bench import learn, learn_jobs
-from turngym.scripts.bench.learn_jobs import Job, Runner
-from turngym.scripts.bench.learn_recipes import MUST_RISE, RECIPES, choose
-from turngym.scripts.bench.learn_rise import over_seeds, rise
-from turngym.scripts.bench.learn_text import write_text
+from turngym.scripts.bench.learn import jobs
+from turngym.scripts.bench.learn import main as learn
+from turngym.scripts.bench.learn.jobs import Job, Runner
+from turngym.scripts.bench.learn.recipes import MUST_RISE, RECIPES, choose
+from turngym.scripts.bench.learn.rise import over_seeds, rise
+from turngym.scripts.bench.learn.text import write_text
 from turngym.scripts.worlds import load_world
 
 
@@ -94,15 +95,15 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
     starts = ["warm", "hints"] if env == "webshop" else ["hints"]
     assert list(planned) == [*starts, *RECIPES]
     assert {name: len(planned[name]) for name in RECIPES} == runs
-    for jobs in planned.values():
-        for job in jobs:
-            if job is not jobs[-1]:
+    for row in planned.values():
+        for job in row:
+            if job is not row[-1]:
                 continue
             parsed = train.parse(shlex.split(job.command)[2:])
             assert parsed.run.steps == job.steps
             assert parsed.out == job.folder
             if parsed.algorithm == "prm-rl":
-                assert parsed.optimiser.passes == 1, "of an option that comes twice the last one counts"
+                assert parsed.optimizer.passes == 1, "of an option that comes twice the last one counts"
     hinted = planned["opd-hints"][1]
     assert hinted.needs is planned["hints"][0]
     assert str(hinted.needs.model) in hinted.command
@@ -149,7 +150,7 @@ def fake_train(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
         words = ["sh", "-ec", script, "sh", str(job.folder), "--resume" if job.begun else "new"]
         return subprocess.Popen(words, stdin=subprocess.DEVNULL)
 
-    monkeypatch.setattr(learn_jobs, "launch", launch)
+    monkeypatch.setattr(jobs, "launch", launch)
 
 
 def job(folder: Path, name: str, **more: Any) -> Job:
@@ -200,7 +201,7 @@ def test_interrupting_the_bench_ends_its_runs(
         if (one.folder / "started").exists():
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(learn_jobs.LearnProgress, "update", update)
+    monkeypatch.setattr(jobs.LearnProgress, "update", update)
     with pytest.raises(KeyboardInterrupt):
         Runner(jobs=[one], poll=0.01, patience=0.01).run()
     assert (one.folder / "calls").read_text() == "saved\n"
@@ -218,28 +219,28 @@ def test_a_run_without_its_last_evaluation_is_not_finished(tmp_path: Path) -> No
     one = job(tmp_path, "one", evaluates=True)
     one.model.mkdir(parents=True)
     rows = [{"step": 1, "kind": "eval"}, {"step": 2, "kind": "train"}]
-    (one.folder / learn_jobs.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (one.folder / jobs.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert not one.finished
-    with (one.folder / learn_jobs.METRICS).open("a") as file:
+    with (one.folder / jobs.METRICS).open("a") as file:
         file.write(json.dumps({"step": 2, "kind": "eval"}) + "\n")
     assert one.finished
 
 
 def test_a_complete_first_evaluation_is_played_once(tmp_path: Path) -> None:
     jobs = [job(tmp_path, name, same_start="s") for name in ("first", "second")]
-    trace = jobs[0].folder / learn_jobs.START
+    trace = jobs[0].folder / jobs.START
     trace.parent.mkdir(parents=True)
     trace.write_text("episodes\n")
-    learn_jobs.borrow_start(jobs[1], jobs)
-    assert not (jobs[1].folder / learn_jobs.START).exists(), "it may be half written"
-    (jobs[0].folder / learn_jobs.METRICS).write_text(json.dumps({"step": 0, "kind": "eval"}) + "\n")
-    learn_jobs.borrow_start(jobs[1], jobs)
-    assert (jobs[1].folder / learn_jobs.START).read_text() == "episodes\n"
+    jobs.borrow_start(jobs[1], jobs)
+    assert not (jobs[1].folder / jobs.START).exists(), "it may be half written"
+    (jobs[0].folder / jobs.METRICS).write_text(json.dumps({"step": 0, "kind": "eval"}) + "\n")
+    jobs.borrow_start(jobs[1], jobs)
+    assert (jobs[1].folder / jobs.START).read_text() == "episodes\n"
 
 
 @pytest.mark.parametrize(("env", "said"), [("alfworld", "<action>go to "), ("search", "\n<search>")])
-def test_text_for_language_modelling_has_one_document_per_episode(env: str, said: str, tmp_path: Path) -> None:
-    from turngym.trainers.text_term import read_texts
+def test_text_for_language_modeling_has_one_document_per_episode(env: str, said: str, tmp_path: Path) -> None:
+    from turngym.trainers.losses.lm_loss import read_texts
 
     path = write_text(load_world(env), tmp_path / "text.txt", episodes=5)
     documents = list(read_texts([path]))

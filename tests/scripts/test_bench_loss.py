@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.envs.core import TurngymError  # noqa: E402
-from turngym.scripts.bench import loss as bench  # noqa: E402
-from turngym.scripts.bench.loss_head import LOSSES, HeadCost, HeadJob, _inputs, measure  # noqa: E402
-from turngym.scripts.bench.loss_models import ModelJob, made_up_episodes, measure_models  # noqa: E402
+from turngym.scripts.bench.loss import main as bench  # noqa: E402
+from turngym.scripts.bench.loss.head import LOSSES, HeadCost, HeadJob, _inputs, measure  # noqa: E402
+from turngym.scripts.bench.loss.models import ModelJob, made_up_episodes, measure_models  # noqa: E402
 from turngym.trainers.batch import pack  # noqa: E402
 
 

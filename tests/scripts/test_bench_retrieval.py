@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from turngym.scripts.bench import retrieval as bench
-from turngym.scripts.bench.retrieval_load import Tally
+from turngym.scripts.bench.retrieval import main as bench
+from turngym.scripts.bench.retrieval.load import Tally
 
 pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
 pytest.importorskip("waitress", reason="the bench needs turngym[serve]")

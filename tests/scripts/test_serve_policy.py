@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from turngym.agents.sglang.errors import ServerError
-from turngym.agents.sglang.process_group import free_port
+from turngym.agents.sglang.weights.process_group import free_port
 from turngym.scripts.main import main
 from turngym.scripts.serve.policy import CPU, ServePolicy, command, installed, process
 from turngym.scripts.serve.policy_process import ServerProcess

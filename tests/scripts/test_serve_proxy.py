@@ -17,7 +17,7 @@ pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
 httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 
-from turngym.agents.proxy.app import create_app  # noqa: E402
+from turngym.agents.proxy.http.app import create_app  # noqa: E402
 from turngym.agents.proxy.settings import ProxySettings  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.envs.trace import read_trace  # noqa: E402
@@ -27,9 +27,9 @@ from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
 from turngym.scripts.serve.proxy import ServeProxy, serve  # noqa: E402
 from turngym.scripts.serve.proxy_build import build  # noqa: E402
 from turngym.scripts.wiring import env_maker  # noqa: E402
-from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
-from turngym.trainers.config import OptimiserConfig, RunConfig  # noqa: E402
-from turngym.trainers.metrics import read_metrics  # noqa: E402
+from turngym.trainers.config import OptimizerConfig, RunConfig  # noqa: E402
+from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
+from turngym.trainers.run.metrics import read_metrics  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENT = ROOT / "scripts" / "checkpoints" / "alfworld" / "student"
@@ -45,7 +45,7 @@ def options(out: Path, **more: Any) -> ServeProxy:
         "threads": 1,
         "proxy": ProxySettings(max_waiting=8, name="tiny"),
         "run": RunConfig(steps=100, eval_every=0, tensorboard=False),
-        "optimiser": OptimiserConfig(lr=1e-3),
+        "optimizer": OptimizerConfig(lr=1e-3),
         **more,
     }
     return ServeProxy(**settings)
@@ -184,7 +184,7 @@ def test_the_tiny_policy_streams_what_it_would_have_said_at_once(run: Any, tmp_p
     assert served.health()["engine"]["streams"] is True
 
 
-def test_recording_only_honours_the_temperature(run: Any, tmp_path: Path) -> None:
+def test_recording_only_honors_the_temperature(run: Any, tmp_path: Path) -> None:
     served = run(options(tmp_path, train=False))
     texts = {
         served.ask([{"role": "user", "content": "You are in the middle of a room."}], f"s{n}", temperature=0)["content"]

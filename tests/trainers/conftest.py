@@ -18,7 +18,7 @@ def build_episode(
     number: int = 0,
     status: Status = Status.COMPLETED,
     success: bool = False,
-    ret: float | None = None,
+    episode_return: float | None = None,
     group: int = 0,
     segments: Sequence[int] | None = None,
     logprobs: Sequence[Sequence[float] | None] | None = None,
@@ -61,7 +61,7 @@ def build_episode(
         turns=tuple(turns),
         status=status,
         success=success,
-        ret=float(success) if ret is None else ret,
+        episode_return=float(success) if episode_return is None else episode_return,
     )
 
 

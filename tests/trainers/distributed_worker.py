@@ -26,7 +26,7 @@ from turngym.scripts.worlds.world import CHECKPOINTS
 from turngym.trainers.distributed.processes import world_of
 from turngym.trainers.distributed.run import divided
 from turngym.trainers.distributed.world import World
-from turngym.trainers.model import load_model
+from turngym.trainers.models.model import load_model
 
 
 def words(name: str, out: Path) -> list[str]:
@@ -46,7 +46,7 @@ def caught(world: World, work: Callable[[], Any]) -> list[str]:
         note = "nothing was raised"
     except (TurngymError, KeyboardInterrupt, ValueError) as error:
         note = f"{type(error).__name__}: {error}"
-    return world.gather(note)
+    return world.all_gather(note)
 
 
 def whole_weights(world: World, out: Path) -> list[str]:
@@ -54,14 +54,14 @@ def whole_weights(world: World, out: Path) -> list[str]:
     plain, model = (load_model(CHECKPOINTS / "alfworld" / "student") for _ in range(2))
     world.shard(model)
     ids = torch.arange(20)[None]
-    with torch.no_grad(), world.whole(model), world.whole(model):
+    with torch.no_grad(), world.full_params(model), world.full_params(model):
         weights = model.state_dict()
         for _ in range(1 + world.rank):
             logits = model(ids).logits
         same = [torch.equal(weights[name], value) for name, value in plain.state_dict().items()]
         said = f"{all(same)} {weights.keys() == plain.state_dict().keys()} {torch.equal(logits, plain(ids).logits)}"
     share = sum(parameter.to_local().numel() for parameter in model.parameters())
-    return world.gather(f"{said} {2 * share == sum(parameter.numel() for parameter in plain.parameters())}")
+    return world.all_gather(f"{said} {2 * share == sum(parameter.numel() for parameter in plain.parameters())}")
 
 
 def failing_collect(world: World, out: Path) -> list[str]:

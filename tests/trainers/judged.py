@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import Judgement, JudgeRequest
+from turngym.envs.protocols import JudgeRequest, Judgment
 
 
 @dataclass(slots=True)
@@ -17,10 +17,10 @@ class Says:
     votes: Callable[[JudgeRequest], tuple[str | None, ...]]
     asked: list[JudgeRequest] = field(default_factory=list)
 
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         self.asked.extend(requests)
         return [
-            Judgement(votes=(votes := self.votes(request)), error="it is asleep" if None in votes else "")
+            Judgment(votes=(votes := self.votes(request)), error="it is asleep" if None in votes else "")
             for request in requests
         ]
 

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.trainers.advantages import AdvantageError, grpo_advantage, grpo_split_advantage, mixed_groups
+from turngym.trainers.targets.group_advantages import (
+    AdvantageError,
+    groups_with_spread,
+    grpo_advantage,
+    grpo_split_advantage,
+)
 
 GROUPS = np.array([0, 0, 0, 0, 7, 7, 9])
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 3.0, 1.0, 5.0])
@@ -49,7 +54,7 @@ def test_errors_say_which_group_and_which_episode() -> None:
 
 def test_mixed_groups() -> None:
     success = np.array([True, False, False, True, True, True, False])
-    assert mixed_groups(success, GROUPS).tolist() == [True] * 4 + [False] * 3
+    assert groups_with_spread(success, GROUPS).tolist() == [True] * 4 + [False] * 3
 
 
 @given(

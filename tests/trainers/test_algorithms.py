@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from turngym.envs.protocols import CollectRequest
+from turngym.trainers.algorithm import Algorithm, Scorers, Targets
 from turngym.trainers.algorithms import luffy, opd, sft, tcod, turnopd
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.config import ConfigError, DistillConfig, OptimiserConfig, RunConfig
-from turngym.trainers.curriculum import DepthSchedule
-from turngym.trainers.depth import DepthConfig, FixedDepth
-from turngym.trainers.passes import Schedule, minibatches, run_passes
-from turngym.trainers.pieces import Algorithm, Scorers, Targets
-from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.signals import SignalError
-from turngym.trainers.step import Forward, accumulate, learning_rate, make_optimiser, update
-from turngym.trainers.weights import WEIGHTS
+from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.rollout_plan.curriculum import DepthSchedule
+from turngym.trainers.rollout_plan.depth import DepthConfig, FixedDepth
+from turngym.trainers.run.epochs import Schedule, minibatches, run_epochs
+from turngym.trainers.run.optimizer_step import Forward, accumulate, learning_rate, make_optimizer, update
+from turngym.trainers.targets.targets import TargetError
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")
@@ -51,7 +51,7 @@ ALGORITHMS = {
     "opd renorm": opd.build(opd.OpdConfig(), replace(DISTILL, tail="renorm"), RUN),
     "opd sampled": opd.build(opd.OpdConfig(), replace(DISTILL, form="sampled"), RUN),
     "opd warm": opd.build(opd.OpdConfig(), replace(DISTILL, temperature=2.0), RUN),
-    "turnopd": turnopd.build(turnopd.TurnOpdConfig(reliable_count=3), DISTILL, RUN),
+    "turnopd": turnopd.build(turnopd.TurnOpdConfig(n_min=3), DISTILL, RUN),
     "tcod": tcod.build(tcod.TcodConfig(), DISTILL, RUN),
 }
 
@@ -102,14 +102,14 @@ def test_gradient_is_that_of_the_written_formula() -> None:
 @pytest.mark.parametrize("name", ["opd", "opd student support"])
 def test_distillation_brings_the_student_to_its_teacher(name: str) -> None:
     algorithm, model = ALGORITHMS[name], toy.tiny(1)
-    config, kl = OptimiserConfig(lr=6e-3, passes=3), []
-    teacher, optimiser = LocalScorer(model=toy.tiny(2, 12.0)), make_optimiser(model, config)
+    config, kl = OptimizerConfig(lr=6e-3, passes=3), []
+    teacher, optimizer = LocalScorer(model=toy.tiny(2, 12.0)), make_optimizer(model, config)
     for step in range(1, 16):
         episodes = rollouts(model, step)
         batch = pack(episodes)
         targets = algorithm.signal(batch, (), Scorers(teacher=teacher, student=LocalScorer(model=model)))
         schedule = Schedule(config=config, step=step, total_steps=15)
-        done = run_passes(model, optimiser, batch, episodes, targets, algorithm, schedule, Forward())
+        done = run_epochs(model, optimizer, batch, episodes, targets, algorithm, schedule, Forward())
         assert done.weight_N.sum() == pytest.approx(1.0, abs=1e-9)
         kl.append(float(done.columns["kl_bin"].mean()))
     assert kl[-1] < 0.5 * kl[0]
@@ -117,9 +117,9 @@ def test_distillation_brings_the_student_to_its_teacher(name: str) -> None:
 
 def test_sft_learns_demonstrations_and_ignores_noise() -> None:
     model = toy.tiny(1)
-    optimiser = make_optimiser(model, OptimiserConfig())
+    optimizer = make_optimizer(model, OptimizerConfig())
     episodes = toy.demonstrations(32)
-    losses = [sft.sft_update(model, optimiser, episodes, lr=5e-3).loss for _ in range(40)]
+    losses = [sft.sft_update(model, optimizer, episodes, lr=5e-3).loss for _ in range(40)]
     assert losses[0] == pytest.approx(np.log(60), rel=0.05)
     assert losses[-1] < 0.6 * losses[0]
     half = [
@@ -129,9 +129,9 @@ def test_sft_learns_demonstrations_and_ignores_noise() -> None:
 
 
 def test_reference_numbers_are_the_defaults() -> None:
-    run, optimiser, distill, depth = RunConfig(), OptimiserConfig(), DistillConfig(), turnopd.TurnOpdConfig().depth
+    run, optimizer, distill, depth = RunConfig(), OptimizerConfig(), DistillConfig(), turnopd.TurnOpdConfig().depth
     assert (run.steps, run.episodes, run.temperature, run.max_turns) == (100, 64, 1.0, 50)
-    assert (optimiser.lr, optimiser.passes, optimiser.minibatches) == (1e-6, 1, 1)
+    assert (optimizer.lr, optimizer.passes, optimizer.minibatches) == (1e-6, 1, 1)
     assert (distill.top_k, distill.tail, distill.support, distill.importance) == (50, "bin", "teacher", (0.1, 10.0))
     assert (depth.h_min, depth.h_max, depth.warmup, depth.probe_interval) == (2, 50, 3, 8)
     assert (depth.rho, depth.p, depth.min_successes, depth.cov_base, depth.use_success) == (0.7, 0.8, 8, 0, True)
@@ -144,7 +144,7 @@ def test_an_algorithm_is_frozen_and_its_ablations_are_other_pieces() -> None:
         full.name = "x"  # type: ignore[misc]
     depth_only = turnopd.build(turnopd.TurnOpdConfig(weight="trajectory"), DISTILL, RUN)
     blend_only = turnopd.build(turnopd.TurnOpdConfig(adaptive_depth=False), DISTILL, RUN)
-    hard = turnopd.build(turnopd.TurnOpdConfig(weight="turn", reliable_count=3), DISTILL, RUN)
+    hard = turnopd.build(turnopd.TurnOpdConfig(weight="turn", n_min=3), DISTILL, RUN)
     vanilla = ALGORITHMS["opd"]
     batch = pack(rollouts(toy.tiny(1)))
     weigh = [a.weight(batch, step=5, total_steps=10) for a in (depth_only, vanilla, hard)]
@@ -185,20 +185,20 @@ def test_minibatches_share_out_whole_episodes_with_their_targets() -> None:
     assert len(minibatches(batch, episodes, marks, algorithm, 99)) == 12
 
 
-def test_passes_and_minibatches_are_optimiser_updates() -> None:
+def test_passes_and_minibatches_are_optimizer_updates() -> None:
     model = toy.tiny(1)
-    config = OptimiserConfig(lr=1e-3, passes=2, minibatches=3)
-    optimiser, episodes, algorithm = make_optimiser(model, config), rollouts(model), ALGORITHMS["opd"]
+    config = OptimizerConfig(lr=1e-3, passes=2, minibatches=3)
+    optimizer, episodes, algorithm = make_optimizer(model, config), rollouts(model), ALGORITHMS["opd"]
     batch = pack(episodes)
     targets = algorithm.signal(
         batch, (), Scorers(teacher=LocalScorer(model=toy.tiny(2)), student=LocalScorer(model=model))
     )
     schedule = Schedule(config=config, step=1, total_steps=10)
-    done = run_passes(model, optimiser, batch, episodes, targets, algorithm, schedule, Forward())
+    done = run_epochs(model, optimizer, batch, episodes, targets, algorithm, schedule, Forward())
     assert len(done.results) == 6
     assert done.weight_N.sum() == pytest.approx(1.0)
     assert np.isfinite(done.columns["kl_bin"]).all()
-    gap = np.abs(done.columns["sampled_logp"] - batch.behaviour_logp_N)
+    gap = np.abs(done.columns["sampled_logp"] - batch.behavior_logp_N)
     assert gap[done.fresh_N].max() < 1e-4 < gap[~done.fresh_N].max()
 
 
@@ -210,18 +210,18 @@ def test_temperature_of_the_rollout_is_the_one_that_is_compared() -> None:
     _, columns = accumulate(
         model, batch, targets=Targets(), weight_N=weight_N, token_loss=algorithm.token_loss, forward=forward
     )
-    assert np.abs(columns["sampled_logp"] - batch.behaviour_logp_N).max() < 1e-4
-    assert np.abs(columns["logp"] - batch.behaviour_logp_N).max() > 0.1
+    assert np.abs(columns["sampled_logp"] - batch.behavior_logp_N).max() < 1e-4
+    assert np.abs(columns["logp"] - batch.behavior_logp_N).max() > 0.1
 
 
 def test_gradient_that_is_not_finite_changes_nothing() -> None:
     model = toy.tiny(1)
     batch, algorithm = pack(rollouts(model)), ALGORITHMS["sft"]
-    before, optimiser = toy.weight_sum(model), make_optimiser(model, OptimiserConfig(lr=1.0))
+    before, optimizer = toy.weight_sum(model), make_optimizer(model, OptimizerConfig(lr=1.0))
     weight_N = np.full(batch.tokens, np.inf)
     result = update(
         model,
-        optimiser,
+        optimizer,
         batch,
         targets=Targets(),
         weight_N=weight_N,
@@ -234,11 +234,11 @@ def test_gradient_that_is_not_finite_changes_nothing() -> None:
 
 
 def test_learning_rate_schedules() -> None:
-    constant = OptimiserConfig(lr=1.0, lr_warmup=3)
+    constant = OptimizerConfig(lr=1.0, lr_warmup=3)
     assert [learning_rate(constant, k, 10) for k in (1, 2, 3, 4, 10)] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    linear = OptimiserConfig(lr=1.0, schedule="linear")
+    linear = OptimizerConfig(lr=1.0, schedule="linear")
     assert [learning_rate(linear, k, 4) for k in (1, 2, 3, 4)] == [1.0, 0.75, 0.5, 0.25]
-    cosine = OptimiserConfig(lr=2.0, schedule="cosine")
+    cosine = OptimizerConfig(lr=2.0, schedule="cosine")
     assert learning_rate(cosine, 3, 4) == pytest.approx(1.0)
 
 
@@ -246,19 +246,19 @@ def test_signals_refuse_a_missing_or_broken_teacher() -> None:
     model = toy.tiny(1)
     batch, algorithm = pack(rollouts(model)), ALGORITHMS["opd"]
     student = LocalScorer(model=model)
-    with pytest.raises(SignalError, match="no teacher was given"):
+    with pytest.raises(TargetError, match="no teacher was given"):
         algorithm.signal(batch, (), Scorers(teacher=None, student=student))
 
     class Short(LocalScorer):
         def topk(self, ids: Any, positions: Any, k: int) -> Any:
             return super().topk(ids, positions, k)[:-1]
 
-    with pytest.raises(SignalError, match=f"{batch.tokens} were asked"):
+    with pytest.raises(TargetError, match=f"{batch.tokens} were asked"):
         algorithm.signal(batch, (), Scorers(teacher=Short(model=model), student=student))
     broken = toy.tiny(2)
     with torch.no_grad():
         broken.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(SignalError, match=r"turn 0 of toy/0.*must be finite"):
+    with pytest.raises(TargetError, match=r"turn 0 of toy/0.*must be finite"):
         algorithm.signal(batch, (), Scorers(teacher=LocalScorer(model=broken), student=student))
 
 
@@ -266,7 +266,7 @@ def test_signals_refuse_a_missing_or_broken_teacher() -> None:
     ("make", "text"),
     [
         (lambda: RunConfig(steps=0), "steps is 0; valid: at least 1"),
-        (lambda: OptimiserConfig(lr=-1.0), "lr is -1.0"),
+        (lambda: OptimizerConfig(lr=-1.0), "lr is -1.0"),
         (lambda: DistillConfig(temperature=0.0), "distill temperature is 0.0"),
         (lambda: DistillConfig(importance=(2.0, 10.0)), "0 < low <= 1 <= high"),
         (lambda: DistillConfig(top_k=0), "top_k is 0"),

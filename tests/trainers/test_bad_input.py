@@ -23,15 +23,15 @@ import pytest
 
 from turngym.envs.core import Verdict
 from turngym.envs.episode import Episode
-from turngym.trainers.advantages import AdvantageError
+from turngym.trainers.algorithm import Scorers
 from turngym.trainers.algorithms import grpo, luffy
 from turngym.trainers.batch import BatchError, pack
 from turngym.trainers.config import ConfigError, RunConfig
-from turngym.trainers.loop import TrainError
-from turngym.trainers.measure import rollout_row
-from turngym.trainers.pieces import Scorers
-from turngym.trainers.prefix import PrefixSchedule
-from turngym.trainers.signals import GroupAdvantage, SplitAdvantage
+from turngym.trainers.rollout_plan.demonstration_prefix import PrefixSchedule
+from turngym.trainers.run.step_metrics import rollout_row
+from turngym.trainers.targets.group_advantages import AdvantageError
+from turngym.trainers.targets.targets import GroupAdvantage, SplitAdvantage
+from turngym.trainers.trainer import TrainError
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")
@@ -76,7 +76,7 @@ def test_a_group_of_demonstrations_alone_has_no_baseline(group: list[Episode]) -
 @pytest.mark.parametrize("signal", [GroupAdvantage(), SplitAdvantage()])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_rewards_that_are_no_numbers(group: list[Episode], signal: Any, bad: float) -> None:
-    group[2] = replace(group[2], ret=float(bad))
+    group[2] = replace(group[2], episode_return=float(bad))
     batch = pack(group, origins=("policy", "demonstration"))
     with pytest.raises(AdvantageError, match=f"the reward of episode 2 is {bad}; rewards must be finite"):
         signal(batch, group, NOBODY)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from turngym.envs.episode import Status
 from turngym.trainers.batch import BatchError, RolloutBatch, pack
-from turngym.trainers.micro import pad_rows, split_rows
+from turngym.trainers.models.microbatch import pad_rows, split_rows
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -28,7 +28,7 @@ def test_two_ragged_episodes_by_hand(ragged):
     assert batch.episode_N.tolist() == [0, 0, 0, 1, 1]
     assert batch.row_N.tolist() == [0, 0, 0, 1, 1]
     assert batch.group_N.tolist() == [7, 7, 7, 8, 8]
-    np.testing.assert_array_equal(batch.behaviour_logp_N, np.array([-0.5, -1, -2, np.nan, np.nan], np.float32))
+    np.testing.assert_array_equal(batch.behavior_logp_N, np.array([-0.5, -1, -2, np.nan, np.nan], np.float32))
     assert batch.off_policy_N.tolist() == [False] * 5
     assert (batch.reward_E.tolist(), batch.success_E.tolist()) == ([0.0, 1.0], [False, True])
     assert (batch.depth_E.tolist(), batch.group_E.tolist()) == ([2, 1], [7, 8])
@@ -41,7 +41,7 @@ def test_columns_have_the_documented_types(ragged):
     for name in RolloutBatch.__dataclass_fields__:
         value = getattr(batch, name)
         if isinstance(value, np.ndarray):
-            wanted = {"behaviour_logp_N": np.float32, "reward_E": np.float64}.get(name, np.int64)
+            wanted = {"behavior_logp_N": np.float32, "reward_E": np.float64}.get(name, np.int64)
             wanted = np.bool_ if name in ("off_policy_N", "success_E", "truncated_E") else wanted
             assert value.dtype == wanted, name
 

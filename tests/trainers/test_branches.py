@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 
-from turngym.trainers.branches import MOST_TOKENS, bundles, common, understands_branches  # noqa: E402
-from turngym.trainers.model import tiny_qwen3  # noqa: E402
-from turngym.trainers.scorer import LocalScorer  # noqa: E402
+from turngym.trainers.models.model import tiny_qwen3  # noqa: E402
+from turngym.trainers.models.prefix_sharing import MOST_TOKENS, bundles, common, understands_branches  # noqa: E402
+from turngym.trainers.models.scorer import LocalScorer  # noqa: E402
 
 
 def rows_of(*rows: list[int]) -> list[Any]:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.scripts import plan  # noqa: E402
-from turngym.trainers.capacity import (  # noqa: E402
+from turngym.trainers.models.capacity import (  # noqa: E402
     CHIPS,
     Precision,
     Workload,
@@ -21,8 +21,8 @@ from turngym.trainers.capacity import (  # noqa: E402
     estimate,
     saved_bytes,
 )
-from turngym.trainers.model import ModelError  # noqa: E402
-from turngym.trainers.shapes import SHAPES, ModelShape, config_of, random_model, shape_named, shape_of  # noqa: E402
+from turngym.trainers.models.model import ModelError  # noqa: E402
+from turngym.trainers.models.shapes import SHAPES, ModelShape, config_of, random_model, shape_named, shape_of  # noqa: E402
 
 SMALL = ModelShape(layers=2, width=64, heads=4, kv_heads=2, head_dim=24, mlp=160, vocab=50, tied=True)
 OTHER = replace(SMALL, width=96, heads=6, kv_heads=3, head_dim=16, mlp=112)

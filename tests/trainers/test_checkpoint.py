@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from turngym.trainers.checkpoint import (
+from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
+from turngym.trainers.models.model import load_model
+from turngym.trainers.run.checkpoint import (
     CheckpointError,
     latest_model,
     list_checkpoints,
@@ -18,10 +20,8 @@ from turngym.trainers.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from turngym.trainers.config import OptimiserConfig, RunConfig, fingerprint
-from turngym.trainers.metrics import MetricsLog, read_metrics
-from turngym.trainers.model import load_model
-from turngym.trainers.step import make_optimiser
+from turngym.trainers.run.metrics import MetricsLog, read_metrics
+from turngym.trainers.run.optimizer_step import make_optimizer
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")
@@ -34,34 +34,34 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def test_checkpoint_brings_back_weights_moments_and_random_stream(tmp_path: Path) -> None:
     model = toy.tiny(1)
-    optimiser = make_optimiser(model, OptimiserConfig(lr=1e-2))
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1e-2))
     model(torch.arange(9)[None]).logits.sum().backward()
-    optimiser.step()
+    optimizer.step()
     torch.manual_seed(5)
-    saved = save_checkpoint(tmp_path, model=model, optimiser=optimiser, state={"step": 3, "x": 0.1})
+    saved = save_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"step": 3, "x": 0.1})
     expected = torch.rand(3)
     other = toy.tiny(9)
-    fresh = make_optimiser(other, OptimiserConfig(lr=1e-2))
-    load_checkpoint(saved, model=other, optimiser=fresh)
+    fresh = make_optimizer(other, OptimizerConfig(lr=1e-2))
+    load_checkpoint(saved, model=other, optimizer=fresh)
     assert torch.equal(torch.rand(3), expected)
     assert read_state(saved) == {"schema": 1, "step": 3, "x": 0.1}
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
-        assert torch.equal(optimiser.state[one]["exp_avg_sq"], fresh.state[two]["exp_avg_sq"])
+        assert torch.equal(optimizer.state[one]["exp_avg_sq"], fresh.state[two]["exp_avg_sq"])
     assert other.lm_head.weight is other.model.embed_tokens.weight
     assert torch.equal(load_model(latest_model(tmp_path)).lm_head.weight, model.lm_head.weight)
 
 
 def test_only_the_newest_are_kept_and_half_written_ones_do_not_count(tmp_path: Path) -> None:
     model = toy.tiny(1)
-    optimiser = make_optimiser(model, OptimiserConfig())
+    optimizer = make_optimizer(model, OptimizerConfig())
     (tmp_path / "checkpoints" / ".writing_000009").mkdir(parents=True)
     assert list_checkpoints(tmp_path) == []
     for step in (8, 9, 10, 1000000):
         save_checkpoint(
             tmp_path,
             model=model,
-            optimiser=optimiser,
+            optimizer=optimizer,
             state={"step": step},
             keep=2,
             save_extra=lambda folder: (folder / "tokenizer.txt").write_text("t") and None,
@@ -73,14 +73,14 @@ def test_only_the_newest_are_kept_and_half_written_ones_do_not_count(tmp_path: P
 
 def test_killed_while_writing_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     model = toy.tiny(1)
-    optimiser = make_optimiser(model, OptimiserConfig())
-    save_checkpoint(tmp_path, model=model, optimiser=optimiser, state={"step": 1})
+    optimizer = make_optimizer(model, OptimizerConfig())
+    save_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"step": 1})
 
     def die(folder: Path) -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        save_checkpoint(tmp_path, model=model, optimiser=optimiser, state={"step": 2}, save_extra=die)
+        save_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"step": 2}, save_extra=die)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000001"]
 
 
@@ -101,7 +101,7 @@ def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None
     changed = replace(
         made,
         run=replace(made.run, episodes=6, eval_every=1, keep_checkpoints=9),
-        optimiser=replace(made.optimiser, betas=(0.5, 0.9)),
+        optimizer=replace(made.optimizer, betas=(0.5, 0.9)),
         identity={"env": "toy"},
     )
     with pytest.raises(CheckpointError) as caught:
@@ -109,7 +109,7 @@ def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None
     text = str(caught.value)
     assert "env: checkpoint '(absent)', now 'toy'" in text
     assert "run.episodes: checkpoint 12, now 6" in text
-    assert "optimiser.betas: checkpoint [0.9, 0.999], now [0.5, 0.9]" in text
+    assert "optimizer.betas: checkpoint [0.9, 0.999], now [0.5, 0.9]" in text
     assert "nothing was overwritten" in text
     assert "eval_every" not in text
     assert "keep" not in text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from turngym.trainers.curriculum import PRESETS, BackToFront, DepthSchedule, FrontToBack
-from turngym.trainers.depth import DepthPlan
+from turngym.trainers.rollout_plan.curriculum import PRESETS, BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.rollout_plan.depth import DepthPlan
 
 
 def test_schedule_by_hand():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.depth import (
+from turngym.trainers.rollout_plan.depth import (
     AdaptiveDepth,
     DepthConfig,
     DepthPlan,

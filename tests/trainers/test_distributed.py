@@ -24,14 +24,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.sglang.ledger import Ledger
-from turngym.agents.sglang.synced import SyncedPolicy
+from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
+from turngym.agents.sglang.weights.weight_versions import WeightVersions
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.scripts.bench.distributed import CASES, difference, place
 from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
-from turngym.trainers.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.distributed.model import blocks
 from turngym.trainers.distributed.processes import world_of
 from turngym.trainers.distributed.run import SharedCollect, bring_weights, divided, shared_scorer
@@ -39,15 +38,16 @@ from turngym.trainers.distributed.world import (
     SINGLE,
     DistributedError,
     Single,
+    broadcast,
     divide,
     micro_batches,
-    only_first,
-    share,
-    together,
+    on_all_ranks,
+    on_rank_zero,
 )
-from turngym.trainers.metrics import read_metrics
-from turngym.trainers.micro import split_rows
-from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.models.microbatch import split_rows
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.run.checkpoint import latest_model, list_checkpoints
+from turngym.trainers.run.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")
@@ -66,14 +66,14 @@ class Thread:
     boards: list[list[Any]]
     round: int = 0
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         self.boards[self.rank].append(value)
         self.barrier.wait(60)
         said = [board[self.round] for board in self.boards]
         self.round += 1
         return said
 
-    def whole(self, model: Any) -> Any:
+    def full_params(self, model: Any) -> Any:
         return nullcontext()
 
 
@@ -155,15 +155,15 @@ def test_layers_are_found_by_name_or_by_number() -> None:
 
 def test_what_fails_in_one_process_ends_all() -> None:
     def work(world: Any) -> int:
-        return together(world, lambda: 6 // (world.rank - 1))
+        return on_all_ranks(world, lambda: 6 // (world.rank - 1))
 
     zero, one, two = in_world(3, work)
     assert isinstance(one, ZeroDivisionError)
     for other in (zero, two):
         assert isinstance(other, DistributedError)
         assert "process 1 of 3 failed, so all stop: ZeroDivisionError: integer division" in str(other)
-    assert in_world(3, lambda world: share(world, world.rank + 5)) == [5, 5, 5]
-    assert in_world(2, lambda world: only_first(world, lambda: world.rank + 7)) == [7, 7]
+    assert in_world(3, lambda world: broadcast(world, world.rank + 5)) == [5, 5, 5]
+    assert in_world(2, lambda world: on_rank_zero(world, lambda: world.rank + 7)) == [7, 7]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -200,7 +200,7 @@ def test_one_process_sends_the_weights_to_servers_that_all_share() -> None:
     sent: list[tuple[int, int]] = []
 
     def work(world: Any) -> Any:
-        ledger, stamp = Ledger(), [0]
+        ledger, stamp = WeightVersions(), [0]
 
         class Sink:
             def publish(self, version: int) -> None:
@@ -328,7 +328,7 @@ def test_a_run_of_two_processes_goes_on_in_one(runs: Path) -> None:
     assert resumed[:2] == whole[:2]
     assert close(resumed, whole)
     assert resumed[2]["critic_loss"] == pytest.approx(whole[2]["critic_loss"], rel=1e-3)
-    assert (list_checkpoints(runs / "two_then_one")[-1] / "optimiser.pt").is_file()
+    assert (list_checkpoints(runs / "two_then_one")[-1] / "optimizer.pt").is_file()
 
 
 def test_a_model_made_whole_runs_without_the_others(runs: Path) -> None:
@@ -374,8 +374,8 @@ def test_a_full_disk_in_one_process_leaves_the_checkpoint_before(runs: Path) -> 
 
 
 def test_a_checkpoint_of_another_configuration_is_refused_before_anything_is_touched(runs: Path) -> None:
-    with pytest.raises(TurngymError, match=r"another configuration.*optimiser\.lr"):
-        run(parse([*worker.words("opd", place(runs, "opd", 2)), "--resume", "--optimiser.lr", "1e-2"]), SINGLE)
+    with pytest.raises(TurngymError, match=r"another configuration.*optimizer\.lr"):
+        run(parse([*worker.words("opd", place(runs, "opd", 2)), "--resume", "--optimizer.lr", "1e-2"]), SINGLE)
 
 
 def test_exported_models_are_ordinary_folders(runs: Path) -> None:

@@ -12,23 +12,23 @@ import pytest
 import torch
 
 import turngym.envs
-from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
-from turngym.agents.settings import ChatSettings
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.envs.trace import TraceWriter
 from turngym.scripts import train
 from turngym.scripts.train_build import JUDGED, build_trainer
 from turngym.scripts.train_wiring import OpenRoom
-from turngym.trainers.dataset import DatasetCollect
-from turngym.trainers.metrics import METRICS, SOME_METRICS, read_metrics
-from turngym.trainers.model import save_model, tiny_qwen3
+from turngym.trainers.models.model import save_model, tiny_qwen3
+from turngym.trainers.run.metrics import METRICS, SOME_METRICS, read_metrics
+from turngym.trainers.run.offline_rollouts import DatasetCollect
 
 torch.set_num_threads(1)
 ENVS = [name for name in sorted(gym.registry) if name.startswith(f"{turngym.envs.__name__.split('.')[0]}/")]
 SPLIT = {"turngym/ALFWorld-v0": "generated"}
 TEACHER = ("--teacher", "MODEL")
-TEXT = ("--lpt.files", __file__, "--lpt.documents", "1", "--lpt.max-length", "16")
+TEXT = ("--lm-loss.files", __file__, "--lm-loss.documents", "1", "--lm-loss.max-length", "16")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "sft": (),
     "opd": TEACHER,

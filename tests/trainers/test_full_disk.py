@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
-from turngym.trainers.full_disk import full_disk, no_room
-from turngym.trainers.loop import EvalPoint, TrainError
-from turngym.trainers.metrics import read_metrics
-from turngym.trainers.model import load_model
+from turngym.trainers.models.model import load_model
+from turngym.trainers.run.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
+from turngym.trainers.run.full_disk import full_disk, no_room
+from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.trainer import EvalPoint, TrainError
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")
@@ -65,7 +65,7 @@ def sizes(run: Path) -> dict[str, int]:
 @pytest.mark.parametrize("fits", ["nothing", "config.json", "model.safetensors"])
 def test_no_room_for_a_checkpoint_leaves_the_one_before(tmp_path: Path, whole: Path, fits: str) -> None:
     run, known = tmp_path / "run", sizes(whole)
-    assert known["config.json"] < known["model.safetensors"] < known["optimiser.pt"]
+    assert known["config.json"] < known["model.safetensors"] < known["optimizer.pt"]
     limit = max(known.get(fits, 0), (whole / "metrics.jsonl").stat().st_size) + 100
     with limited() as limit_files:
         with pytest.raises(CheckpointError, match=r"no room left under .*checkpoint of step 6 could not be.*--resume"):
@@ -123,5 +123,5 @@ def test_other_failures_leave_nothing_half_written_either(tmp_path: Path, monkey
         trainer(run, lambda: None).train()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000000"]
     model = toy.tiny(5)
-    load_checkpoint(list_checkpoints(run)[0], model=model, optimiser=torch.optim.AdamW(model.parameters()))
+    load_checkpoint(list_checkpoints(run)[0], model=model, optimizer=torch.optim.AdamW(model.parameters()))
     assert torch.equal(model.lm_head.weight, toy.tiny(1).lm_head.weight)

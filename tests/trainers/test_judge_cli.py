@@ -10,18 +10,18 @@ import gymnasium as gym
 import pytest
 import torch
 
-from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
-from turngym.agents.settings import ChatSettings
-from turngym.envs.alfworld.generate_config import SMALL
-from turngym.envs.alfworld.vocabulary import vocabulary
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+from turngym.envs.alfworld.generate.config import SMALL
+from turngym.envs.alfworld.generate.vocabulary import vocabulary
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.envs.trace import read_trace
 from turngym.scripts import train
 from turngym.scripts.judge_wiring import JudgeOptions, make_judge
 from turngym.scripts.train_build import build_trainer
-from turngym.trainers.metrics import METRICS, SOME_METRICS, read_metrics
-from turngym.trainers.model import save_model, tiny_qwen3
+from turngym.trainers.models.model import save_model, tiny_qwen3
+from turngym.trainers.run.metrics import METRICS, SOME_METRICS, read_metrics
 
 torch.set_num_threads(1)
 COMMON = ("--episodes", "4", "--max-turns", "3", "--make", '{"on_invalid": "noop"}', "--no-tensorboard")

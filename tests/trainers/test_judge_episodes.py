@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from turngym.envs.episode import Episode, Status
-from turngym.envs.protocols import CollectRequest, Judgement
+from turngym.envs.protocols import CollectRequest, Judgment
 from turngym.envs.trace import episode_from_json, episode_to_json
 from turngym.trainers.batch import pack
 from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.judge.episodes import JudgeError, judge_episodes, next_state, requests
-from turngym.trainers.judge.select import HintedTurns, ScoredTurns
 from turngym.trainers.judge.stats import judge_row
-from turngym.trainers.signals import SignalError
+from turngym.trainers.judge.turn_filter import HintedTurns, ScoredTurns
+from turngym.trainers.targets.targets import TargetError
 
 sys.path.append(str(Path(__file__).parent))
 tools = importlib.import_module("judged")
@@ -90,8 +90,8 @@ def test_votes_are_kept_as_written_and_failures_are_not_scores(three: Episode) -
 
 def test_a_judge_must_answer_every_request(three: Episode) -> None:
     class Short:
-        def judge(self, asked: Any) -> list[Judgement]:
-            return [Judgement(votes=("\\boxed{1}",))]
+        def judge(self, asked: Any) -> list[Judgment]:
+            return [Judgment(votes=("\\boxed{1}",))]
 
     with pytest.raises(JudgeError, match="answered 1 of 3 requests"):
         judge_episodes([three], Short(), "score")
@@ -149,7 +149,7 @@ def test_the_only_turn_of_an_episode_is_trained_on_without_a_next_state(make_epi
 
 
 def test_a_turn_that_no_judge_saw_is_an_error(three: Episode) -> None:
-    with pytest.raises(SignalError, match=r"task/0 seed 0 sample 0, turn 0: never judged"):
+    with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: never judged"):
         ScoredTurns()([three])
 
 

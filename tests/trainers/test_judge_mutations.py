@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
-from turngym.trainers.judge import episodes, select, signals, votes
+from turngym.trainers.judge import episodes, targets, turn_filter, votes
 from turngym.trainers.judge.rules import RuleJudge
-from turngym.trainers.pieces import Scorers
 
 sys.path.append(str(Path(__file__).parent))
 mutations, tools = importlib.import_module("test_mutations"), importlib.import_module("judged")
@@ -41,18 +41,18 @@ def check_masks(make_episode: Any) -> None:
     given = [((1.0,), ("v",)), ((0.0,), ("v",)), (None, None)]
     turns = [replace(t, judge_scores=s, judge_votes=v) for t, (s, v) in zip(three.turns, given, strict=True)]
     episode = replace(three, turns=tuple(turns))
-    assert select.ScoredTurns().reasons(episode) == {2: "no next state"}
-    assert select.ScoredTurns(mask_neutral=True).reasons(episode) == {1: "judged neutral", 2: "no next state"}
+    assert turn_filter.ScoredTurns().reasons(episode) == {2: "no next state"}
+    assert turn_filter.ScoredTurns(mask_neutral=True).reasons(episode) == {1: "judged neutral", 2: "no next state"}
     turns[0] = replace(turns[0], judge_scores=None)
     failed = replace(three, turns=tuple(turns))
-    assert select.ScoredTurns().reasons(failed) == {0: "the judge failed", 2: "no next state"}
+    assert turn_filter.ScoredTurns().reasons(failed) == {0: "the judge failed", 2: "no next state"}
     found = {0: "the judge failed", 2: "no next state"}
-    assert select.ScoredTurns(exclude="openclaw").reasons(failed) == found
+    assert turn_filter.ScoredTurns(exclude="openclaw").reasons(failed) == found
     neutral = replace(three, turns=(replace(three.turns[0], judge_scores=(0.0,), judge_votes=("v",)),))
-    assert select.ScoredTurns(mask_neutral=True).reasons(neutral) == {0: "judged neutral"}
-    assert select.ScoredTurns(exclude="openclaw").reasons(neutral) == {}
-    assert select.ScoredTurns().reasons(make_episode([([1], [2])])) == {}
-    assert pack(select.ScoredTurns()([episode])).turn_N.tolist() == [0, 0, 1]
+    assert turn_filter.ScoredTurns(mask_neutral=True).reasons(neutral) == {0: "judged neutral"}
+    assert turn_filter.ScoredTurns(exclude="openclaw").reasons(neutral) == {}
+    assert turn_filter.ScoredTurns().reasons(make_episode([([1], [2])])) == {}
+    assert pack(turn_filter.ScoredTurns()([episode])).turn_N.tolist() == [0, 0, 1]
 
 
 def check_scores(make_episode: Any) -> None:
@@ -60,7 +60,7 @@ def check_scores(make_episode: Any) -> None:
     given = [(1.0, 1.0, 1.0), (-1.0,), None]
     turns = [replace(t, judge_scores=s) for t, s in zip(three.turns, given, strict=True)]
     played = [replace(three, turns=tuple(turns))]
-    advantage_N = signals.TurnScore()(pack(played), played, Scorers(student=hints.Table())).advantage_N
+    advantage_N = targets.TurnScore()(pack(played), played, Scorers(student=hints.Table())).advantage_N
     assert advantage_N.tolist() == [1.0, 1.0, -1.0, 0.0, 0.0, 0.0]
 
 
@@ -69,7 +69,7 @@ def check_hints(make_episode: Any) -> None:
     turn = replace(one.turns[0], hint_prompt_ids=np.array([5, 6, 7], np.int32))
     played, teacher = [replace(one, turns=(turn,))], hints.Table(value=0.5)
     scorers = Scorers(student=hints.Table(), teacher=teacher, reference=hints.Table(value=9.0))
-    advantage_N = signals.HintAdvantage()(pack(played), played, scorers).advantage_N
+    advantage_N = targets.HintAdvantage()(pack(played), played, scorers).advantage_N
     assert teacher.asked == [([5, 6, 7, 20, 21], [3, 4])]
     assert advantage_N.tolist() == pytest.approx([0.49, 0.49], abs=1e-5)
 
@@ -77,16 +77,16 @@ def check_hints(make_episode: Any) -> None:
 def check_rejection(make_episode: Any) -> None:
     batch, three = pack([make_episode(PIECES)]), [make_episode(PIECES)]  # responses 10 11 | 12 | 13 14 15
     logp = np.log(np.array([0.01, 0.9, 0.01, 0.9, 0.01, 0.9]))
-    assert signals.up_to_rejection(batch, three, logp, 0.05).tolist() == [True, False, True, True, True, False]
-    assert signals.up_to_rejection(batch, three, logp + 9, 0.05).all()
+    assert targets.up_to_rejection(batch, three, logp, 0.05).tolist() == [True, False, True, True, True, False]
+    assert targets.up_to_rejection(batch, three, logp + 9, 0.05).all()
 
 
 def check_next(make_episode: Any) -> None:
     three = tools.with_texts(make_episode(PIECES), ["a", "b", "c"], "end")
     assert [episodes.next_state(three, turn) for turn in three.turns] == ["b", "c", "end"]
-    judged = episodes.judged(three.turns[0], "score", episodes.Judgement(votes=(None, r"\boxed{1}")))
+    judged = episodes.judged(three.turns[0], "score", episodes.Judgment(votes=(None, r"\boxed{1}")))
     assert judged.judge_scores == (1.0,)
-    assert episodes.judged(three.turns[0], "score", episodes.Judgement(votes=(None,))).judge_scores is None
+    assert episodes.judged(three.turns[0], "score", episodes.Judgment(votes=(None,))).judge_scores is None
 
 
 def check_rules(make_episode: Any) -> None:
@@ -102,24 +102,24 @@ MUTANTS: list[tuple[Callable[..., Any], str, str, Callable[[Any], None]]] = [
     (votes.choose_hint, "> MORE_THAN", ">= 0", check_votes),
     (votes.choose_hint, "vote.score == 1.0 and ", "", check_votes),
     (votes.read_hint, "blocks[-1]", "blocks[0]", check_votes),
-    (select.ScoredTurns._reason, "None if alone else NO_NEXT", "NO_NEXT", check_masks),
-    (select.ScoredTurns._reason, "None if alone else NO_NEXT", "None", check_masks),
-    (select.ScoredTurns._reason, "return FAILED", "return None", check_masks),
-    (select.ScoredTurns._reason, "self.mask_neutral or ", "", check_masks),
-    (select.ScoredTurns.reasons, 'self.exclude == "openclaw" and ', "", check_masks),
-    (select.ScoredTurns.reasons, "!= promoted", "== promoted", check_masks),
-    (select.without, "turn.index in reasons", "False", check_masks),
-    (signals.TurnScore.__call__, "majority(turn.judge_scores)", "sum(turn.judge_scores)", check_scores),
-    (signals.TurnScore.__call__, "0.0 if turn", "np.nan if turn", check_scores),
-    (signals.HintAdvantage.__call__, "theirs - mine", "mine - theirs", check_hints),
-    (signals.hint_teacher, "scorers.teacher is None", "scorers.reference is not None", check_hints),
-    (signals.score_hinted, "len(prompt), len(prompt) +", "len(prompt) + 1, len(prompt) + 1 +", check_hints),
-    (signals.score_hinted, "prompt = turn.hint_prompt_ids", "prompt = episode.prompt_ids(turn)", check_hints),
-    (signals.up_to_rejection, "[0]) + 1", "[0])", check_rejection),
-    (signals.up_to_rejection, "[0]) + 1", "[0]) + 2", check_rejection),
-    (signals.up_to_rejection, " < np.log", " > np.log", check_rejection),
-    (signals.up_to_rejection, "np.log(below)", "below", check_rejection),
-    (signals.up_to_rejection, "tokens.stop", "batch.tokens", check_rejection),
+    (turn_filter.ScoredTurns._reason, "None if alone else NO_NEXT", "NO_NEXT", check_masks),
+    (turn_filter.ScoredTurns._reason, "None if alone else NO_NEXT", "None", check_masks),
+    (turn_filter.ScoredTurns._reason, "return FAILED", "return None", check_masks),
+    (turn_filter.ScoredTurns._reason, "self.mask_neutral or ", "", check_masks),
+    (turn_filter.ScoredTurns.reasons, 'self.exclude == "openclaw" and ', "", check_masks),
+    (turn_filter.ScoredTurns.reasons, "!= promoted", "== promoted", check_masks),
+    (turn_filter.without, "turn.index in reasons", "False", check_masks),
+    (targets.TurnScore.__call__, "majority(turn.judge_scores)", "sum(turn.judge_scores)", check_scores),
+    (targets.TurnScore.__call__, "0.0 if turn", "np.nan if turn", check_scores),
+    (targets.HintAdvantage.__call__, "theirs - mine", "mine - theirs", check_hints),
+    (targets.hint_teacher, "scorers.teacher is None", "scorers.reference is not None", check_hints),
+    (targets.score_hinted, "len(prompt), len(prompt) +", "len(prompt) + 1, len(prompt) + 1 +", check_hints),
+    (targets.score_hinted, "prompt = turn.hint_prompt_ids", "prompt = episode.prompt_ids(turn)", check_hints),
+    (targets.up_to_rejection, "[0]) + 1", "[0])", check_rejection),
+    (targets.up_to_rejection, "[0]) + 1", "[0]) + 2", check_rejection),
+    (targets.up_to_rejection, " < np.log", " > np.log", check_rejection),
+    (targets.up_to_rejection, "np.log(below)", "below", check_rejection),
+    (targets.up_to_rejection, "tokens.stop", "batch.tokens", check_rejection),
     (episodes.next_state, "turn.index + 1", "turn.index", check_next),
     (episodes.next_state, "or None", "and None", check_next),
     (episodes.judged, "if vote is not None", "", check_next),

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from turngym.envs.episode import Episode
+from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError, RunConfig
-from turngym.trainers.critic import explained_variance, value_loss
-from turngym.trainers.kd_signals import (
+from turngym.trainers.targets.critic import explained_variance, value_loss
+from turngym.trainers.targets.targets import NoTargets, TargetError
+from turngym.trainers.targets.teacher_reward import (
     CriticAdvantage,
     GroupTeacherAdvantage,
     MiniLLMAdvantage,
@@ -24,8 +26,6 @@ from turngym.trainers.kd_signals import (
     mixed,
     mixture_weight,
 )
-from turngym.trainers.pieces import Scorers
-from turngym.trainers.signals import NoSignal, SignalError
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def test_the_weight_of_teacher_mixed_sampling_by_hand(make_episode: Callable[...
     ratio = np.exp(-0.05 * np.array([10, 11, 12, 20, 21]))
     assert plain.advantage_N is not None
     np.testing.assert_allclose(weighed.advantage_N, plain.advantage_N / (0.8 + 0.2 * ratio), rtol=1e-5)
-    with pytest.raises(SignalError, match="weighs advantages"):
-        MixtureWeighted(signal=NoSignal(), share=0.2)(pack(pair), pair, SCORERS)
+    with pytest.raises(TargetError, match="weighs advantages"):
+        MixtureWeighted(signal=NoTargets(), share=0.2)(pack(pair), pair, SCORERS)
 
 
 def test_when_rollouts_may_be_mixed() -> None:
@@ -146,13 +146,13 @@ def test_when_rollouts_may_be_mixed() -> None:
 def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[..., Episode]) -> None:
     pair = one_group(make_episode)
     batch = pack(pair)
-    with pytest.raises(SignalError, match="needs a critic"):
+    with pytest.raises(TargetError, match="needs a critic"):
         CriticAdvantage(reward=None)(batch, pair, Scorers(student=Slope(0.0)))
-    with pytest.raises(SignalError, match="needs a teacher"):
+    with pytest.raises(TargetError, match="needs a teacher"):
         TeacherReward()(batch, Scorers(student=Slope(0.0)))
-    with pytest.raises(SignalError, match="answered 4 positions; 5 were asked"):
+    with pytest.raises(TargetError, match="answered 4 positions; 5 were asked"):
         TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(-0.1, lost=1)))
-    with pytest.raises(SignalError, match="must be finite"):
+    with pytest.raises(TargetError, match="must be finite"):
         TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(float("nan"))))
 
 

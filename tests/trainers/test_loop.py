@@ -21,13 +21,13 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Status
 from turngym.envs.protocols import CollectRequest
 from turngym.trainers.algorithms import opd, sft
-from turngym.trainers.checkpoint import list_checkpoints
-from turngym.trainers.config import DistillConfig, OptimiserConfig, RunConfig
-from turngym.trainers.dataset import DatasetCollect, steps_for
-from turngym.trainers.interrupts import Interrupts
-from turngym.trainers.loop import EvalPoint, TrainError
-from turngym.trainers.metrics import METRICS, read_metrics, table
-from turngym.trainers.progress import LiveProgress, describe
+from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+from turngym.trainers.run.checkpoint import list_checkpoints
+from turngym.trainers.run.interrupts import Interrupts
+from turngym.trainers.run.metrics import METRICS, read_metrics, table
+from turngym.trainers.run.offline_rollouts import DatasetCollect, steps_for
+from turngym.trainers.run.progress import LiveProgress, describe
+from turngym.trainers.trainer import EvalPoint, TrainError
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")
@@ -89,7 +89,7 @@ def test_sft_needs_no_teacher_and_learns_from_a_data_set(tmp_path: Path) -> None
         algorithm=sft.build(sft.SftConfig(), run),
         run=run,
         collect=DatasetCollect(episodes=toy.demonstrations(40), seed=3),
-        optimiser=OptimiserConfig(lr=5e-3, minibatches=2, schedule="cosine", lr_warmup=1),
+        optimizer=OptimizerConfig(lr=5e-3, minibatches=2, schedule="cosine", lr_warmup=1),
         teacher=None,
     )
     result = made.train()
@@ -108,7 +108,7 @@ def test_distilling_a_model_into_itself_changes_little(tmp_path: Path) -> None:
     run = RunConfig(steps=5, episodes=12, max_turns=6, eval_every=0, tensorboard=False)
     made = toy.trainer(tmp_path / "run", run=run, algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=60), run))
     teacher = toy.LocalScorer(model=toy.tiny(1))
-    replace(made, teacher=teacher, optimiser=OptimiserConfig(lr=1e-4)).train()
+    replace(made, teacher=teacher, optimizer=OptimizerConfig(lr=1e-4)).train()
     assert all(abs(kl) < 1e-4 for (kl,) in table(tmp_path / "run", "train", ("kl_bin",)))
 
 

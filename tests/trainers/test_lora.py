@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.agents.local import LocalEngine
+from turngym.agents.local_engine.engine import LocalEngine
 from turngym.envs.protocols import GenerateRequest, Sampling
 from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
-from turngym.trainers.checkpoint import CheckpointError, latest_checkpoint, latest_model, list_checkpoints
-from turngym.trainers.config import ConfigError, OptimiserConfig
-from turngym.trainers.critic import Critic, CriticConfig
+from turngym.trainers.config import ConfigError, OptimizerConfig
 from turngym.trainers.distributed.world import SINGLE
-from turngym.trainers.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
-from turngym.trainers.metrics import read_metrics
-from turngym.trainers.model import ModelError, load_model, save_model
-from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.step import make_optimiser
+from turngym.trainers.models.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
+from turngym.trainers.models.model import ModelError, load_model, save_model
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.run.checkpoint import CheckpointError, latest_checkpoint, latest_model, list_checkpoints
+from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.run.optimizer_step import make_optimizer
+from turngym.trainers.targets.critic import Critic, CriticConfig
 
 pytest.importorskip("peft")
 sys.path.append(str(Path(__file__).parent))
@@ -62,7 +62,7 @@ def test_adapters_change_nothing_until_trained_and_leave_the_head_alone() -> Non
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert len(names) == 2 * 7 * 2
     assert all(".lora_A." in name or ".lora_B." in name for name in names)
-    assert len(make_optimiser(model, OptimiserConfig()).param_groups[0]["params"]) == 28
+    assert len(make_optimizer(model, OptimizerConfig()).param_groups[0]["params"]) == 28
     few = {name for name, parameter in student(targets=("q_proj",)).named_parameters() if parameter.requires_grad}
     assert {name.split(".")[4] for name in few} == {"q_proj"}
     one, two = (student().state_dict() for _ in range(2))

@@ -18,30 +18,30 @@ from typing import Any
 
 import pytest
 
-from turngym.trainers import (
-    advantages,
-    critic,
-    kd_signals,
-    reshape,
-    returns,
-    reverse_kl,
-    surrogate,
-    token_losses,
-    weights,
-)
+from turngym.trainers.losses import policy_gradient, policy_shaping, reverse_kl, token_losses, token_weights
+from turngym.trainers.targets import critic, group_advantages, returns, teacher_reward
 
 sys.path.append(str(Path(__file__).parent))
 mutants = importlib.import_module("mutants").mutants
 
 TESTED: dict[str, tuple[Any, ...]] = {
     "surrogate": (
-        *(surrogate.clipped_surrogate, surrogate.clip_fraction),
-        *(surrogate.kl_k1, surrogate.kl_k2, surrogate.kl_k3),
+        *(policy_gradient.clipped_surrogate, policy_gradient.clip_fraction),
+        *(policy_gradient.kl_k1, policy_gradient.kl_k2, policy_gradient.kl_k3),
     ),
     "reshape": (
-        *(reshape.Reshape.off_policy, reshape.Reshape.on_policy, reshape.off_policy_loss, reshape.on_policy_loss),
+        *(
+            policy_shaping.Reshape.off_policy,
+            policy_shaping.Reshape.on_policy,
+            policy_shaping.off_policy_loss,
+            policy_shaping.on_policy_loss,
+        ),
     ),
-    "advantages": (advantages.grpo_advantage, advantages.grpo_split_advantage, advantages.mixed_groups),
+    "advantages": (
+        group_advantages.grpo_advantage,
+        group_advantages.grpo_split_advantage,
+        group_advantages.groups_with_spread,
+    ),
     "returns": (returns.gae, returns.minillm_returns, returns.whiten, returns.at_last_token, returns._Grid.__init__),
     "reverse_kl": (
         *(reverse_kl.full_reverse_kl, reverse_kl.bin_reverse_kl, reverse_kl.raw_reverse_kl),
@@ -49,20 +49,35 @@ TESTED: dict[str, tuple[Any, ...]] = {
         *(reverse_kl.importance_weight, reverse_kl.tail_logp, reverse_kl.topk_entropy, reverse_kl._divergence),
     ),
     "weights": (
-        *(weights.token_mean, weights.trajectory_weights, weights.turn_mean, weights.reliable_turns),
-        *(weights.turn_weights, weights.blend_alpha, weights.blend_weights, weights._bucket_mean),
+        *(
+            token_weights.token_mean,
+            token_weights.trajectory_weights,
+            token_weights.turn_mean,
+            token_weights.reliable_turns,
+        ),
+        *(
+            token_weights.turn_weights,
+            token_weights.blend_alpha,
+            token_weights.blend_weights,
+            token_weights._bucket_mean,
+        ),
     ),
     "token_losses": (
         *(token_losses.NegativeLogLikelihood.__call__, token_losses.SupportKL.__call__),
         *(token_losses.ClippedAdvantage.__call__, token_losses.PolicyGradient.__call__),
-        *(token_losses.MixedPolicyGradient.__call__, token_losses.Regularised.__call__),
-        *(token_losses.known_behaviour, token_losses.regularised),
+        *(token_losses.MixedPolicyGradient.__call__, token_losses.Regularized.__call__),
+        *(token_losses.known_behavior, token_losses.regularized),
     ),
     "kd_signals": (
-        *(kd_signals.TeacherReward.__call__, kd_signals.GroupTeacherAdvantage.__call__),
-        *(kd_signals.CriticAdvantage.__call__, kd_signals.MiniLLMAdvantage.__call__, critic.value_loss),
+        *(teacher_reward.TeacherReward.__call__, teacher_reward.GroupTeacherAdvantage.__call__),
+        *(teacher_reward.CriticAdvantage.__call__, teacher_reward.MiniLLMAdvantage.__call__, critic.value_loss),
         critic.explained_variance,
-        *(kd_signals.mixture_weight, kd_signals.MixtureWeighted.__call__, kd_signals.mixed, kd_signals.check_mix),
+        *(
+            teacher_reward.mixture_weight,
+            teacher_reward.MixtureWeighted.__call__,
+            teacher_reward.mixed,
+            teacher_reward.check_mix,
+        ),
     ),
 }
 """By the file of their tests."""
@@ -85,7 +100,7 @@ SAME = {
     "turn_mean: 1 -> 2": "another numbering of the responses, as unique",
     "turn_mean: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
     "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": "another numbering of the responses, as unique",
-    "known_behaviour: tokens.sampled_logp_n.detach() -> tokens.sampled_logp_n": "every loss detaches it once more",
+    "known_behavior: tokens.sampled_logp_n.detach() -> tokens.sampled_logp_n": "every loss detaches it once more",
 }
 """Mutants that compute the same, and why."""
 

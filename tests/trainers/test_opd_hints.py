@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode, TopK
 from turngym.envs.protocols import CollectRequest
+from turngym.trainers.algorithm import Scorers, Tokens
 from turngym.trainers.algorithms import opd_hints
 from turngym.trainers.batch import pack
-from turngym.trainers.config import ConfigError, DistillConfig, OptimiserConfig, RunConfig
+from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.judge.collect import JudgedCollect
-from turngym.trainers.judge.select import HintedTurns
-from turngym.trainers.judge.signals import HintAdvantage, HintTopK, up_to_rejection
-from turngym.trainers.loop import Trainer
-from turngym.trainers.metrics import METRICS, SOME_METRICS, read_metrics
-from turngym.trainers.pieces import Scorers, Tokens
-from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.signals import SignalError
+from turngym.trainers.judge.targets import HintAdvantage, HintTopK, up_to_rejection
+from turngym.trainers.judge.turn_filter import HintedTurns
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.run.metrics import METRICS, SOME_METRICS, read_metrics
+from turngym.trainers.targets.targets import TargetError
+from turngym.trainers.trainer import Trainer
 
 sys.path.append(str(Path(__file__).parent))
 tools, toy = importlib.import_module("judged"), importlib.import_module("toy_run")
@@ -100,21 +100,21 @@ def test_the_teacher_reads_the_hint_and_the_original_response(two: list[Episode]
 
 def test_a_wrong_number_of_log_probabilities_names_the_turn(two: list[Episode]) -> None:
     batch, student = pack(two), Table()
-    with pytest.raises(SignalError, match=r"task/1 seed 0 sample 0, turn 0: .* 1 log-probabilities for .* 2 tokens"):
+    with pytest.raises(TargetError, match=r"task/1 seed 0 sample 0, turn 0: .* 1 log-probabilities for .* 2 tokens"):
         HintAdvantage()(batch, two, Scorers(student=student, teacher=Table(short=1)))
-    with pytest.raises(SignalError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
+    with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
         HintAdvantage()(batch, two, Scorers(student=student, teacher=Table(value=math.nan)))
-    with pytest.raises(SignalError, match="needs a teacher or the frozen initial policy"):
+    with pytest.raises(TargetError, match="needs a teacher or the frozen initial policy"):
         HintAdvantage()(batch, two, Scorers(student=student))
     bare = [replace(two[1], turns=(replace(two[1].turns[0], hint_prompt_ids=None),))]
-    with pytest.raises(SignalError, match=r"task/1 .*turn 0: it has no hint in its prompt"):
+    with pytest.raises(TargetError, match=r"task/1 .*turn 0: it has no hint in its prompt"):
         HintAdvantage()(pack(bare), bare, Scorers(student=student, teacher=Table()))
 
     class Silent(Table):
         def logprobs(self, ids: Any, positions: Any) -> list[NDArray[np.float32]]:
             return super().logprobs(ids, positions)[:-1]
 
-    with pytest.raises(SignalError, match="answered 2 turns; 3 were asked"):
+    with pytest.raises(TargetError, match="answered 2 turns; 3 were asked"):
         HintAdvantage()(batch, two, Scorers(student=student, teacher=Silent()))
 
 
@@ -155,8 +155,8 @@ def test_what_follows_a_rejected_token_teaches_nothing(two: list[Episode]) -> No
     assert cut.advantage_N is not None
     assert cut.advantage_N.tolist() == [a if c else 0.0 for a, c in zip(whole.advantage_N, counts, strict=True)]
     targets = HintTopK(1, 0.05)(batch, two, scorers)
-    assert targets.counts_N is not None
-    assert targets.counts_N.tolist() == counts
+    assert targets.kl_mask_N is not None
+    assert targets.kl_mask_N.tolist() == counts
     assert targets.topk_ids_NK is not None
     assert targets.topk_ids_NK.shape == (7, 1)
     for wrong in (1.0, 0.0009, -0.1, math.nan):
@@ -169,7 +169,7 @@ def test_both_losses_hold_the_policy_to_its_start() -> None:
     tokens = Tokens(
         logp_n=logp,
         sampled_logp_n=logp,
-        behaviour_logp_n=logp.detach(),
+        behavior_logp_n=logp.detach(),
         topk_logp_nK=torch.tensor([[math.log(0.5), math.log(0.25)]]),
         teacher_logp_nK=torch.tensor([[math.log(0.25), math.log(0.5)]]),
         advantage_n=torch.tensor([2.0]),
@@ -213,7 +213,7 @@ def trainer(out: Path, form: Any, teacher: bool) -> Trainer:
         collect=JudgedCollect(collect=toy.Sampled(student), judge=judge, kind="hint", enhance=whispered),
         out=out,
         run=RUN,
-        optimiser=OptimiserConfig(lr=3e-3),
+        optimizer=OptimizerConfig(lr=3e-3),
         teacher=LocalScorer(model=toy.tiny(2, 4.0)) if teacher else None,
         reference=LocalScorer(model=toy.tiny(1)),
     )

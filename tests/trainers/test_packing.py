@@ -14,14 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import BatchError, RolloutBatch, pack
 from turngym.trainers.config import ConfigError, RunConfig
-from turngym.trainers.metrics import read_metrics
-from turngym.trainers.micro import pad_rows, split_rows
-from turngym.trainers.packing import check_packing, padding, split_packed
-from turngym.trainers.pieces import Targets
-from turngym.trainers.step import Forward, accumulate
+from turngym.trainers.models.microbatch import pad_rows, split_rows
+from turngym.trainers.models.packing import check_packing, padding, split_packed
+from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.run.optimizer_step import Forward, accumulate
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")

@@ -20,12 +20,12 @@ ROWS = [
 FUNCTIONS = sorted({name for row in ROWS for name in re.findall(r"`([a-z_.A-Za-z0-9]+)`", row[2])})
 OPTIONS = sorted({words for row in ROWS for cell in row[3:] for words in re.findall(r"`(--[^`]+)`", cell)})
 GIVEN = """
---sft.weight turn_mean; --distill.tail raw; --distill.importance 0.5 2; --lpt.files a.txt;
+--sft.weight turn_mean; --distill.tail raw; --distill.importance 0.5 2; --lm-loss.files a.txt;
 --turnopd.weight turn; --luffy.off-clamp None 0.5; --prm-rl.weight trajectory; --grpo.scale none;
 --luffy.advantage grpo; --luffy.shape pow; --luffy.on-shape pow; --luffy.prefix.strategy linear;
 --luffy.prefix.low 0.5; --judge rules; --grpo.kl k1; --opd-hints.hint-position last_message;
---grpo-kd.reward sum; --grpo-kd.kl k1; --ppo-kd.critic.kind head; --grpo.n 4; --optimiser.passes 2;
---optimiser.minibatches 2; --distill.top-k 5; --judge-votes 5; --luffy.prefix.count 2; --tcod.schedule.eta 4;
+--grpo-kd.reward sum; --grpo-kd.kl k1; --ppo-kd.critic.kind head; --grpo.n 4; --optimizer.passes 2;
+--optimizer.minibatches 2; --distill.top-k 5; --judge-votes 5; --luffy.prefix.count 2; --tcod.schedule.eta 4;
 --judge-repeats 2
 """
 VALUES = dict(words.split(maxsplit=1) for words in GIVEN.split(";"))

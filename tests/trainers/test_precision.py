@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.checkpoint import latest_model
-from turngym.trainers.config import OptimiserConfig, RunConfig
-from turngym.trainers.critic import Critic, CriticConfig
-from turngym.trainers.metrics import read_metrics
-from turngym.trainers.model import head, hidden_states, load_model
-from turngym.trainers.pieces import Targets
-from turngym.trainers.projection import project
-from turngym.trainers.step import Forward, accumulate, make_optimiser, update
-from turngym.trainers.text_term import TextConfig, TextTerm
+from turngym.trainers.config import OptimizerConfig, RunConfig
+from turngym.trainers.losses.lm_loss import LmLoss, LmLossConfig
+from turngym.trainers.models.lm_head import project
+from turngym.trainers.models.model import head, hidden_states, load_model
+from turngym.trainers.run.checkpoint import latest_model
+from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.run.optimizer_step import Forward, accumulate, make_optimizer, update
+from turngym.trainers.targets.critic import Critic, CriticConfig
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")
@@ -98,7 +98,7 @@ def test_small_updates_survive_autocast_but_not_bfloat16_weights() -> None:
         batch = batch_of()
         update(
             model,
-            make_optimiser(model, OptimiserConfig(weight_decay=0.0)),
+            make_optimizer(model, OptimizerConfig(weight_decay=0.0)),
             batch,
             targets=Targets(),
             weight_N=np.full(batch.tokens, 1 / batch.tokens),
@@ -145,12 +145,12 @@ def test_the_critic_follows_precision_and_recomputation(kind: Any) -> None:
     assert not np.array_equal(values[0], values[2])
 
 
-def test_language_modelling_beside_the_loss_follows_too(tmp_path: Path) -> None:
+def test_language_modeling_beside_the_loss_follows_too(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("one two three four five six\n\nseven eight nine\n")
-    config = TextConfig(files=(file,), documents=2)
+    config = LmLossConfig(files=(file,), documents=2)
     exact, rough = (
-        TextTerm(config, lambda text: [len(word) for word in text.split()], autocast=on).backward(toy.tiny(1, 6.0), 1)
+        LmLoss(config, lambda text: [len(word) for word in text.split()], autocast=on).backward(toy.tiny(1, 6.0), 1)
         for on in (False, True)
     )
     assert rough == pytest.approx(exact, abs=0.1)

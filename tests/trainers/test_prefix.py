@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turngym.trainers.config import ConfigError
-from turngym.trainers.prefix import PrefixSchedule
+from turngym.trainers.rollout_plan.demonstration_prefix import PrefixSchedule
 
 
 def plan(strategy: str, **more: object) -> PrefixSchedule:

@@ -16,17 +16,17 @@ import torch
 
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest, JudgeRequest
+from turngym.trainers.algorithm import Scorers, Tokens
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.batch import pack
-from turngym.trainers.config import OptimiserConfig, RunConfig
+from turngym.trainers.config import OptimizerConfig, RunConfig
 from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.judge.episodes import judge_episodes
-from turngym.trainers.judge.select import ScoredTurns
-from turngym.trainers.judge.signals import TurnScore, batch_turns
-from turngym.trainers.loop import Trainer
-from turngym.trainers.metrics import METRICS, SOME_METRICS, read_metrics
-from turngym.trainers.pieces import Scorers, Tokens
-from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.judge.targets import TurnScore, batch_turns
+from turngym.trainers.judge.turn_filter import ScoredTurns
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.run.metrics import METRICS, SOME_METRICS, read_metrics
+from turngym.trainers.trainer import Trainer
 
 sys.path.append(str(Path(__file__).parent))
 tools, toy = importlib.import_module("judged"), importlib.import_module("toy_run")
@@ -86,7 +86,7 @@ def test_the_loss_by_hand() -> None:
     tokens = Tokens(
         logp_n=logp,
         sampled_logp_n=logp,
-        behaviour_logp_n=torch.tensor([math.log(0.5), math.log(0.5), math.log(0.25)]),
+        behavior_logp_n=torch.tensor([math.log(0.5), math.log(0.5), math.log(0.25)]),
         advantage_n=torch.tensor([1.0, -1.0, 0.0]),
         reference_logp_n=torch.tensor([math.log(0.75), math.log(0.25), math.log(0.5)]),
         off_policy_n=torch.zeros(3, dtype=torch.bool),
@@ -120,7 +120,7 @@ def trainer(out: Path, **config: Any) -> Trainer:
         collect=JudgedCollect(collect=toy.Sampled(student), judge=tools.Says(parity)),
         out=out,
         run=RUN,
-        optimiser=OptimiserConfig(lr=3e-3),
+        optimizer=OptimizerConfig(lr=3e-3),
         reference=LocalScorer(model=toy.tiny(1)),
     )
 

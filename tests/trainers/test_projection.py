@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from turngym.trainers.batch import pack
-from turngym.trainers.micro import pad_rows, split_rows
-from turngym.trainers.projection import Projected, project, teacher_topk, topk
-from turngym.trainers.reverse_kl import bin_reverse_kl, topk_reverse_kl
-from turngym.trainers.weights import trajectory_weights
+from turngym.trainers.losses.reverse_kl import bin_reverse_kl, topk_reverse_kl
+from turngym.trainers.losses.token_weights import trajectory_weights
+from turngym.trainers.models.lm_head import Projected, project, teacher_topk, topk
+from turngym.trainers.models.microbatch import pad_rows, split_rows
 
 N, D, V, K = 13, 5, 11, 4
 
@@ -93,7 +93,7 @@ def test_gradcheck_through_the_loss():
     assert torch.autograd.gradcheck(loss, (x["hidden"].requires_grad_(), x["weight"].requires_grad_()))
 
 
-def test_low_precision_logits_are_normalised_in_single():
+def test_low_precision_logits_are_normalized_in_single():
     x = inputs(torch.float32)
     out = project(x["hidden"].bfloat16(), x["weight"].bfloat16(), x["label"], x["ids"], entropy=True)
     assert out.logp_N.dtype == out.topk_logp_NK.dtype == out.entropy_N.dtype == torch.float32

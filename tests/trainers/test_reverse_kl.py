@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from turngym.trainers.reverse_kl import (
+from turngym.trainers.losses.reverse_kl import (
     TAILS,
     bin_reverse_kl,
     full_reverse_kl,
@@ -119,11 +119,11 @@ def test_sampled_advantage_is_minus_the_reverse_kl_in_the_mean():
 
 def test_importance_weight_by_hand():
     logp = torch.tensor([0.5, 0.5, 0.9, 1e-4, 0.3]).log().requires_grad_()
-    behaviour = torch.tensor([0.25, 0.5, 0.01, 0.5, math.nan]).log()
-    weight = importance_weight(logp, behaviour)
+    behavior = torch.tensor([0.25, 0.5, 0.01, 0.5, math.nan]).log()
+    weight = importance_weight(logp, behavior)
     torch.testing.assert_close(weight, torch.tensor([2.0, 1.0, 10.0, 0.1, 1.0]))
     assert not weight.requires_grad
-    torch.testing.assert_close(importance_weight(logp, behaviour, low=0.5, high=1.5)[0], torch.tensor(1.5))
+    torch.testing.assert_close(importance_weight(logp, behavior, low=0.5, high=1.5)[0], torch.tensor(1.5))
     extreme = importance_weight(torch.tensor([0.0]), torch.tensor([-1e4]), high=1e30)
     torch.testing.assert_close(extreme, torch.tensor([20.0]).exp())
 

@@ -15,15 +15,15 @@ import torch
 
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest
+from turngym.trainers.algorithm import Tokens
 from turngym.trainers.algorithms import grpo
-from turngym.trainers.config import ConfigError, OptimiserConfig, RunConfig
-from turngym.trainers.loop import Trainer
-from turngym.trainers.metrics import SOME_METRICS, read_metrics
-from turngym.trainers.order import InStep
-from turngym.trainers.pieces import Tokens
-from turngym.trainers.stale import Ahead, Follower, StaleConfig, frozen_copy
-from turngym.trainers.stale_loss import TruncatedImportance
-from turngym.trainers.token_losses import PolicyGradient
+from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
+from turngym.trainers.losses.token_losses import PolicyGradient
+from turngym.trainers.losses.truncated_importance import TruncatedImportance
+from turngym.trainers.run.async_rollout import AsyncConfig, AsyncRollout, WeightSnapshot, frozen_copy
+from turngym.trainers.run.metrics import SOME_METRICS, read_metrics
+from turngym.trainers.run.rollout_schedule import Synchronous
+from turngym.trainers.trainer import Trainer
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("toy_run")
@@ -31,14 +31,14 @@ torch.set_num_threads(1)
 
 
 class Played:
-    """The toy's rollouts by a follower; every turn says whose weights drew it, and `log` which batch was played."""
+    """The toy's rollouts by a snapshot; every turn says whose weights drew it, and `log` which batch was played."""
 
     def __init__(self, student: Any) -> None:
         self.version = -1
         self.log: list[tuple[int, int, int]] = []
         model = frozen_copy(student)
         self._collect = toy.Sampled(model)
-        self.follower = Follower(student, model, lambda version: setattr(self, "version", version))
+        self.snapshot = WeightSnapshot(student, model, lambda version: setattr(self, "version", version))
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         self.log.append((request.step, self.version, request.max_turns))
@@ -49,8 +49,8 @@ class Played:
 def stale(out: Path, staleness: int, steps: int = 8, **changes: Any) -> tuple[Trainer, Played]:
     made = toy.trainer(out, steps=steps, **changes)
     played = Played(made.model)
-    algorithm = StaleConfig(staleness=staleness).corrected(made.algorithm)
-    order = Ahead(staleness=staleness, last=steps, follower=played.follower)
+    algorithm = AsyncConfig(staleness=staleness).corrected(made.algorithm)
+    order = AsyncRollout(staleness=staleness, last=steps, snapshot=played.snapshot)
     return replace(made, algorithm=algorithm, collect=played, order=order), played
 
 
@@ -74,7 +74,7 @@ def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
     ]
     assert rows[0] == rows[1]
     assert [row["staleness_max"] for row in train_rows(tmp_path / "ahead")] == [0, 0, 0, 0]
-    assert StaleConfig().corrected(made.algorithm) is made.algorithm
+    assert AsyncConfig().corrected(made.algorithm) is made.algorithm
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
@@ -137,7 +137,7 @@ def test_a_failed_batch_stops_the_run_and_what_is_played_is_broken_off(tmp_path:
             assert stop.wait(60), "close did not break off what was being played"
         return played(request)
 
-    assert isinstance(made.order, Ahead)
+    assert isinstance(made.order, AsyncRollout)
     made.order.cancel = stop.set
     with pytest.raises(ValueError, match="no such house"):
         replace(made, collect=failing).train()
@@ -147,23 +147,23 @@ def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:
     run = RunConfig(steps=3, episodes=12, max_turns=6, eval_every=0, checkpoint_every=0, tensorboard=False)
     algorithm = grpo.build(grpo.GrpoConfig(n=4, filter_groups=False), run)
     made, _ = stale(tmp_path / "run", 1, steps=3)
-    algorithm = StaleConfig(staleness=1, importance_cap=1.0).corrected(algorithm)
-    order = Ahead(staleness=1, last=3, follower=made.order.follower)
-    optimiser = OptimiserConfig(lr=1e-2)
-    replace(made, run=run, algorithm=algorithm, order=order, optimiser=optimiser, evaluate=None, teacher=None).train()
+    algorithm = AsyncConfig(staleness=1, importance_cap=1.0).corrected(algorithm)
+    order = AsyncRollout(staleness=1, last=3, snapshot=made.order.snapshot)
+    optimizer = OptimizerConfig(lr=1e-2)
+    replace(made, run=run, algorithm=algorithm, order=order, optimizer=optimizer, evaluate=None, teacher=None).train()
     rows = train_rows(tmp_path / "run")
     assert rows[0]["importance/ratio"] == pytest.approx(1.0, abs=1e-5)
     assert rows[2]["importance/truncated"] > 0.1
     assert rows[2]["importance/ratio"] < 1.0
 
 
-def tokens(now: list[float], behaviour: list[float], advantage: list[float]) -> Tokens:
+def tokens(now: list[float], behavior: list[float], advantage: list[float]) -> Tokens:
     logp = torch.tensor(now, requires_grad=True)
     zeros = torch.zeros(len(now))
     return Tokens(
         logp_n=logp,
         sampled_logp_n=logp,
-        behaviour_logp_n=torch.tensor(behaviour),
+        behavior_logp_n=torch.tensor(behavior),
         advantage_n=torch.tensor(advantage),
         off_policy_n=zeros.bool(),
         entropy_n=zeros,
@@ -194,7 +194,7 @@ def test_truncated_importance_by_hand() -> None:
 
 def test_settings_outside_their_range() -> None:
     with pytest.raises(ConfigError, match="staleness is -1"):
-        StaleConfig(staleness=-1)
+        AsyncConfig(staleness=-1)
     with pytest.raises(ConfigError, match=r"importance_cap is 0\.5"):
-        StaleConfig(importance_cap=0.5)
-    InStep().close()
+        AsyncConfig(importance_cap=0.5)
+    Synchronous().close()

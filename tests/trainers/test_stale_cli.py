@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from turngym.agents.executor import BreakableRollout, ExecutorError
-from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
-from turngym.agents.settings import ChatSettings
-from turngym.envs.alfworld.generate_config import SMALL
-from turngym.envs.alfworld.vocabulary import vocabulary
+from turngym.agents.executor import CancellableRollout, ExecutorError
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+from turngym.envs.alfworld.generate.config import SMALL
+from turngym.envs.alfworld.generate.vocabulary import vocabulary
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.scripts import train
 from turngym.scripts.train_build import build_trainer
 from turngym.trainers.distributed.world import Single
-from turngym.trainers.metrics import read_metrics
-from turngym.trainers.model import save_model, tiny_qwen3
-from turngym.trainers.stale import Ahead
+from turngym.trainers.models.model import save_model, tiny_qwen3
+from turngym.trainers.run.async_rollout import AsyncRollout
+from turngym.trainers.run.metrics import read_metrics
 
 torch.set_num_threads(1)
 
@@ -50,7 +50,7 @@ def command(models: Path, out: Path, *more: str) -> list[str]:
         "--threads",
         "1",
     ]
-    rest = ["--device", "cpu", "--no-tensorboard", "--checkpoint-every", "1", "--optimiser.lr", "1e-2"]
+    rest = ["--device", "cpu", "--no-tensorboard", "--checkpoint-every", "1", "--optimizer.lr", "1e-2"]
     return [*named, *small, *rest, "--eval-every", "0", "--out", str(out), *more]
 
 
@@ -89,7 +89,7 @@ def test_a_stopped_run_that_played_ahead_resumes_to_the_same_rows(models: Path, 
     train.main(command(models, tmp_path / "whole", "--staleness", "1"))
     options = command(models, tmp_path / "stopped", "--staleness", "1")
     made = build_trainer(train.parse(options))
-    assert isinstance(made.order, Ahead)
+    assert isinstance(made.order, AsyncRollout)
     source = made.collect
 
     def interrupted(request: CollectRequest) -> Any:
@@ -121,7 +121,7 @@ def test_ctrl_c_breaks_off_what_is_played_ahead(models: Path, tmp_path: Path) ->
 def test_a_rollout_in_this_process_can_be_broken_off(models: Path, tmp_path: Path) -> None:
     made = build_trainer(train.parse(command(models, tmp_path / "run", "--staleness", "1")))
     play = made.collect.play  # type: ignore[attr-defined]
-    assert isinstance(play, BreakableRollout)
+    assert isinstance(play, CancellableRollout)
     play.cancel()
     with pytest.raises(ExecutorError, match="cancelled"):
         made.collect(CollectRequest(step=1, episodes=2, max_turns=2))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.surrogate import KL_ESTIMATORS, clip_fraction, clipped_surrogate, kl_k1, kl_k2, kl_k3
+from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS, clip_fraction, clipped_surrogate, kl_k1, kl_k2, kl_k3
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -50,14 +50,14 @@ def test_a_wild_log_ratio_stays_finite():
 
 
 def test_gradient_reaches_the_current_policy_alone():
-    logp, behaviour, advantage = (torch.zeros(2, requires_grad=True) for _ in range(3))
-    (clipped_surrogate(logp, behaviour, advantage + 1).loss_N.sum() + kl_k3(logp, behaviour).sum()).backward()
+    logp, behavior, advantage = (torch.zeros(2, requires_grad=True) for _ in range(3))
+    (clipped_surrogate(logp, behavior, advantage + 1).loss_N.sum() + kl_k3(logp, behavior).sum()).backward()
     assert logp.grad is not None
-    assert behaviour.grad is None
+    assert behavior.grad is None
     assert advantage.grad is None
 
 
-def test_at_the_behaviour_policy_it_is_the_policy_gradient():
+def test_at_the_behavior_policy_it_is_the_policy_gradient():
     logp = torch.tensor([-1.0, -2.0], requires_grad=True)
     (gradient,) = torch.autograd.grad(
         clipped_surrogate(logp, logp.detach(), torch.tensor([3.0, -4.0])).loss_N.sum(), logp
@@ -109,8 +109,8 @@ def test_bad_input_is_an_error():
 @repeatable
 @given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3), st.floats(-2, 2)), min_size=1, max_size=8))
 def test_clipping_never_lowers_the_loss_and_k2_k3_are_never_negative(rows):
-    logp, behaviour, advantage = torch.tensor(rows, dtype=torch.float64).T
-    out = clipped_surrogate(logp, behaviour, advantage)
+    logp, behavior, advantage = torch.tensor(rows, dtype=torch.float64).T
+    out = clipped_surrogate(logp, behavior, advantage)
     assert (out.loss_N >= -advantage * out.ratio_N).all()
-    assert (kl_k2(logp, behaviour) >= 0).all()
-    assert (kl_k3(logp, behaviour) >= -1e-12).all()
+    assert (kl_k2(logp, behavior) >= 0).all()
+    assert (kl_k3(logp, behavior) >= -1e-12).all()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.trainers.model import tiny_qwen3
-from turngym.trainers.text_term import TextConfig, TextError, TextTerm, read_texts
+from turngym.trainers.losses.lm_loss import LmLoss, LmLossConfig, TextError, read_texts
+from turngym.trainers.models.model import tiny_qwen3
 
 
 def encode(text: str) -> list[int]:
@@ -28,14 +28,14 @@ def test_documents_are_paragraphs_in_order(files: tuple[Path, ...]) -> None:
 
 
 def test_a_step_reads_the_same_whatever_was_read_before(files: tuple[Path, ...]) -> None:
-    config = TextConfig(files=files, documents=2, max_length=5)
-    walked = TextTerm(config, encode)
+    config = LmLossConfig(files=files, documents=2, max_length=5)
+    walked = LmLoss(config, encode)
     rows = {step: walked.rows(step) for step in (1, 2, 3, 3, 7)}
     assert [len(row) for row in rows[1]] == [5, 5]
     assert rows[2][0].tolist() == encode("third")
     assert rows[2][1].tolist() == encode("first")  # the files begin again
     for step in (7, 2, 3, 1):
-        for a, b in zip(TextTerm(config, encode).rows(step), rows[step], strict=True):
+        for a, b in zip(LmLoss(config, encode).rows(step), rows[step], strict=True):
             np.testing.assert_array_equal(a, b)
     for a, b in zip(walked.rows(2), rows[2], strict=True):
         np.testing.assert_array_equal(a, b)
@@ -43,7 +43,7 @@ def test_a_step_reads_the_same_whatever_was_read_before(files: tuple[Path, ...])
 
 def test_the_gradient_is_that_of_the_mean_negative_log_likelihood(files: tuple[Path, ...]) -> None:
     model = tiny_qwen3(32, width=16, layers=1, heads=2)
-    term = TextTerm(TextConfig(files=files, documents=3, coef=0.5, max_length=9), encode, micro_tokens=9)
+    term = LmLoss(LmLossConfig(files=files, documents=3, coef=0.5, max_length=9), encode, micro_tokens=9)
     value = term.backward(model, 1)
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
@@ -58,20 +58,20 @@ def test_the_gradient_is_that_of_the_mean_negative_log_likelihood(files: tuple[P
 
 def test_bad_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(TextError, match="L_PT needs files"):
-        TextTerm(TextConfig(), encode)
+        LmLoss(LmLossConfig(), encode)
     with pytest.raises(TextError, match="there is no file"):
-        TextTerm(TextConfig(files=(tmp_path / "none.txt",)), encode)
+        LmLoss(LmLossConfig(files=(tmp_path / "none.txt",)), encode)
     (tmp_path / "empty.txt").write_text(" \n\n")
     with pytest.raises(TextError, match="holds no text"):
-        TextTerm(TextConfig(files=(tmp_path / "empty.txt",)), encode)
+        LmLoss(LmLossConfig(files=(tmp_path / "empty.txt",)), encode)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(TextError, match="is not UTF-8"):
-        TextTerm(TextConfig(files=(tmp_path / "latin.txt",)), encode)
+        LmLoss(LmLossConfig(files=(tmp_path / "latin.txt",)), encode)
     pytest.importorskip("pyarrow")
     import pyarrow
     import pyarrow.parquet as parquet
 
     parquet.write_table(pyarrow.table({"body": ["x y"]}), tmp_path / "t.parquet")
     with pytest.raises(TextError, match="has no column 'text'; its columns are body"):
-        TextTerm(TextConfig(files=(tmp_path / "t.parquet",)), encode)
+        LmLoss(LmLossConfig(files=(tmp_path / "t.parquet",)), encode)
     assert list(read_texts([tmp_path / "t.parquet"], "body")) == ["x y"]

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from turngym.trainers.pieces import Tokens
-from turngym.trainers.reshape import Reshape
-from turngym.trainers.reverse_kl import raw_reverse_kl
-from turngym.trainers.surrogate import kl_k1
-from turngym.trainers.token_losses import (
+from turngym.trainers.algorithm import Tokens
+from turngym.trainers.losses.policy_gradient import kl_k1
+from turngym.trainers.losses.policy_shaping import Reshape
+from turngym.trainers.losses.reverse_kl import raw_reverse_kl
+from turngym.trainers.losses.token_losses import (
     ClippedAdvantage,
     MixedPolicyGradient,
     NegativeLogLikelihood,
     PolicyGradient,
-    Regularised,
+    Regularized,
     SupportKL,
 )
 
@@ -31,12 +31,12 @@ STUDENT, TEACHER = torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.25]).l
 def tokens(ratio: list[float], **more: Any) -> Tokens:
     """Tokens sampled with probability 1/4 whose probability is now `ratio` times that (NaN: nobody noted it)."""
     given = torch.tensor(ratio)
-    behaviour = torch.where(given.isnan(), given, torch.full_like(given, 0.25).log())
+    behavior = torch.where(given.isnan(), given, torch.full_like(given, 0.25).log())
     sampled = given.nan_to_num(nan=1.0).log() + log(0.25)
     more = {name: torch.tensor(value) if isinstance(value, list) else value for name, value in more.items()}
     own = torch.zeros(len(ratio), dtype=torch.bool)
     rest: dict[str, Any] = {"off_policy_n": own, "entropy_n": torch.zeros(len(ratio)), "logp_n": sampled.clone()}
-    return Tokens(sampled_logp_n=sampled, behaviour_logp_n=behaviour, **(rest | more))
+    return Tokens(sampled_logp_n=sampled, behavior_logp_n=behavior, **(rest | more))
 
 
 def close(found: Tensor, wanted: list[float]) -> None:
@@ -56,7 +56,7 @@ def test_support_kl_by_hand() -> None:
     close(found.diagnostics["kl_raw"], [LN2 / 2] * 4)
     close(found.diagnostics["teacher_entropy"], [1.5 * LN2] * 4)
     close(found.diagnostics["clipped"], [0.0, 1.0, 1.0, 0.0])
-    some = SupportKL()(replace(given, counts_n=torch.tensor([True, False, False, True])))
+    some = SupportKL()(replace(given, kl_mask_n=torch.tensor([True, False, False, True])))
     close(some.loss_n, [LN2 / 2, 0.0, 0.0, LN2 / 4])
     close(some.diagnostics["kl_bin"], [LN2 / 4] * 4)
     plain = SupportKL(tail=raw_reverse_kl, importance=None)(given)
@@ -116,7 +116,7 @@ def test_policy_gradient_by_hand() -> None:
         PolicyGradient()(tokens([1.0]))
 
 
-def test_where_behaviour_is_unknown_the_ratio_is_one_and_keeps_its_gradient() -> None:
+def test_where_behavior_is_unknown_the_ratio_is_one_and_keeps_its_gradient() -> None:
     sampled = torch.tensor([-1.0], requires_grad=True)
     loss = PolicyGradient()(replace(tokens([nan], advantage_n=[3.0]), sampled_logp_n=sampled)).loss_n
     close(loss.detach(), [-3.0])
@@ -147,10 +147,10 @@ def test_mixed_policy_gradient_by_hand() -> None:
         MixedPolicyGradient(off=off, on=on)(tokens([1.0]))
 
 
-def test_another_loss_with_a_regulariser() -> None:
+def test_another_loss_with_a_regularizer() -> None:
     given = tokens([1.0, 1.0], logp_n=[-1.0, -2.0], reference_logp_n=[-2.0, -2.0], entropy_n=[1.0, 5.0])
-    found = Regularised(loss=NegativeLogLikelihood(), kl_coef=2.0, kl=kl_k1, entropy_coef=0.1)(given)
+    found = Regularized(loss=NegativeLogLikelihood(), kl_coef=2.0, kl=kl_k1, entropy_coef=0.1)(given)
     close(found.loss_n, [1.0 + 2.0 - 0.1, 2.0 - 0.5])
     close(found.diagnostics["kl_reference"], [1.0, 0.0])
     k3 = exp(-1.0) - 1 + 1
-    close(Regularised(loss=NegativeLogLikelihood(), kl_coef=1.0)(given).loss_n, [1.0 + k3, 2.0])
+    close(Regularized(loss=NegativeLogLikelihood(), kl_coef=1.0)(given).loss_n, [1.0 + k3, 2.0])

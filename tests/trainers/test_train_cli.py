@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 from turngym.agents.rollout import rollout
-from turngym.agents.settings import ChatSettings
-from turngym.envs.alfworld.generate_config import SMALL
-from turngym.envs.alfworld.vocabulary import vocabulary
+from turngym.envs.alfworld.generate.config import SMALL
+from turngym.envs.alfworld.generate.vocabulary import vocabulary
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import PanelError, load_panel
 from turngym.envs.protocols import CollectRequest
@@ -23,8 +23,8 @@ from turngym.scripts.mixed_wiring import mixed_player
 from turngym.scripts.train_build import build_trainer
 from turngym.scripts.train_wiring import LiveCollect, step_jobs
 from turngym.trainers.config import RunConfig
-from turngym.trainers.metrics import METRICS, SOME_METRICS, read_metrics, table
-from turngym.trainers.model import load_model, save_model, tiny_qwen3
+from turngym.trainers.models.model import load_model, save_model, tiny_qwen3
+from turngym.trainers.run.metrics import METRICS, SOME_METRICS, read_metrics, table
 
 torch.set_num_threads(1)
 PANEL = "alfworld-generated-eval"
@@ -67,10 +67,10 @@ def untimed(run: Path) -> list[dict[str, Any]]:
         ("grpo", ("--grpo.n", "2", "--grpo.no-filter-groups", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01")),
         ("luffy", ("--luffy.n", "2", "--luffy.kl-coef", "0.1", "--luffy.on-shape", "square_root", "--max-turns", "30")),
         ("grpo-kd", ("--grpo-kd.n", "2", "--grpo-kd.student-entropy")),
-        ("grpo-minillm", ("--grpo-kd.n", "2", "--lpt.files", str(Path(__file__)), "--lpt.documents", "2")),
-        ("grpo-minillm", ("--grpo-kd.n", "2", "--lpt.files", str(Path(__file__)), "--grpo-kd.teacher-mix", "0.5")),
-        ("ppo-kd", ("--optimiser.passes", "2", "--optimiser.minibatches", "2", "--ppo-kd.kl-coef", "0.1")),
-        ("ppo-minillm", ("--lpt.files", str(Path(__file__)), "--ppo-kd.critic.kind", "head")),
+        ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--lm-loss.documents", "2")),
+        ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--grpo-kd.teacher-mix", "0.5")),
+        ("ppo-kd", ("--optimizer.passes", "2", "--optimizer.minibatches", "2", "--ppo-kd.kl-coef", "0.1")),
+        ("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "--ppo-kd.critic.kind", "head")),
     ],
 )
 def test_every_algorithm_trains_and_leaves_a_model(

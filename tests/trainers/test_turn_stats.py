@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from turngym.envs.episode import Status
 from turngym.trainers.batch import pack
-from turngym.trainers.turn_stats import (
+from turngym.trainers.rollout_plan.turn_stats import (
     deep_third,
     probe_stats,
     reliable_prefix,
@@ -120,7 +120,7 @@ def test_reliable_prefix_by_hand():
 
     assert reliable_prefix([n(64, 32, 8, 7)]) == 3
     assert reliable_prefix([n(100, 50, 10, 9)]) == 3  # 10 % of turn 0
-    assert reliable_prefix([n(30, 3)], min_count=1) == 2  # 0.1 * 30 is a little more than 3 in binary
+    assert reliable_prefix([n(30, 3)], n_min=1) == 2  # 0.1 * 30 is a little more than 3 in binary
     # turn 1 holds in 3 of 5 steps, turn 2 in 2 of 5
     assert reliable_prefix([n(20, 9, 9), n(20, 9, 9), n(20, 9), n(20, 2), n(20)]) == 2
     assert reliable_prefix([n(20, 2, 20)]) == 1  # a prefix: what lies behind a gap is not plotted

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.trainers.batch import pack
-from turngym.trainers.weights import (
+from turngym.trainers.losses.token_weights import (
     WEIGHTS,
     Blend,
     TurnLevel,
@@ -46,7 +46,7 @@ def test_turn_mean_by_hand(ragged):
 
 def test_turn_weights_by_hand(ragged):
     # with every turn reliable: turn 0 has 4 tokens, turn 1 has 1
-    every = turn_weights(pack(ragged), min_count=1)
+    every = turn_weights(pack(ragged), n_min=1)
     np.testing.assert_allclose(every, [1 / 8, 1 / 8, 1 / 2, 1 / 8, 1 / 8])
     # by default n_min = min(max(8, 1), 2) = 2, and one episode alone reaches turn 1
     np.testing.assert_allclose(turn_weights(pack(ragged)), [1 / 4, 1 / 4, 0, 1 / 4, 1 / 4])
@@ -86,7 +86,7 @@ def test_min_share_is_meant_in_decimal(make_episode):
     # 0.07 * 100 is 7.000000000000001 in binary floating point
     deep = [make_episode([([1], [2]), ([3], [4])], number=n) for n in range(7)]
     batch = pack(deep + [make_episode([([1], [2])], number=n) for n in range(93)])
-    assert reliable_turns(batch, min_count=1, min_share=0.07).tolist() == [True, True]
+    assert reliable_turns(batch, n_min=1, min_share=0.07).tolist() == [True, True]
 
 
 def test_without_a_reliable_turn_trajectories_decide(make_episode):
@@ -115,8 +115,8 @@ def test_registry_pieces_are_the_functions(ragged):
     assert set(WEIGHTS) == set(expected)
     for name, weight in WEIGHTS.items():
         np.testing.assert_array_equal(weight(batch, step=3, total_steps=4), expected[name])
-    late = Blend(start=0.5, end=1.0, turn=TurnLevel(min_count=1))
-    np.testing.assert_allclose(late(batch, step=3, total_steps=4), blend_weights(batch, 0.5, min_count=1))
+    late = Blend(start=0.5, end=1.0, turn=TurnLevel(n_min=1))
+    np.testing.assert_allclose(late(batch, step=3, total_steps=4), blend_weights(batch, 0.5, n_min=1))
     np.testing.assert_array_equal(late(batch, step=1, total_steps=4), trajectory_weights(batch))
 
 
@@ -141,7 +141,7 @@ def test_sums_are_one_and_order_does_not_matter(make_episode, games, alpha, rand
     shuffled = random.sample(range(len(games)), len(games))
     batch, other = pack(episodes), pack([episodes[k] for k in shuffled])
     weighers = [w for name, w in WEIGHTS.items() if name != "blend"]
-    for weigh in [*weighers, lambda b, **_: blend_weights(b, alpha), lambda b, **_: blend_weights(b, 1.0, min_count=1)]:
+    for weigh in [*weighers, lambda b, **_: blend_weights(b, alpha), lambda b, **_: blend_weights(b, 1.0, n_min=1)]:
         here, there = (weigh(b, step=1, total_steps=1) for b in (batch, other))
         assert here.dtype == np.float64
         assert (here >= 0).all()

@@ -18,11 +18,11 @@ from turngym.envs.core import Task, Verdict
 from turngym.envs.episode import Episode, Origin, Status, Turn
 from turngym.envs.protocols import CollectRequest
 from turngym.trainers.algorithms import turnopd
-from turngym.trainers.config import DistillConfig, OptimiserConfig, RunConfig
-from turngym.trainers.depth import DepthConfig
-from turngym.trainers.loop import EvalPoint, Trainer
-from turngym.trainers.model import tiny_qwen3
-from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+from turngym.trainers.models.model import tiny_qwen3
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.rollout_plan.depth import DepthConfig
+from turngym.trainers.trainer import EvalPoint, Trainer
 
 VOCAB, PROMPT, RESPONSE = 60, 3, 2
 LENGTHS = (2, 3, 4, 6)
@@ -68,7 +68,7 @@ def episode(ids: np.ndarray, logp: np.ndarray, number: int, status: Status, orig
         turns=tuple(turns),
         status=status,
         success=success,
-        ret=float(success),
+        episode_return=float(success),
     )
 
 
@@ -126,7 +126,7 @@ def trainer(out: Path, *, steps: int = 8, pause: float = 0.0, **changes: Any) ->
         collect=Sampled(student, pause),
         out=out,
         run=run,
-        optimiser=OptimiserConfig(lr=3e-3, lr_warmup=2, passes=2, minibatches=2),
+        optimizer=OptimizerConfig(lr=3e-3, lr_warmup=2, passes=2, minibatches=2),
         teacher=LocalScorer(model=tiny(2, sharpness=12.0)),
         evaluate=lambda step: EvalPoint(avg=float(weight_sum(student) % 1.0), low=0.0, high=1.0),
     )

@@ -97,7 +97,7 @@ def _row(episode: Episode, segment: int, trajectory: Trajectory | None) -> dict[
     task, row = episode.task, dict[str, Any].fromkeys(COLUMNS)
     row.update(env_id=task.env_id, task_id=task.task_id, task_sha=task.sha256, split=task.split, category=task.category)
     row.update(seed=episode.seed, sample=episode.sample, group=episode.group, segment=segment)
-    row.update(status=episode.status.value, success=episode.success, reward=episode.ret, score=episode.score)
+    row.update(status=episode.status.value, success=episode.success, reward=episode.episode_return, score=episode.score)
     row["turn_verdicts"] = [turn.verdict.value for turn in episode.turns if turn.segment == segment]
     row["messages"] = _messages(episode)
     if trajectory is None:

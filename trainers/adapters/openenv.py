@@ -1,6 +1,6 @@
 """Our environments behind OpenEnv's HTTP and WebSocket interface (tried with openenv 0.10.0).
 
-    uvicorn.run(app(Sessions.of("turngym/ALFWorld-v0", tokenizer)), port=8000)
+    uvicorn.run(app(TokenSessions.of("turngym/ALFWorld-v0", tokenizer)), port=8000)
 
 A client answers with text, or, where the sessions have a tokenizer, with the ids that it sampled: each observation then
 brings the ids to append before the next response, and the last one brings the whole trajectory.
@@ -17,11 +17,11 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Generation
 from turngym.trainers.adapters.extras import need
-from turngym.trainers.adapters.session import Session, Sessions, Stepped
+from turngym.trainers.adapters.session import Stepped, TokenSession, TokenSessions
 from turngym.trainers.adapters.trajectory import Trajectory
 
 
-def first(session: Session) -> dict[str, Any]:
+def first(session: TokenSession) -> dict[str, Any]:
     """The fields of the first observation."""
     if session.done:
         raise TurngymError(f"the environment failed: {session.episode().meta.get('error')}")
@@ -30,7 +30,7 @@ def first(session: Session) -> dict[str, Any]:
     return _fields(session, session.messages[-1]["content"], ids) | {"messages": session.messages}
 
 
-def act(session: Session, action: Mapping[str, Any]) -> dict[str, Any]:
+def act(session: TokenSession, action: Mapping[str, Any]) -> dict[str, Any]:
     """Answer with one of `response` (text), `response_ids` with `logprobs`, or `action`; the next observation."""
     given = [name for name in ("response", "response_ids", "action") if action.get(name) is not None]
     if len(given) != 1:
@@ -44,7 +44,7 @@ def act(session: Session, action: Mapping[str, Any]) -> dict[str, Any]:
     return _fields(session, stepped.observation, stepped.observation_ids.tolist()) | _outcome(session, stepped)
 
 
-def app(sessions: Sessions, *, max_concurrent: int = 64) -> Any:
+def app(sessions: TokenSessions, *, max_concurrent: int = 64) -> Any:
     """The FastAPI application; every client session plays its own episode. Raises MissingExtra without openenv.
 
     `reset(task_id=..., seed=..., sample=...)` chooses the episode; without a task it is drawn from seed and sample.
@@ -74,7 +74,7 @@ def app(sessions: Sessions, *, max_concurrent: int = 64) -> Any:
 
         def __init__(self) -> None:
             super().__init__()
-            self._session: Session | None = None
+            self._session: TokenSession | None = None
             self._state = types.State(step_count=0)
 
         def reset(self, seed: int | None = None, episode_id: str | None = None, **wanted: Any) -> Any:
@@ -117,12 +117,12 @@ def _generation(action: Mapping[str, Any]) -> Generation:
     )
 
 
-def _fields(session: Session, text: str, ids: list[int]) -> dict[str, Any]:
+def _fields(session: TokenSession, text: str, ids: list[int]) -> dict[str, Any]:
     admissible = session.admissible
     return {"text": text, "observation_ids": ids, "admissible": None if admissible is None else list(admissible)}
 
 
-def _outcome(session: Session, stepped: Stepped) -> dict[str, Any]:
+def _outcome(session: TokenSession, stepped: Stepped) -> dict[str, Any]:
     verdict = None if stepped.verdict is None else stepped.verdict.value
     outcome = {"reward": stepped.reward, "done": stepped.done, "verdict": verdict, "success": session.success}
     if not stepped.done:

@@ -35,8 +35,8 @@ class Stepped(Protocol):
     def done(self) -> bool: ...
 
 
-class Session(Protocol):
-    """One episode in progress. Sampled ids go in as they are and stay as they are: nothing is tokenised twice."""
+class TokenSession(Protocol):
+    """One episode in progress. Sampled ids go in as they are and stay as they are: nothing is tokenized twice."""
 
     @property
     def request(self) -> GenerateRequest | None:
@@ -75,8 +75,8 @@ class Session(Protocol):
         """Give the environment back; twice is fine."""
 
 
-class Sessions(Protocol):
-    """Opens sessions: `turngym.agents.sessions.Sessions` is one."""
+class TokenSessions(Protocol):
+    """Opens sessions: `turngym.agents.session_pool.TokenSessions` is one."""
 
     @property
     def tool(self) -> ToolSpec: ...
@@ -87,7 +87,7 @@ class Sessions(Protocol):
 
     def task_ids(self) -> Sequence[str]: ...
 
-    def open(self, task_id: str | None = None, *, seed: int = 0, sample: int = 0, group: int = 0) -> Session:
+    def open(self, task_id: str | None = None, *, seed: int = 0, sample: int = 0, group: int = 0) -> TokenSession:
         """Begin attempt `sample` at a task; None draws the task from `seed` and `sample`.
 
         A back end that fails at once gives a session that is over; its episode has status `error_env`.
@@ -98,7 +98,7 @@ Generate = Callable[[GenerateRequest], Awaitable[Generation | Status]]
 """A server's continuation of one request, or the status with which the episode ends instead."""
 
 
-def play(sessions: Sequence[Session], policy: Policy) -> list[Episode]:
+def play(sessions: Sequence[TokenSession], policy: Policy) -> list[Episode]:
     """Play all sessions to their end, everything that waits answered in one batch; closes them.
 
     A request that fails for good ends its own episode; where all of a batch fail, the first failure is raised.
@@ -131,7 +131,7 @@ def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Ge
         return failure.results
 
 
-async def play_async(session: Session, generate: Generate) -> Episode:
+async def play_async(session: TokenSession, generate: Generate) -> Episode:
     """Play one session to its end with a server; closes it. Environments may wait, so they step in a thread."""
     import asyncio
 

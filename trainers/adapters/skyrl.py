@@ -6,12 +6,12 @@ from typing import Any
 
 from turngym.envs.core import TurngymError
 from turngym.trainers.adapters.extras import need
-from turngym.trainers.adapters.session import Session, Sessions, Stepped
+from turngym.trainers.adapters.session import Stepped, TokenSession, TokenSessions
 
 Message = dict[str, str]
 
 
-def step_output(session: Session, stepped: Stepped) -> dict[str, Any]:
+def step_output(session: TokenSession, stepped: Stepped) -> dict[str, Any]:
     """What `BaseTextEnv.step` returns. SkyRL appends the observations to the ids it sampled; none at the end."""
     observations = [] if stepped.done else [{"role": "user", "content": stepped.observation}]
     verdict = None if stepped.verdict is None else stepped.verdict.value
@@ -25,12 +25,12 @@ def step_output(session: Session, stepped: Stepped) -> dict[str, Any]:
     }
 
 
-def environment(sessions: Sessions) -> type:
+def environment(sessions: TokenSessions) -> type:
     """A subclass of `skyrl_gym.envs.base_text_env.BaseTextEnv` on `sessions`, to be registered under a name.
 
     SkyRL makes it as `cls(env_config=..., extras={...})`: `extras["task_id"]` says what is played; `seed` and `sample`
     may be there, too, and draw the task where none is named. The data set's prompt gives way to ours. SkyRL samples and
-    tokenises, so the sessions may be text only; with a tokenizer they keep ids of their own, which `episode()` shows.
+    tokenizes, so the sessions may be text only; with a tokenizer they keep ids of their own, which `episode()` shows.
 
     Raises MissingExtra without skyrl-gym.
     """
@@ -42,7 +42,7 @@ def environment(sessions: Sessions) -> type:
         def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
             super().__init__()
             self._wanted = {key: value for key, value in (extras or {}).items() if key in ("task_id", "seed", "sample")}
-            self._session: Session | None = None
+            self._session: TokenSession | None = None
 
         def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
             self.close()
@@ -69,7 +69,7 @@ def environment(sessions: Sessions) -> type:
             if self._session is not None:
                 self._session.close()
 
-        def _playing(self) -> Session:
+        def _playing(self) -> TokenSession:
             if self._session is None:
                 raise TurngymError("the SkyRL environment was stepped before init(prompt) began an episode")
             return self._session

@@ -3,7 +3,7 @@
 Written against slime's documented `Sample` and its calls; slime is not on the package registry (what is called `slime`
 there is another project), so the tests hold the contract field by field. Put into a module of your own:
 
-    sessions = Sessions.of("turngym/ALFWorld-v0", tokenizer)
+    sessions = TokenSessions.of("turngym/ALFWorld-v0", tokenizer)
     generate = slime.generate_function(sessions)            # --custom-generate-function-path my_module.generate
     generate_rollout = rollout_function(generate)           # --rollout-function-path my_module.generate_rollout
 """
@@ -19,7 +19,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Generation
 from turngym.trainers.adapters.extras import need
-from turngym.trainers.adapters.session import Session, Sessions, play_async
+from turngym.trainers.adapters.session import TokenSession, TokenSessions, play_async
 from turngym.trainers.adapters.slime_server import Post, Server, version_number
 from turngym.trainers.adapters.trajectory import Trajectory
 
@@ -29,7 +29,7 @@ SPANS = "turngym_spans"
 """Where an aborted sample keeps its turns, so that the episode can go on."""
 
 
-def generate_function(sessions: Sessions, *, post: Post | None = None) -> GenerateSample:
+def generate_function(sessions: TokenSessions, *, post: Post | None = None) -> GenerateSample:
     """`async generate(args, sample, sampling_params, evaluation=False)`: plays one episode and fills the sample.
 
     The task is `sample.metadata["task_id"]`, else the sample's prompt where that is text; the random stream is that of
@@ -80,7 +80,7 @@ def fill(sample: Any, episode: Episode, weight_versions: list[str], *, aborted: 
     return sample
 
 
-def _replay(sample: Any, session: Session) -> list[str]:
+def _replay(sample: Any, session: TokenSession) -> list[str]:
     """Play the turns of an aborted sample again; the weights of each. Raises TurngymError where the world differs."""
     spans = (sample.metadata or {}).get(SPANS, ()) if sample.status.value == "aborted" else ()
     begin = len(sample.tokens) - sample.response_length

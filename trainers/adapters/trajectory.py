@@ -124,7 +124,7 @@ class Trajectory:
             policy_versions=versions,
             turn_spans=spans,
             turn_rewards=tuple(turn.reward for turn in turns),
-            reward=episode.ret,
+            reward=episode.episode_return,
             status=episode.status,
             success=episode.success,
             task_id=episode.task.task_id,

@@ -9,7 +9,7 @@ from typing import Any
 
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import Policy
-from turngym.trainers.adapters.session import Sessions, play
+from turngym.trainers.adapters.session import TokenSessions, play
 from turngym.trainers.adapters.trajectory import Trajectory
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
@@ -20,7 +20,7 @@ def rows(task_ids: Iterable[str]) -> list[dict[str, str]]:
     return [{"prompt": task_id} for task_id in task_ids]
 
 
-def rollout_func(sessions: Sessions, policy_of: Callable[[Any], Policy], *, seed: int = 0) -> RolloutFunc:
+def rollout_func(sessions: TokenSessions, policy_of: Callable[[Any], Policy], *, seed: int = 0) -> RolloutFunc:
     """A `rollout_func` that plays one episode per prompt, all that wait sampled in one batch.
 
     TRL repeats a prompt `num_generations` times; each copy is another attempt at the same task. The random streams
@@ -92,7 +92,7 @@ def _task_id(prompt: Any) -> str:
     raise TurngymError(f"a prompt must name a task, as text or as the content of a message; got {str(prompt)[:200]!r}")
 
 
-def _check(sessions: Sessions, trainer: Any) -> None:
+def _check(sessions: TokenSessions, trainer: Any) -> None:
     ours, theirs = sessions.sampling.temperature, float(trainer.args.temperature)
     if not math.isclose(ours, theirs):
         raise TurngymError(

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from turngym.envs.core import ToolSpec, TurngymError
-from turngym.trainers.adapters.session import Session, Sessions
+from turngym.trainers.adapters.session import TokenSession, TokenSessions
 
 OVER = "The episode is over."
 
 
-def rows(sessions: Sessions, task_ids: Iterable[str]) -> list[dict[str, Any]]:
+def rows(sessions: TokenSessions, task_ids: Iterable[str]) -> list[dict[str, Any]]:
     """Rows of a data set: the system message, an empty user message that `reset` fills, and the task."""
     session = sessions.open()
     opening = [message for message in session.messages if message["role"] == "system"]
@@ -24,7 +24,7 @@ def rows(sessions: Sessions, task_ids: Iterable[str]) -> list[dict[str, Any]]:
     return [{"prompt": [*opening, {"role": "user", "content": ""}], "task_id": task_id} for task_id in task_ids]
 
 
-def environment_factory(sessions: Sessions, *, seed: int = 0) -> type:
+def environment_factory(sessions: TokenSessions, *, seed: int = 0) -> type:
     """A class for `GRPOTrainer(environment_factory=...)` whose one tool is the environment's.
 
     The sessions' channel must be `tool`. A row's `task_id` says what is played, its `seed` replaces `seed`.
@@ -34,7 +34,7 @@ def environment_factory(sessions: Sessions, *, seed: int = 0) -> type:
         """One episode, reset for every rollout. The reward is the return so far when TRL stops."""
 
         def __init__(self) -> None:
-            self._session: Session | None = None
+            self._session: TokenSession | None = None
             self._return: float | None = 0.0
 
         def reset(self, **row: Any) -> str:

@@ -3,7 +3,7 @@
 - name: turngym
   _target_: turngym.trainers.adapters.verl.TurngymAgentLoop
   sessions:
-    _target_: turngym.agents.sessions.Sessions.of
+    _target_: turngym.agents.session_pool.TokenSessions.of
     _partial_: true
     env_id: turngym/ALFWorld-v0
 """
@@ -20,10 +20,10 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Status
 from turngym.envs.protocols import GenerateRequest, Generation
 from turngym.trainers.adapters.extras import need
-from turngym.trainers.adapters.session import Generate, Sessions, play_async
+from turngym.trainers.adapters.session import Generate, TokenSessions, play_async
 from turngym.trainers.adapters.trajectory import Trajectory
 
-_shared: dict[tuple[str, int], tuple[Sessions, Any]] = {}
+_shared: dict[tuple[str, int], tuple[TokenSessions, Any]] = {}
 """verl makes a loop for every episode; the sessions of one configuration and tokenizer are made once per worker.
 
 With what they were made from, so that the key stays the key of these objects."""
@@ -47,7 +47,7 @@ class TurngymAgentLoop:
         trainer_config: Any,
         server_manager: Any,
         tokenizer: Any,
-        sessions: Callable[..., Sessions],
+        sessions: Callable[..., TokenSessions],
         **_: Any,
     ) -> None:
         self.rollout = trainer_config.config.actor_rollout_ref.rollout

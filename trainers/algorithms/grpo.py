@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.depth import FixedDepth
-from turngym.trainers.pieces import Algorithm
-from turngym.trainers.selection import MixedGroups
-from turngym.trainers.signals import GroupAdvantage, Reward, WithReference
-from turngym.trainers.surrogate import KL_ESTIMATORS
-from turngym.trainers.token_losses import PolicyGradient
-from turngym.trainers.weights import WEIGHTS
+from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS
+from turngym.trainers.losses.token_losses import PolicyGradient
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.rollout_plan.depth import FixedDepth
+from turngym.trainers.rollout_plan.group_filter import DropUniformGroups
+from turngym.trainers.targets.targets import GroupAdvantage, Reward, WithReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpoConfig:
-    """Group-relative policy optimisation with verifiable rewards."""
+    """Group-relative policy optimization with verifiable rewards."""
 
     n: int = 8
     """Episodes per task: one group."""
@@ -47,7 +47,7 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
     """Clipped policy gradient on group-relative advantages.
 
     A_j = (r_j - mean_g) / (std_g + 1e-6); l_i = max(-A r_i, -A clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i
-    - entropy_coef H_i, r_i the probability ratio to the behaviour policy.
+    - entropy_coef H_i, r_i the probability ratio to the behavior policy.
     Source: GRPO; algorithms specification section 8.
     Differs from the paper: the upper clip is 0.28 and every token counts the same (as in DAPO; `clip` 0.2 0.2 and
     `weight=trajectory` are the paper's), groups without contrast are left out, no KL unless asked for.
@@ -67,7 +67,7 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
             entropy_coef=config.entropy_coef,
         ),
         group=config.n,
-        select=MixedGroups() if config.filter_groups else None,
+        select=DropUniformGroups() if config.filter_groups else None,
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.trainers.algorithm import Algorithm, TargetFn, Term
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.depth import FixedDepth
-from turngym.trainers.kd_signals import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
-from turngym.trainers.pieces import Algorithm, Signal, Term
-from turngym.trainers.signals import WithReference
-from turngym.trainers.surrogate import KL_ESTIMATORS
-from turngym.trainers.token_losses import PolicyGradient
-from turngym.trainers.weights import WEIGHTS
+from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS
+from turngym.trainers.losses.token_losses import PolicyGradient
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.rollout_plan.depth import FixedDepth
+from turngym.trainers.targets.targets import WithReference
+from turngym.trainers.targets.teacher_reward import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class GrpoKdConfig:
     n: int = 8
     """Episodes per task: one group."""
     reward: Literal["mean", "sum"] = "mean"
-    """Teacher log-likelihood per token, or of the whole episode (literal; favours saying little)."""
+    """Teacher log-likelihood per token, or of the whole episode (literal; favors saying little)."""
     student_entropy: bool = False
     """Subtract the student's own log-likelihood: the reward is then minus the sampled reverse KL."""
     env_coef: float = 0.0
@@ -57,7 +57,7 @@ def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) ->
     Differs from the paper: the reward is a mean over tokens (`reward=sum` is literal); k3 instead of k1.
     """
     low, high = config.clip
-    signal: Signal = GroupTeacherAdvantage(
+    signal: TargetFn = GroupTeacherAdvantage(
         reward=TeacherReward(student_entropy=config.student_entropy),
         pool=config.reward,
         env_coef=config.env_coef,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.depth import FixedDepth
-from turngym.trainers.pieces import Algorithm
-from turngym.trainers.prefix import PrefixSchedule
-from turngym.trainers.reshape import Reshape, Shape
-from turngym.trainers.selection import MixedGroups
-from turngym.trainers.signals import Reward, SplitAdvantage, WithReference
-from turngym.trainers.token_losses import MixedPolicyGradient
-from turngym.trainers.weights import WEIGHTS
+from turngym.trainers.losses.policy_shaping import Reshape, Shape
+from turngym.trainers.losses.token_losses import MixedPolicyGradient
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.rollout_plan.demonstration_prefix import PrefixSchedule
+from turngym.trainers.rollout_plan.depth import FixedDepth
+from turngym.trainers.rollout_plan.group_filter import DropUniformGroups
+from turngym.trainers.targets.targets import Reward, SplitAdvantage, WithReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
     """Mixed-policy gradient over the policy's episodes and demonstrated prefixes that it continues.
 
     Own tokens: max(-A r, -A clip(r)), r = pi / pi_old. Demonstrated tokens: -A f(pi), f(pi) = pi / (pi + 0.1), their
-    behaviour probability taken as 1. One mean over the tokens of both kinds, as in the paper (or what `weight` says),
+    behavior probability taken as 1. One mean over the tokens of both kinds, as in the paper (or what `weight` says),
     minus entropy_coef H.
     Source: LUFFY; algorithms specification section 7.
     Differs from the paper: a prefix is whole turns of the expert, replayed in the environment so that observations stay
@@ -93,7 +93,7 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
         origins=("policy", "demonstration"),
         group=config.n,
         prefix=config.prefix,
-        select=MixedGroups() if config.filter_groups else None,
+        select=DropUniformGroups() if config.filter_groups else None,
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),

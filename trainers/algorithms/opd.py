@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.trainers.algorithm import Algorithm, TargetFn, TokenLoss
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
-from turngym.trainers.depth import FixedDepth
-from turngym.trainers.pieces import Algorithm, Signal, TokenLoss
-from turngym.trainers.reverse_kl import TAILS
-from turngym.trainers.signals import SampledAdvantage, StudentTopK, TeacherTopK
-from turngym.trainers.token_losses import ClippedAdvantage, SupportKL
-from turngym.trainers.weights import WEIGHTS
+from turngym.trainers.losses.reverse_kl import TAILS
+from turngym.trainers.losses.token_losses import ClippedAdvantage, SupportKL
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.rollout_plan.depth import FixedDepth
+from turngym.trainers.targets.targets import SampledAdvantage, StudentTopK, TeacherTopK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class OpdConfig:
     """Whether every episode, every token or every response counts the same."""
 
 
-def distillation(config: DistillConfig) -> tuple[Signal, TokenLoss]:
+def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
     """The signal and the token loss that opd, turnopd and tcod share.
 
     Reverse KL on a support S of K ids: l_i = sum_{S + tail} p (log p - log q), p student, q teacher, times the detached

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.trainers.algorithm import Algorithm, TargetFn, TokenLoss
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
-from turngym.trainers.depth import FixedDepth
-from turngym.trainers.judge.select import HintedTurns
-from turngym.trainers.judge.signals import HintAdvantage, HintTopK
-from turngym.trainers.pieces import Algorithm, Signal, TokenLoss
-from turngym.trainers.reverse_kl import TAILS
-from turngym.trainers.signals import WithReference
-from turngym.trainers.token_losses import PolicyGradient, Regularised, SupportKL
-from turngym.trainers.weights import WEIGHTS
+from turngym.trainers.judge.targets import HintAdvantage, HintTopK
+from turngym.trainers.judge.turn_filter import HintedTurns
+from turngym.trainers.losses.reverse_kl import TAILS
+from turngym.trainers.losses.token_losses import PolicyGradient, Regularized, SupportKL
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.rollout_plan.depth import FixedDepth
+from turngym.trainers.targets.targets import WithReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +52,14 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
     offset; a failed request is an error, not zeros.
     """
     low, high = config.clip
-    signal: Signal = HintAdvantage(config.reject_below)
+    signal: TargetFn = HintAdvantage(config.reject_below)
     loss: TokenLoss = PolicyGradient(
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
     )
     if config.form == "topk":
         signal = HintTopK(distill.top_k, config.reject_below)
         inner = SupportKL(tail=TAILS[distill.tail], importance=distill.importance)
-        loss = Regularised(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
+        loss = Regularized(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="opd-hints",
         depth=FixedDepth(h_max=run.max_turns),

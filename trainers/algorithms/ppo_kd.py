@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from turngym.trainers.algorithm import Algorithm, TargetFn, Term
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.critic import CriticConfig
-from turngym.trainers.depth import FixedDepth
-from turngym.trainers.kd_signals import CriticAdvantage, TeacherReward, check_mix, mixed
-from turngym.trainers.pieces import Algorithm, Signal, Term
-from turngym.trainers.signals import WithReference
-from turngym.trainers.surrogate import kl_k3
-from turngym.trainers.token_losses import PolicyGradient
-from turngym.trainers.weights import WEIGHTS
+from turngym.trainers.losses.policy_gradient import kl_k3
+from turngym.trainers.losses.token_losses import PolicyGradient
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.rollout_plan.depth import FixedDepth
+from turngym.trainers.targets.critic import CriticConfig
+from turngym.trainers.targets.targets import WithReference
+from turngym.trainers.targets.teacher_reward import CriticAdvantage, TeacherReward, check_mix, mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PpoKdConfig:
-    """PPO with knowledge-distillation rewards. Epochs and minibatches are `optimiser.passes` and `minibatches`."""
+    """PPO with knowledge-distillation rewards. Epochs and minibatches are `optimizer.ppo_epochs` and `minibatches`."""
 
     teacher_coef: float = 1.0
     """Weight of the teacher's log-likelihood per token; 0 is plain PPO on the environment's reward."""
@@ -50,14 +50,14 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
     """Clipped policy gradient on advantages that a critic estimates from the teacher's token rewards.
 
     r_t = teacher_coef (log q - [log p]) + env_coef R at the last token; A = whitened GAE(gamma, lam) over supervised
-    tokens; l_i = surrogate(A) + kl_coef KL_i - entropy_coef H_i; the critic has its own loss and optimiser. With
+    tokens; l_i = surrogate(A) + kl_coef KL_i - entropy_coef H_i; the critic has its own loss and optimizer. With
     `terms` (ppo-minillm) lambda * L_PT is added; `bonus` is the literal form of that term, a constant in the reward.
     Source: algorithms specification section 8, Algorithms 3 and 4.
     Differs from the paper: L_PT is a loss, since a constant bonus carries no gradient.
     """
     low, high = config.clip
     reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)
-    signal: Signal = CriticAdvantage(
+    signal: TargetFn = CriticAdvantage(
         reward=reward if config.teacher_coef else None,
         env_coef=config.env_coef,
         gamma=config.gamma,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import RunConfig, fingerprint
-from turngym.trainers.depth import FixedDepth
-from turngym.trainers.judge.select import ScoredTurns
-from turngym.trainers.judge.signals import TurnScore
-from turngym.trainers.pieces import Algorithm
-from turngym.trainers.signals import WithReference
-from turngym.trainers.token_losses import PolicyGradient
-from turngym.trainers.weights import WEIGHTS
+from turngym.trainers.judge.targets import TurnScore
+from turngym.trainers.judge.turn_filter import ScoredTurns
+from turngym.trainers.losses.token_losses import PolicyGradient
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.rollout_plan.depth import FixedDepth
+from turngym.trainers.targets.targets import WithReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
     """Clipped policy gradient whose advantage is the judge's score of the turn, in {-1, 0, 1}.
 
     l_i = max(-A_t r_i, -A_t clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i,
-    A_t the majority of the votes on the response of i; it is not normalised.
+    A_t the majority of the votes on the response of i; it is not normalized.
     Source: binary PRM-RL; algorithms specification section 5.
     Differs from the paper: in an environment the next observation is the next state; a judge that fails gives no score,
     so its turn is left out (the published code counts it as 0).

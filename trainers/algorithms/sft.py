@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from turngym.envs.episode import Episode, Origin
+from turngym.trainers.algorithm import Algorithm, Targets
 from turngym.trainers.batch import pack
 from turngym.trainers.config import RunConfig, fingerprint
-from turngym.trainers.depth import FixedDepth
-from turngym.trainers.pieces import Algorithm, Targets
-from turngym.trainers.signals import NoSignal
-from turngym.trainers.step import Forward, UpdateResult, update
-from turngym.trainers.token_losses import NegativeLogLikelihood
-from turngym.trainers.weights import WEIGHTS
+from turngym.trainers.losses.token_losses import NegativeLogLikelihood
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.rollout_plan.depth import FixedDepth
+from turngym.trainers.run.optimizer_step import Forward, UpdateResult, update
+from turngym.trainers.targets.targets import NoTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="sft",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=NoSignal(),
+        signal=NoTargets(),
         weight=WEIGHTS[config.weight],
         token_loss=NegativeLogLikelihood(),
         origins=tuple(TRAIN_ON[config.train_on]),
@@ -60,7 +60,7 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
 
 def sft_update(
     model: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     episodes: Sequence[Episode],
     *,
     lr: float,
@@ -73,7 +73,7 @@ def sft_update(
     batch = pack(episodes, origins=algorithm.origins)
     return update(
         model,
-        optimiser,
+        optimizer,
         batch,
         targets=Targets(),
         weight_N=algorithm.weight(batch, step=1, total_steps=1),

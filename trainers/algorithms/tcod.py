@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
-from turngym.trainers.curriculum import BackToFront, DepthSchedule, FrontToBack
-from turngym.trainers.depth import DepthController
-from turngym.trainers.pieces import Algorithm
-from turngym.trainers.weights import Static, trajectory_weights
+from turngym.trainers.losses.token_weights import Static, trajectory_weights
+from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.rollout_plan.depth import DepthController
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
-from turngym.trainers.depth import AdaptiveDepth, DepthConfig, DepthController, FixedDepth
-from turngym.trainers.pieces import Algorithm
-from turngym.trainers.weights import Blend, Static, TurnLevel, Weight, trajectory_weights
+from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel, Weight, trajectory_weights
+from turngym.trainers.rollout_plan.depth import AdaptiveDepth, DepthConfig, DepthController, FixedDepth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class TurnOpdConfig:
     """Share of training at which weights begin to move from trajectories to turns."""
     blend_end: float = 1.0
     """Share of training at which they are turn-level."""
-    reliable_count: int = 8
+    n_min: int = 8
     """A turn is reliable when this many episodes reach it ..."""
-    reliable_share: float = 0.15
+    n_min_share: float = 0.15
     """... or this share of the episodes, whichever is more."""
     depth: DepthConfig = field(default_factory=DepthConfig)
 
@@ -62,7 +62,7 @@ def _depth(config: TurnOpdConfig, run: RunConfig) -> DepthController:
 
 
 def _weight(config: TurnOpdConfig) -> Weight:
-    turn = TurnLevel(min_count=config.reliable_count, min_share=config.reliable_share)
+    turn = TurnLevel(n_min=config.n_min, min_share=config.n_min_share)
     blend = Blend(start=config.blend_start, end=config.blend_end, turn=turn)
     weights: dict[str, Weight] = {"blend": blend, "trajectory": Static(trajectory_weights), "turn": turn}
     return weights[config.weight]

@@ -28,7 +28,7 @@ def save_shards(folder: Path, parts: Mapping[str, Part]) -> None:
 
     Raises DistributedError in all of them if one cannot write, with its error as the cause.
     """
-    state = {name: _state(module, optimiser) for name, (module, optimiser) in parts.items()}
+    state = {name: _state(module, optimizer) for name, (module, optimizer) in parts.items()}
     with _named_failures("write"):
         whole = {**state, "torch_rng": torch.get_rng_state()}
         dcp.save(whole, checkpoint_id=folder, no_dist=not dist.is_initialized())
@@ -39,21 +39,21 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     reader = dcp.FileSystemReader(folder)
     saved = reader.read_metadata().state_dict_metadata
     wanted: dict[str, Any] = {"torch_rng": torch.get_rng_state()}
-    for name, (module, optimiser) in parts.items():
+    for name, (module, optimizer) in parts.items():
         if f"{name}.step" in saved:
-            _begin(module, optimiser)
-        wanted[name] = _state(module, optimiser)
+            _begin(module, optimizer)
+        wanted[name] = _state(module, optimizer)
     with _named_failures("read"):
         dcp.load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
-    for name, (module, optimiser) in parts.items():
-        if optimiser.state:
+    for name, (module, optimizer) in parts.items():
+        if optimizer.state:
             for parameter in trained(module).values():
-                optimiser.state[parameter]["step"] = wanted[name]["step"].clone()
+                optimizer.state[parameter]["step"] = wanted[name]["step"].clone()
     torch.set_rng_state(wanted["torch_rng"])
 
 
-def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimiser: Any, state: Mapping[str, Any]) -> None:
-    """Put a checkpoint of one process into a module that may be sharded; `state` is its optimiser's `state_dict()`.
+def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Put a checkpoint of one process into a module that may be sharded; `state` is its optimizer's `state_dict()`.
 
     Raises ValueError for weights of another module.
     """
@@ -66,7 +66,7 @@ def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimiser: Any, 
         if number in state["state"]:
             old = state["state"][number]
             moments = {name: spread(old[name], parameter) for name in MOMENTS}
-            optimiser.state[parameter] = {"step": old["step"].clone(), **moments}
+            optimizer.state[parameter] = {"step": old["step"].clone(), **moments}
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _named_failures(verb: str) -> Iterator[None]:
 
 
 def trained(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters that an optimiser changes, in its order."""
+    """The parameters that an optimizer changes, in its order."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
@@ -95,20 +95,20 @@ def spread(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
 
 
-def _state(module: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What is written, by name: the tensors themselves, so that reading into them is loading. Before the first update
-    there are no moments, and asking torch for its optimiser state would take an update to make some."""
+    there are no moments, and asking torch for its optimizer state would take an update to make some."""
     named = trained(module)
     state: dict[str, Any] = {"weights": {name: parameter.detach() for name, parameter in named.items()}}
-    if optimiser.state:
+    if optimizer.state:
         state["moments"] = {
-            name: {kind: optimiser.state[parameter][kind] for kind in MOMENTS} for name, parameter in named.items()
+            name: {kind: optimizer.state[parameter][kind] for kind in MOMENTS} for name, parameter in named.items()
         }
-        state["step"] = next(iter(optimiser.state.values()))["step"]
+        state["step"] = next(iter(optimizer.state.values()))["step"]
     return state
 
 
-def _begin(module: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+def _begin(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for parameter in trained(module).values():
         moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in MOMENTS}
-        optimiser.state[parameter] = {"step": torch.tensor(0.0), **moments}
+        optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from turngym.trainers.model import final_states
+from turngym.trainers.models.model import final_states
 
 
 def shard(model: Any, mesh: Any) -> None:
@@ -37,7 +37,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def whole(model: nn.Module) -> Iterator[None]:
+def full_params(model: nn.Module) -> Iterator[None]:
     """Inside, every process holds all parameters and may run the model as often as it likes, without gradient.
 
     Nothing is communicated inside. `named_parameters` and `state_dict` (FSDP's own would shard again) give all weights.

@@ -22,14 +22,14 @@ LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "
 
 
 class Processes:
-    """Implements `World` on the process group that is initialised."""
+    """Implements `World` on the process group that is initialized."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._mesh = dist.device_mesh.init_device_mesh(device, (self.size,))
         self._open: set[int] = set()
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
@@ -37,7 +37,7 @@ class Processes:
     def shard(self, model: Any) -> None:
         sharded.shard(model, self._mesh)
 
-    def whole(self, model: Any) -> AbstractContextManager[None]:
+    def full_params(self, model: Any) -> AbstractContextManager[None]:
         """May be nested: the outermost block gathers the parameters and frees them."""
         return nullcontext() if model is None or id(model) in self._open else self._whole(model)
 
@@ -45,7 +45,7 @@ class Processes:
     def _whole(self, model: Any) -> Iterator[None]:
         self._open.add(id(model))
         try:
-            with sharded.whole(model):
+            with sharded.full_params(model):
                 yield
         finally:
             self._open.discard(id(model))

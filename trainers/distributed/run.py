@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode, TopK
 from turngym.envs.protocols import Collect, CollectRequest, Scorer
-from turngym.trainers.distributed.world import DistributedError, World, divide, only_first, together
-from turngym.trainers.order import InStep
-from turngym.trainers.progress import NoProgress
-from turngym.trainers.scorer import Ids, LocalScorer, Positions, SupportScorer
+from turngym.trainers.distributed.world import DistributedError, World, divide, on_all_ranks, on_rank_zero
+from turngym.trainers.models.scorer import Ids, LocalScorer, Positions, SupportScorer
+from turngym.trainers.run.progress import NoProgress
+from turngym.trainers.run.rollout_schedule import Synchronous
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class SharedServers(Protocol):
 def bring_weights(world: World, servers: SharedServers | None) -> None:
     """Before anybody plays: process 0 sends new weights to the servers, the others take its word for it."""
     if servers is not None:
-        name, version = only_first(world, servers.publish_now)
+        name, version = on_rank_zero(world, servers.publish_now)
         if world.rank and name is not None:
             servers.adopt(name, version)
 
@@ -55,10 +55,10 @@ class SharedCollect:
         rank, size = self.world.rank, self.world.size
         mine = replace(request, share=(rank, size))
         wanted = len(mine.own(range(request.episodes)))
-        with self.world.whole(self.model):
+        with self.world.full_params(self.model):
             bring_weights(self.world, self.servers)
-            played = together(self.world, lambda: self._checked(mine, wanted) if wanted else [])
-        parts = self.world.gather(played)
+            played = on_all_ranks(self.world, lambda: self._checked(mine, wanted) if wanted else [])
+        parts = self.world.all_gather(played)
         return [parts[place % size][place // size] for place in range(request.episodes)]
 
     def _checked(self, request: CollectRequest, wanted: int) -> list[Episode]:
@@ -89,10 +89,10 @@ class SharedScorer:
 
     def _share(self, ids: Ids, score: Callable[[NDArray[np.int64]], Sequence[T]]) -> list[T]:
         own = divide([len(row) for row in ids], self.world.size)[self.world.rank]
-        with self.world.whole(self.model):
-            found = together(self.world, lambda: score(own) if len(own) else [])
+        with self.world.full_params(self.model):
+            found = on_all_ranks(self.world, lambda: score(own) if len(own) else [])
         rows: dict[int, T] = {}
-        for members, values in self.world.gather((own, list(found))):
+        for members, values in self.world.all_gather((own, list(found))):
             rows.update(zip(members.tolist(), values, strict=True))
         return [rows[row] for row in range(len(ids))]
 
@@ -122,7 +122,7 @@ def divided(trainer: Any, world: World, *, shard_teacher: bool = False) -> Any:
     """
     if world.size == 1:
         return trainer
-    if not isinstance(trainer.order, InStep):
+    if not isinstance(trainer.order, Synchronous):
         raise DistributedError(
             f"{type(trainer.order).__name__} plays ahead in a thread of its own, where {world.size} processes cannot "
             "keep step: train in one process, or play every batch in its step"
@@ -174,9 +174,9 @@ class FirstEvaluates:
     servers: SharedServers | None = None
 
     def __call__(self, step: int) -> Any:
-        with self.world.whole(self.model):
+        with self.world.full_params(self.model):
             bring_weights(self.world, self.servers)
-            return only_first(self.world, lambda: self.evaluate(step))
+            return on_rank_zero(self.world, lambda: self.evaluate(step))
 
 
 def _take(items: Sequence[T], own: NDArray[np.int64]) -> list[T]:

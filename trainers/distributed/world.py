@@ -18,7 +18,7 @@ from torch import Tensor
 
 from turngym.envs.core import TurngymError
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.micro import MicroBatch, split_rows
+from turngym.trainers.models.microbatch import MicroBatch, split_rows
 
 T = TypeVar("T")
 Split = Callable[[RolloutBatch, int, NDArray[np.int64]], list[MicroBatch]]
@@ -39,13 +39,13 @@ class World(Protocol):
     @property
     def size(self) -> int: ...
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all processes in the order of their ranks, the same list everywhere."""
 
     def shard(self, model: Any) -> None:
         """Divide a model's parameters among the processes, in place; its hidden states and its head go on working."""
 
-    def whole(self, model: Any) -> AbstractContextManager[None]:
+    def full_params(self, model: Any) -> AbstractContextManager[None]:
         """Inside, each process holds all parameters of a sharded model and may run it on its own, without gradient."""
 
     def state(self, model: Any) -> Mapping[str, Tensor]:
@@ -59,13 +59,13 @@ class Single:
     rank: int = 0
     size: int = 1
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         return [value]
 
     def shard(self, model: Any) -> None:
         return
 
-    def whole(self, model: Any) -> AbstractContextManager[None]:
+    def full_params(self, model: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
     def state(self, model: Any) -> Mapping[str, Tensor]:
@@ -76,12 +76,12 @@ class Single:
 SINGLE = Single()
 
 
-def share(world: World, value: T) -> T:
+def broadcast(world: World, value: T) -> T:
     """Process 0's value, everywhere."""
-    return world.gather(cast(T, value if world.rank == 0 else None))[0]
+    return world.all_gather(cast(T, value if world.rank == 0 else None))[0]
 
 
-def together(world: World, work: Callable[[], T]) -> T:
+def on_all_ranks(world: World, work: Callable[[], T]) -> T:
     """Do `work`, which may fail in one process only; then no process goes on.
 
     The process that failed raises its own error, the others DistributedError that names it, so that none waits for it.
@@ -91,7 +91,7 @@ def together(world: World, work: Callable[[], T]) -> T:
         result = work()
     except Exception as error:  # whatever it was, the others must hear of it
         failure = error
-    notes = world.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+    notes = world.all_gather(None if failure is None else f"{type(failure).__name__}: {failure}")
     if failure is not None:
         raise failure
     for rank, note in enumerate(notes):
@@ -100,9 +100,9 @@ def together(world: World, work: Callable[[], T]) -> T:
     return cast(T, result)
 
 
-def only_first(world: World, work: Callable[[], T]) -> T:
+def on_rank_zero(world: World, work: Callable[[], T]) -> T:
     """Process 0 does `work` while the others wait; all get its result, or its failure."""
-    return share(world, together(world, lambda: cast(T, work() if world.rank == 0 else None)))
+    return broadcast(world, on_all_ranks(world, lambda: cast(T, work() if world.rank == 0 else None)))
 
 
 def divide(costs: Sequence[float] | NDArray[Any], parts: int) -> list[NDArray[np.int64]]:
@@ -135,7 +135,7 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Spl
     return own + [empty] * (most - len(own))
 
 
-def full(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
     """A value that may be spread over processes (a DTensor), as an ordinary tensor."""
     whole = getattr(tensor, "full_tensor", None)
     return tensor if whole is None else whole()

@@ -8,7 +8,7 @@ from typing import Literal
 
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Turn
-from turngym.envs.protocols import Judge, Judgement, JudgeRequest
+from turngym.envs.protocols import Judge, JudgeRequest, Judgment
 from turngym.trainers.judge.votes import choose_hint, read_hint, read_score
 
 Kind = Literal["score", "hint"]
@@ -63,18 +63,18 @@ def requests(episode: Episode, kind: Kind, next_role: str = "user") -> list[Judg
     return found
 
 
-def judged(turn: Turn, kind: Kind, judgement: Judgement) -> Turn:
+def judged(turn: Turn, kind: Kind, judgment: Judgment) -> Turn:
     """`turn` with its votes; if every vote failed it has no scores, which is not the same as a score of 0."""
-    written = [vote for vote in judgement.votes if vote is not None]
+    written = [vote for vote in judgment.votes if vote is not None]
     if not written:
-        return replace(turn, judge_votes=judgement.votes)
+        return replace(turn, judge_votes=judgment.votes)
     if kind == "hint":
         votes = [read_hint(vote) for vote in written]
         scores, hint = [vote.score for vote in votes], choose_hint(votes)
     else:
         scores, hint = [read_score(vote) for vote in written], turn.hint
     valid = tuple(score for score in scores if score is not None)
-    return replace(turn, judge_votes=judgement.votes, judge_scores=valid, hint=hint)
+    return replace(turn, judge_votes=judgment.votes, judge_scores=valid, hint=hint)
 
 
 def judge_episodes(
@@ -95,4 +95,4 @@ def judge_episodes(
         by_turn = {request.turn: next(answers) for request in part}
         turns = [judged(t, kind, by_turn[t.index]) if t.index in by_turn else t for t in episode.turns]
         result.append(replace(episode, turns=tuple(turns)) if by_turn else episode)
-    return result, next((judgement.error for judgement in found if judgement.error), "")
+    return result, next((judgment.error for judgment in found if judgment.error), "")

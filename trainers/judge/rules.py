@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from turngym.envs.core import Verdict
 from turngym.envs.episode import Episode, Status, Turn
-from turngym.envs.protocols import Judgement, JudgeRequest
+from turngym.envs.protocols import JudgeRequest, Judgment
 from turngym.trainers.judge.episodes import next_state
 
 HINTS = {
@@ -41,19 +41,19 @@ class RuleJudge:
     outcome: bool = True
     repeats: bool = True
 
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement]:
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         return [self._one(request) for request in requests]
 
-    def _one(self, request: JudgeRequest) -> Judgement:
+    def _one(self, request: JudgeRequest) -> Judgment:
         if request.episode is None or request.episode.task.env_id == CHAT:
-            return Judgement(votes=(None,), error=f"{request.name}: rules need an environment's verdicts and rewards")
+            return Judgment(votes=(None,), error=f"{request.name}: rules need an environment's verdicts and rewards")
         episode, turn = request.episode, request.episode.turns[request.turn]
         if request.kind == "hint":
             hint = self._hint(episode, turn)
             block = "" if hint is None else f"[HINT_START]{hint}[HINT_END] "
-            return Judgement(votes=(f"{block}\\boxed{{{-1 if hint is None else 1}}}",))
+            return Judgment(votes=(f"{block}\\boxed{{{-1 if hint is None else 1}}}",))
         score, reason = self.score(episode, turn)
-        return Judgement(votes=(f"{reason} \\boxed{{{score}}}",))
+        return Judgment(votes=(f"{reason} \\boxed{{{score}}}",))
 
     def score(self, episode: Episode, turn: Turn) -> tuple[int, str]:
         """The score of a turn and the rule that gave it."""

@@ -18,7 +18,7 @@ class Entity:
     """Kind and number, for example `film17`."""
     kind: str
     name: str
-    """Unique among persons, places and organisations; works of different kinds share titles."""
+    """Unique among persons, places and organizations; works of different kinds share titles."""
     aliases: tuple[str, ...] = ()
     part: Part
     """Which questions may touch it."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from turngym.envs.search.questions import Question, normalise
+from turngym.envs.search.questions import Question, normalize
 from turngym.envs.search.world.articles import Library
 from turngym.envs.search.world.config import WorldConfig
 from turngym.envs.search.world.graph import PARTS, Entity, Fact, Graph, Part
@@ -154,8 +154,8 @@ class Teller:
     def finish(self, draft: Draft, number: int) -> Question | None:
         """The question; None where it was asked before, gives its answer away or uses a passage for two hops."""
         gold = tuple(self.gold(fact) for fact in draft.facts)
-        asked = f" {normalise(draft.text)} "
-        told = any(f" {normalise(answer)} " in asked for answer in draft.answers)
+        asked = f" {normalize(draft.text)} "
+        told = any(f" {normalize(answer)} " in asked for answer in draft.answers)
         intros = self.rng.random() < self.share(self.config.intros)
         if intros and not all(passage.endswith(".0") for passage in gold):
             return None

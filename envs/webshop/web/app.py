@@ -20,9 +20,9 @@ import numpy as np
 
 from turngym.envs.core import TurngymError
 from turngym.envs.spaces import printable
-from turngym.envs.webshop.actions import click, search
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.shop import Shop
+from turngym.envs.webshop.pages.actions import click, search
+from turngym.envs.webshop.shop.shop import Shop
 from turngym.envs.webshop.web.content import chips, picture, present, score_parts
 from turngym.envs.webshop.web.visits import Record, Visit, VisitLimits, Visits
 
@@ -46,7 +46,7 @@ class WebSettings:
     split: str | None = None
     """Which goals are drawn at random, `train` or `eval`; any goal can be chosen by its number."""
     compat: str = "webshop"
-    """Behaviour of the pages: `webshop` (the original's faults included) or `repaired`."""
+    """Behavior of the pages: `webshop` (the original's faults included) or `repaired`."""
     attributes: bool = False
     """Products have a page Attributes, which agents do not see by default."""
     pictures: bool = True

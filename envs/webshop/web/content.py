@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from turngym.envs.webshop.actions import click, parse_action
-from turngym.envs.webshop.pages import Page, page_of
-from turngym.envs.webshop.reward import ProductFacts, Reward
+from turngym.envs.webshop.pages.actions import click, parse_action
+from turngym.envs.webshop.pages.pages import Page, page_of
+from turngym.envs.webshop.shop.reward import ProductFacts, Reward
 
 if TYPE_CHECKING:
-    from turngym.envs.webshop.catalog import Product
     from turngym.envs.webshop.env import WebShopEnv
-    from turngym.envs.webshop.goals import Goal
+    from turngym.envs.webshop.shop.catalog import Product
+    from turngym.envs.webshop.shop.goals import Goal
 
 _PICTURES = ("https://", "http://", "data:image/")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from turngym.envs.core import Verdict
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.shop import Shop
+from turngym.envs.webshop.shop.shop import Shop
 
 Record = Callable[[Episode], None]
 Clock = Callable[[], float]
@@ -102,7 +102,7 @@ class Visit:
                 turns=tuple(self.turns),
                 status=status,
                 success=env.success,
-                ret=sum(turn.reward for turn in self.turns),
+                episode_return=sum(turn.reward for turn in self.turns),
                 score=env.score,
                 system=env.instructions,
                 final_observation=self._observation,

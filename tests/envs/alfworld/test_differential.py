@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.alfworld import differential
 from turngym.envs.alfworld.data import GameFolder
-from turngym.envs.alfworld.differential import Play, compare, plan, run, summary
 from turngym.envs.alfworld.env import ALFWorldEnv
-from turngym.envs.alfworld.probes import SCRIPTS
-from turngym.envs.alfworld.reference import Reference, acquire, release
+from turngym.envs.alfworld.reference import differential
+from turngym.envs.alfworld.reference.differential import Play, compare, plan, run, summary
+from turngym.envs.alfworld.reference.engine import Reference, acquire, release
+from turngym.envs.alfworld.reference.probes import SCRIPTS
 from turngym.envs.alfworld.source import RealGames
 from turngym.envs.core import TurngymError
 from turngym.envs.guard import ActionGuard
@@ -58,7 +58,7 @@ def test_a_start_at_a_receptacle(reference: Reference) -> None:
 def test_words_before_release_04_and_names_without_numbers(reference: Reference) -> None:
     data = houses.before_release_04(house())
     data["pddl_problem"] = data["pddl_problem"].replace("Desk_bar_1", "Desk")
-    play = Play(task_id="house", script="neighbours", seed=1, shuffle=3, steps=20)
+    play = Play(task_id="house", script="neighbors", seed=1, shuffle=3, steps=20)
     found = compare(reference, data, play)
     assert found.mismatches == ()
     assert found.verbs["put"] > 0
@@ -103,7 +103,7 @@ def test_the_environment_is_the_same_with_both_engines(reference: Reference) -> 
 def test_a_difference_is_found_and_a_finished_game_is_not_played_again(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("turngym.envs.alfworld.engine.NativeEngine._open", lambda self, r, _: "Sesame.")
+    monkeypatch.setattr("turngym.envs.alfworld.native.engine.NativeEngine._open", lambda self, r, _: "Sesame.")
     monkeypatch.setattr(differential, "Reference", lambda: reference)
     log = tmp_path / "log.jsonl"
     data = house() | {"walkthrough": ["go to fridge 1", "open fridge 1", "look"]}

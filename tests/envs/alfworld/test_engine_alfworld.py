@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.alfworld.engine import NOTHING, NativeEngine
-from turngym.envs.alfworld.game import load_game
-from turngym.envs.alfworld.names import entity_names, listing, shuffled
+from turngym.envs.alfworld.native.engine import NOTHING, NativeEngine
+from turngym.envs.alfworld.native.game import load_game
+from turngym.envs.alfworld.native.names import entity_names, listing, shuffled
 
 sys.path.append(str(Path(__file__).parent))
 house = importlib.import_module("alfworld_house").house
@@ -108,7 +108,7 @@ def test_admissible_is_sorted_and_complete() -> None:
     )
 
 
-def test_things_moved_between_neighbours_are_listed_once_for_each_place_they_left() -> None:
+def test_things_moved_between_neighbors_are_listed_once_for_each_place_they_left() -> None:
     moves = ("go to countertop 1", "open cabinet 2", "take mug 1 from countertop 1", "move mug 1 to cabinet 1")
     facing = "You are facing the cabinet 2, cabinet 1, and countertop 1. Next to it, you see"
     assert play(*moves, "look")[1] == f"{facing} a mug 1."

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.alfworld.engine import NOTHING, NativeEngine
 from turngym.envs.alfworld.errors import GameError, GameUnsupported
-from turngym.envs.alfworld.game import load_game
+from turngym.envs.alfworld.native.engine import NOTHING, NativeEngine
+from turngym.envs.alfworld.native.game import load_game
 
 sys.path.append(str(Path(__file__).parent))
 houses = importlib.import_module("alfworld_house")

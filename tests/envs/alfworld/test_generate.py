@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.alfworld.engine import NativeEngine
-from turngym.envs.alfworld.expert import SearchingExpert
-from turngym.envs.alfworld.game import Game, load_game
-from turngym.envs.alfworld.generate import (
+from turngym.envs.alfworld.generate.config import FULL, TASK_TYPES
+from turngym.envs.alfworld.generate.games import (
     PRESETS,
     SMALL,
     GeneratorConfig,
@@ -25,9 +23,11 @@ from turngym.envs.alfworld.generate import (
     preset,
     task_ids,
 )
-from turngym.envs.alfworld.generate_config import FULL, TASK_TYPES
-from turngym.envs.alfworld.priors import load_priors
-from turngym.envs.alfworld.vocabulary import vocabulary
+from turngym.envs.alfworld.generate.priors import load_priors
+from turngym.envs.alfworld.generate.vocabulary import vocabulary
+from turngym.envs.alfworld.native.engine import NativeEngine
+from turngym.envs.alfworld.native.game import Game, load_game
+from turngym.envs.alfworld.players.expert import SearchingExpert
 from turngym.envs.core import TaskError
 
 
@@ -245,7 +245,7 @@ def test_the_vocabulary_spells_everything_that_is_said(config: GeneratorConfig, 
 def test_textworld_says_the_same(config: GeneratorConfig, numbers: range) -> None:
     pytest.importorskip("textworld", reason="needs turngym[alfworld]")
     pytest.importorskip("alfworld", reason="needs turngym[alfworld]")
-    from turngym.envs.alfworld.reference import acquire, release
+    from turngym.envs.alfworld.reference.engine import acquire, release
 
     reference = acquire()
     for number in numbers:

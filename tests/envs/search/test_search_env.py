@@ -154,7 +154,7 @@ def test_episodes_say_that_the_retriever_died(files: dict[str, str]) -> None:
 @pytest.mark.parametrize("channel", ["text", "tool"])
 def test_agents_play_over_both_channels(files: dict[str, str], channel: str) -> None:
     jobs = [Job(task_id=task_id) for task_id in make(files).task_ids()]
-    for agent in (ExpertAgent(), ExpertAgent(noise=0.5, blunders=0.5), RandomAgent()):
+    for agent in (ExpertAgent(), ExpertAgent(noise=0.5, mistakes=0.5), RandomAgent()):
         episodes = rollout(jobs, lambda: make(files, channel=channel), agent)
         assert {episode.status for episode in episodes} <= {Status.COMPLETED, Status.TRUNCATED_TURNS}
     plain = rollout(jobs, lambda: make(files, channel=channel), ExpertAgent())
@@ -208,7 +208,7 @@ def test_players(files: dict[str, str]) -> None:
         env.base.make_player("single-shoot")
     rng = np.random.default_rng(0)
     env.reset(options={"task": "popqa/c"})
-    assert {str(env.base.blunder(rng)) for _ in range(20)} >= {"<search></search>"}
+    assert {str(env.base.plausible_mistake(rng)) for _ in range(20)} >= {"<search></search>"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from turngym.envs.core import TaskError
 from turngym.envs.panels import load_panel, verify_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.parquet import PROMPT, prompt_rows, read_questions, write_prompts
-from turngym.envs.search.questions import Question, assert_disjoint, normalise
+from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.search.sources import half, open_source
 
 sys.path.append(str(Path(__file__).parent))
@@ -139,7 +139,7 @@ def test_disjointness_is_by_id_and_by_words() -> None:
     for same in (replace(one, question="else"), replace(one, id="2", question="who sang   it")):
         with pytest.raises(TaskError, match="1 evaluation questions"):
             assert_disjoint([one], [same])
-    assert normalise("The  Who's song, a-ha!") == "whos song aha"
+    assert normalize("The  Who's song, a-ha!") == "whos song aha"
 
 
 def test_what_a_task_is() -> None:

@@ -178,7 +178,7 @@ def test_the_form(response: str, valid: bool) -> None:
 
 def test_every_value_of_the_format_reward() -> None:
     rule = RewardRule(kind="format", s=0.25, f=0.125, r=0.0625)
-    assert rule.score(T + A, ["a"]) == 1.0 - 0.0  # "a" is an article: both sides normalise to nothing, and are equal
+    assert rule.score(T + A, ["a"]) == 1.0 - 0.0  # "a" is an article: both sides normalize to nothing, and are equal
     gold = ["red fox"]
     right, wrong = "<answer>Red Fox.</answer>", "<answer>wolf</answer>"
     found = "<information>The red fox sleeps.</information>"

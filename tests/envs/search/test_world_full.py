@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from turngym.envs.core import TaskError
-from turngym.envs.search.questions import Question, assert_disjoint, normalise
+from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.search.world.calibrate import hop_recall, question_recall
 from turngym.envs.search.world.config import FAMILIES, FULL, WorldConfig, preset
 from turngym.envs.search.world.generate import FictionalWorld, generate_world, open_world
@@ -93,8 +93,8 @@ def test_each_hop_names_only_what_is_known_by_then(world: FictionalWorld) -> Non
 def test_answers_are_not_in_the_question(world: FictionalWorld) -> None:
     choices = 0
     for question in world.questions:
-        asked = f" {normalise(question.question)} "
-        if any(f" {normalise(answer)} " in asked for answer in question.golden_answers):
+        asked = f" {normalize(question.question)} "
+        if any(f" {normalize(answer)} " in asked for answer in question.golden_answers):
             assert " or " in question.question
             choices += 1
     assert 100 < choices < 400

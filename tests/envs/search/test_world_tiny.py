@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from turngym.agents.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.core import TaskError
 from turngym.envs.search import players, retrievers
 from turngym.envs.search.env import SearchEnv
@@ -91,7 +91,7 @@ def test_every_text_is_cut_into_phrases_never_into_bytes(worlds: list[FictionalW
     for task_id in env.task_ids()[::5]:
         texts = [env.reset(options={"task": task_id})[0]]
         for turn in range(4):
-            action = (env.blunder(rng) if turn % 2 else env.expert_action()) or ""
+            action = (env.plausible_mistake(rng) if turn % 2 else env.expert_action()) or ""
             if (read_action(action) or ("answer",))[0] == "answer":
                 break
             texts += [action, env.step(action)[0]]
@@ -136,7 +136,7 @@ def test_blunders_are_plausible_and_never_end_the_episode() -> None:
     for task_id in env.task_ids()[:40]:
         env.reset(options={"task": task_id})
         env.step(env.expert_action() or "")
-        verb, text = read_action(players.blunder(env, rng) or "") or ("", "")
+        verb, text = read_action(players.plausible_mistake(env, rng) or "") or ("", "")
         assert verb == "search"
         named = text in {passage.title for passage in env.source.corpus(env.question).passages}  # type: ignore[union-attr]
         seen.add("name" if named else "nothing" if not text else "words")

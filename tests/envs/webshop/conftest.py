@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.webshop.load import LoadReport, read_products
-from turngym.envs.webshop.profiles import Profile
-from turngym.envs.webshop.shop import Shop
-from turngym.envs.webshop.store import MemoryCatalogue
+from turngym.envs.webshop.files.load import LoadReport, read_products
+from turngym.envs.webshop.files.store import MemoryCatalog
+from turngym.envs.webshop.shop.profiles import Profile
+from turngym.envs.webshop.shop.shop import Shop
 
 MUG = {
     "asin": "MUG0000001",
@@ -68,8 +68,8 @@ INS: dict[str, Any] = {item["asin"]: {"attributes": ["bright"]} for item in ITEM
 def make_tiny_shop(items: list[dict[str, Any]] = ITEMS, ins: dict[str, Any] = INS) -> Shop:
     report = LoadReport()
     profile = Profile(name="tiny", kind="synthetic", items="items.json", attributes="ins.json")
-    catalogue = MemoryCatalogue(read_products(items, ins, None, report=report), "synthetic", report)
-    return Shop(catalogue, profile, price_seed=0, tagger="all-words")
+    catalog = MemoryCatalog(read_products(items, ins, None, report=report), "synthetic", report)
+    return Shop(catalog, profile, price_seed=0, tagger="all-words")
 
 
 @pytest.fixture

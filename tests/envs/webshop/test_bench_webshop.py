@@ -12,12 +12,11 @@ import pytest
 
 from turngym.envs.core import TurngymError
 from turngym.envs.webshop.compat import ShopSession
-from turngym.envs.webshop.shop import Shop, open_shop
+from turngym.envs.webshop.shop.shop import Shop, open_shop
 from turngym.retrieval.lucene import LuceneIndex
-from turngym.scripts.bench import webshop as bench
-from turngym.scripts.bench import webshop_big as big
-from turngym.scripts.bench import webshop_steps as steps
-from turngym.scripts.bench.big_shop import BigShop
+from turngym.scripts.bench.webshop import big, steps
+from turngym.scripts.bench.webshop import main as bench
+from turngym.scripts.bench.webshop.big_shop import BigShop
 
 
 def test_steps_and_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +50,7 @@ def test_without_the_peers_libraries(
 def test_the_peer_sees_what_a_session_sees(tiny_shop: Shop) -> None:
     """Odd pages included: blank bullets, no description, values with quotes, pages of results that are empty."""
     pytest.importorskip("bs4", reason="the peer needs beautifulsoup4")
-    peer = importlib.import_module("turngym.scripts.bench.webshop_peer").HtmlSession(tiny_shop)
+    peer = importlib.import_module("turngym.scripts.bench.webshop.peer").HtmlSession(tiny_shop)
     session = ShopSession(tiny_shop)
     assert peer.reset(0) == session.reset(0)[0]
     pages = ("search[mug]", "click[mug0000001]", "click[features]", "click[< prev]", "click[description]", "nonsense")
@@ -70,19 +69,19 @@ def test_scripts_end_with_a_purchase() -> None:
     shop.close()
 
 
-@pytest.mark.parametrize("catalogue", big.CATALOGUES)
-def test_a_big_shop_in_small(tmp_path: Path, catalogue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("catalog", big.CATALOGUES)
+def test_a_big_shop_in_small(tmp_path: Path, catalog: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # the real vocabulary of 300,000 words takes seconds to make up
     monkeypatch.setattr(big, "BigShop", partial(BigShop, words=2000))
     monkeypatch.setattr(big, "QUERIES", 40)
     folder = tmp_path / "shop"
-    built = big.build(folder, catalogue, 500)
+    built = big.build(folder, catalog, 500)
     assert built["products"] == 500
     assert built["disk_mb"] > 0.1
-    found = big.search(folder, catalogue, 500)
+    found = big.search(folder, catalog, 500)
     assert 0 < found["cpu_median_ms"] <= found["cpu_p99_ms"]
     assert found["queries"] >= 35
-    checked = big.check(folder, catalogue, 500)
+    checked = big.check(folder, catalog, 500)
     assert checked["exact"] == checked["checked"] >= 6
     assert checked["wrong"] == []
 

@@ -9,14 +9,21 @@ from functools import cache
 
 import pytest
 
-from turngym.envs.webshop.colors import simplify_value
 from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.generate import FULL, SMALL, CatalogueConfig, find_config, generate_catalogue, part_of
-from turngym.envs.webshop.generate_terse import KINDS, LOOKS
-from turngym.envs.webshop.generate_words import load_words
-from turngym.envs.webshop.goals import Goal
-from turngym.envs.webshop.reward import ProductFacts, best_purchase, compute_reward, matches, processed, wanted_options
-from turngym.envs.webshop.shop import Shop, open_shop
+from turngym.envs.webshop.generate.shop import FULL, SMALL, CatalogConfig, find_config, generate_catalog, part_of
+from turngym.envs.webshop.generate.terse import KINDS, LOOKS
+from turngym.envs.webshop.generate.words import load_words
+from turngym.envs.webshop.shop.colors import simplify_value
+from turngym.envs.webshop.shop.goals import Goal
+from turngym.envs.webshop.shop.reward import (
+    ProductFacts,
+    best_purchase,
+    compute_reward,
+    matches,
+    processed,
+    wanted_options,
+)
+from turngym.envs.webshop.shop.shop import Shop, open_shop
 
 PROFILES = ("embedded", "embedded-small")
 
@@ -31,14 +38,14 @@ def share(rows: list[dict], test) -> float:
 
 
 def test_the_same_settings_give_the_same_bytes_and_another_seed_another_shop():
-    first, again = (json.dumps(generate_catalogue(FULL)) for _ in range(2))
+    first, again = (json.dumps(generate_catalog(FULL)) for _ in range(2))
     assert first == again
-    other = CatalogueConfig(name="full", seed=1)
-    assert json.dumps(generate_catalogue(other)) != first
+    other = CatalogConfig(name="full", seed=1)
+    assert json.dumps(generate_catalog(other)) != first
 
 
 def test_the_full_shop_is_mixed_as_a_real_one_is():
-    items, ins = generate_catalogue(FULL)
+    items, ins = generate_catalog(FULL)
     assert len(items) >= 1000
     assert len({item["product_category"] for item in items}) == 200
     assert len({item["asin"] for item in items}) == len(items) == len(ins)
@@ -60,7 +67,7 @@ def test_no_product_has_more_than_twelve_option_combinations(profile: str):
 
 def test_some_wanted_features_can_be_read_on_one_sub_page_only():
     """Shares of the features that goals of the full shop ask for."""
-    items, ins = generate_catalogue(FULL)
+    items, ins = generate_catalog(FULL)
     seen: Counter[tuple[str, ...]] = Counter()
     for item in items:
         record = ins[item["asin"]]
@@ -125,7 +132,7 @@ def test_training_and_evaluation_share_no_product_and_no_text(profile: str):
 
 def test_in_the_full_shop_whole_leaf_categories_are_for_evaluation():
     parts: dict[str, set[str]] = {}
-    for item in generate_catalogue(FULL)[0]:
+    for item in generate_catalog(FULL)[0]:
         parts.setdefault(item["product_category"], set()).add(part_of(item["asin"]))
     assert {len(found) for found in parts.values()} == {1}
     assert sum("eval" in found for found in parts.values()) >= 25
@@ -176,8 +183,8 @@ def test_an_unknown_preset_and_impossible_settings_are_explained():
     with pytest.raises(ShopDataError, match=r"no generated shop 'smal'; presets are: full, small.*small"):
         find_config("smal")
     with pytest.raises(ShopDataError, match=r"kinds is 201.*valid: 1 to 200"):
-        generate_catalogue(CatalogueConfig(name="own", kinds=201))
+        generate_catalog(CatalogConfig(name="own", kinds=201))
     with pytest.raises(ShopDataError, match="kinds is 25; valid for style 'terse': 1 to 24"):
-        generate_catalogue(CatalogueConfig(name="own", style="terse", kinds=25))
+        generate_catalog(CatalogConfig(name="own", style="terse", kinds=25))
     with pytest.raises(ShopDataError, match=r"clusters is 17; valid for style .terse.: 1 to 16"):
-        generate_catalogue(CatalogueConfig(name="own", style="terse", kinds=24, clusters=17))
+        generate_catalog(CatalogConfig(name="own", style="terse", kinds=24, clusters=17))

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.catalog import Instruction, Kind, Product
 from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.goals import Goal, draw_goal, limited, shuffled
-from turngym.envs.webshop.load import LoadReport
-from turngym.envs.webshop.prices import cap_text, draw_cap, draw_prices
-from turngym.envs.webshop.profiles import find_profile
-from turngym.envs.webshop.shop import Shop
-from turngym.envs.webshop.splits import make_splits
-from turngym.envs.webshop.store import MemoryCatalogue
+from turngym.envs.webshop.files.load import LoadReport
+from turngym.envs.webshop.files.store import MemoryCatalog
+from turngym.envs.webshop.shop.catalog import Instruction, Kind, Product
+from turngym.envs.webshop.shop.goals import Goal, draw_goal, limited, shuffled
+from turngym.envs.webshop.shop.prices import cap_text, draw_cap, draw_prices
+from turngym.envs.webshop.shop.profiles import find_profile
+from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.shop.splits import make_splits
 
 
 def product(asin: str, *, instructions: tuple[Instruction, ...] = (), **changes: object) -> Product:
@@ -41,7 +41,7 @@ def product(asin: str, *, instructions: tuple[Instruction, ...] = (), **changes:
 
 def shop(products: list[Product], kind: Kind = "synthetic", price_seed: int = 0) -> Shop:
     profile = find_profile("1k-synthetic" if kind == "synthetic" else "1k-human")
-    return Shop(MemoryCatalogue(products, kind, LoadReport()), profile, price_seed=price_seed)
+    return Shop(MemoryCatalog(products, kind, LoadReport()), profile, price_seed=price_seed)
 
 
 def wish(*attributes: str, text: str = "Find me a table", options: tuple[str, ...] | None = None) -> Instruction:
@@ -106,7 +106,7 @@ def test_an_option_without_values_makes_no_goal_but_draws_a_cap() -> None:
     assert made.goals[0].price_upper == draw_cap(20.0, rng)
 
 
-def test_weights_favour_rare_attributes() -> None:
+def test_weights_favor_rare_attributes() -> None:
     two = product("A", options={"size": ("s", "l")}, instructions=(wish("common", "rare"),))
     made = shop([two, product("B", instructions=(wish("common"),))])
     assert {goal.asin: goal.weight for goal in made.goals} == {"A": (1 / 3 + 1 / 2) / 2, "B": 1 / 3}

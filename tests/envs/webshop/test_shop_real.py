@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.webshop.shop import Shop, goal_task, open_shop
-from turngym.envs.webshop.tagger import NounTagger
+from turngym.envs.webshop.shop.shop import Shop, goal_task, open_shop
+from turngym.envs.webshop.shop.tagger import NounTagger
 
 PARTS = {0: "1k-synthetic", 1: "1k-human"}
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.catalog import Product
-from turngym.envs.webshop.colors import COLORS, simplify_pair, simplify_value
 from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.goals import Goal
-from turngym.envs.webshop.reward import (
+from turngym.envs.webshop.shop.catalog import Product
+from turngym.envs.webshop.shop.colors import COLORS, simplify_pair, simplify_value
+from turngym.envs.webshop.shop.goals import Goal
+from turngym.envs.webshop.shop.reward import (
     ProductFacts,
     Reward,
     best_purchase,
@@ -21,7 +21,7 @@ from turngym.envs.webshop.reward import (
     processed,
     wanted_options,
 )
-from turngym.envs.webshop.tagger import NounTagger, make_tagger
+from turngym.envs.webshop.shop.tagger import NounTagger, make_tagger
 
 WORDS = NounTagger(name="split", nouns=lambda text: tuple(text.lower().split()))
 

@@ -14,7 +14,7 @@ import pytest
 
 from turngym.envs.episode import Episode
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.shop import Shop, open_shop
+from turngym.envs.webshop.shop.shop import Shop, open_shop
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
@@ -133,9 +133,9 @@ def test_going_back_in_the_browser_shows_the_present_page(browser: Any, site: An
 
 
 def hostile_shop() -> Shop:
-    from turngym.envs.webshop.load import LoadReport, read_products
-    from turngym.envs.webshop.profiles import Profile
-    from turngym.envs.webshop.store import MemoryCatalogue
+    from turngym.envs.webshop.files.load import LoadReport, read_products
+    from turngym.envs.webshop.files.store import MemoryCatalog
+    from turngym.envs.webshop.shop.profiles import Profile
 
     evil = (
         "\"><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><svg onload=owned()>"
@@ -156,7 +156,7 @@ def hostile_shop() -> Shop:
     report = LoadReport()
     products = read_products([item], {"EVIL000001": wanted}, None, report=report)
     profile = Profile(name="tiny", kind="synthetic", items="items.json", attributes="ins.json")
-    return Shop(MemoryCatalogue(products, "synthetic", report), profile, price_seed=0, tagger="all-words")
+    return Shop(MemoryCatalog(products, "synthetic", report), profile, price_seed=0, tagger="all-words")
 
 
 @pytest.mark.parametrize("site", [hostile_shop], indirect=True)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.shop import Shop
+from turngym.envs.webshop.shop.shop import Shop
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 

@@ -15,7 +15,7 @@ import pytest
 
 from turngym.envs.episode import Episode, Status
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.shop import Shop, open_shop
+from turngym.envs.webshop.shop.shop import Shop, open_shop
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
@@ -74,7 +74,7 @@ def test_the_same_clicks_as_an_agent_give_the_same_episode(
         assert [turn.observation for turn in episode.turns] + [episode.final_observation] == observations
         assert [turn.reward for turn in episode.turns] == rewards
         assert (episode.score, episode.success, episode.status) == (env.score, env.success, Status.COMPLETED)
-        assert (episode.task, episode.ret) == (env.task, env.score)
+        assert (episode.task, episode.episode_return) == (env.task, env.score)
         assert f'id="score">{env.score:.2f}<' in person.page
     env.close()
     shop.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.actions import canonical, click, parse_action, search
+from turngym.envs.webshop.pages.actions import canonical, click, parse_action, search
 
 PATTERN = re.compile(r"(.+)\[(.+)\]")
 

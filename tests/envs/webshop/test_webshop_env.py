@@ -14,10 +14,10 @@ import pytest
 
 from turngym.envs.core import TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
-from turngym.envs.webshop.actions import SEARCH_TEMPLATE
 from turngym.envs.webshop.env import WebShopEnv, final_score, parse_final_score
 from turngym.envs.webshop.make import make
-from turngym.envs.webshop.shop import Shop, open_shop
+from turngym.envs.webshop.pages.actions import SEARCH_TEMPLATE
+from turngym.envs.webshop.shop.shop import Shop, open_shop
 
 
 def made(shop: Shop, **options: Any) -> ActionGuard:
@@ -136,7 +136,11 @@ def test_the_oracle_finds_home_from_anywhere(query: str, noise: float) -> None:
         _, info = env.reset(options={"task": ids[number * 37 % len(ids)]})
         while not info["success"]:
             wrong = rng.random() < noise and info["env_steps"] < 12
-            action = (env.base.sample_action(rng) if rng.random() < 0.5 else env.base.blunder(rng)) if wrong else None
+            action = (
+                (env.base.sample_action(rng) if rng.random() < 0.5 else env.base.plausible_mistake(rng))
+                if wrong
+                else None
+            )
             if action is None or action == "click[buy now]":
                 action = env.expert_action()
             assert action is not None
@@ -195,9 +199,9 @@ def test_players(tiny_shop: Shop) -> None:
     env.reset(seed=0)
     kinds = set()
     for _ in range(300):
-        blunder = env.base.blunder(rng)
-        assert blunder is not None
-        kinds.add((env.step(blunder)[4]["verdict"], blunder.split("[")[0]))
+        plausible_mistake = env.base.plausible_mistake(rng)
+        assert plausible_mistake is not None
+        kinds.add((env.step(plausible_mistake)[4]["verdict"], plausible_mistake.split("[")[0]))
         if env.base.scene.state.kind == "done":
             env.reset()
         elif rng.random() < 0.3:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.envs.webshop.compat import ShopSession
-from turngym.envs.webshop.pages import options_json, visible
-from turngym.envs.webshop.render_html import render_html
-from turngym.envs.webshop.render_rich import render_rich
-from turngym.envs.webshop.render_text import render_text
-from turngym.envs.webshop.shop import Shop
+from turngym.envs.webshop.pages.pages import options_json, visible
+from turngym.envs.webshop.pages.render_html import render_html
+from turngym.envs.webshop.pages.render_rich import render_rich
+from turngym.envs.webshop.pages.render_text import render_text
+from turngym.envs.webshop.shop.shop import Shop
 
 VOID = {"br", "img", "input", "meta", "hr", "link"}
 HIDDEN = {"style", "script", "head", "title", "meta", "[document]"}

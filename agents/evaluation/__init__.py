@@ -1,0 +1,1 @@
+"""Evaluation on panels: play, score, estimate, show."""

@@ -1,0 +1,1 @@
+"""Judges with hindsight: an expert, a local model, an endpoint, keywords; and hints in prompts."""

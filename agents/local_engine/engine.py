@@ -1,0 +1,260 @@
+"""The local engine: a transformers model in this process that continues token ids, its KV cache kept across turns."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turngym.agents.local_engine.batch import Batch, Row, take, temperatures
+from turngym.agents.local_engine.kv_cache import RaggedCache, Step
+from turngym.agents.local_engine.model import CausalModel, EngineError, prefill
+from turngym.agents.local_engine.probe import choose_cache, context_limit
+from turngym.agents.local_engine.sampling import Decoder, StopText, check_sampling, draw, greedy, uniforms
+from turngym.agents.local_engine.slots import SlotTable
+from turngym.envs.protocols import GenerateRequest, Generation, Watch
+
+__all__ = ["EngineError", "LocalEngine"]
+
+
+class LocalEngine:
+    """Continues token ids with `model`; each turn feeds only what is new in `prompt_ids` since the session's last turn.
+
+    A prompt that leaves no room in the context (`len(prompt_ids) >= max_length`) gives no ids and finish `length`.
+    The model stays the caller's: after an update call `weights_changed(version)`. A change in place or by
+    `load_state_dict` that nobody announced is noticed too (what was cached is dropped; `policy_version` stays).
+    One call at a time: the engine is not for several threads.
+
+    Args:
+        model: any causal transformers model; it runs on the device and in the precision it has.
+        tokenizer: only needed for stop texts.
+        max_length: context limit in ids, prompt and response together; the model's own if None.
+        max_batch: most rows decoded together.
+        max_sessions: most sessions whose keys and values are kept (the least recently used goes first); twice
+            `max_batch` if None.
+        cache: `ragged` keeps keys and values across turns, an error if the model cannot; `recompute` feeds the whole
+            history every turn, one row at a time, with the model's own cache: slow, and right for every model;
+            `auto` takes `ragged` if a short trial agrees with a plain pass, else `recompute` with a warning.
+        prefill_tokens: most prompt ids (padding included) fed in one pass.
+
+    Raises:
+        EngineError: a model or a setting that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Decoder | None = None,
+        max_length: int | None = None,
+        max_batch: int = 64,
+        max_sessions: int | None = None,
+        cache: Literal["auto", "ragged", "recompute"] = "auto",
+        prefill_tokens: int = 8192,
+        policy_version: int = 0,
+    ) -> None:
+        self._model = CausalModel(model)
+        self.max_length = context_limit(self._model, max_length)
+        self.max_batch = max_batch
+        self.policy_version = policy_version
+        self.fed_tokens = 0
+        """Prompt ids fed since construction: what the histories cost besides the sampled ids."""
+        self._prefill_tokens = prefill_tokens
+        self._tokenizer = tokenizer
+        self._stop_text = None if tokenizer is None else StopText(tokenizer)
+        self._table = SlotTable(2 * max_batch if max_sessions is None else max_sessions)
+        if max_batch < 1 or self._table.limit < max_batch or prefill_tokens < 1:
+            raise EngineError(
+                f"max_batch {max_batch} and prefill_tokens {prefill_tokens} must be at least 1, and max_sessions "
+                f"{self._table.limit} at least max_batch"
+            )
+        self.ragged = choose_cache(self._model, cache)
+        """Whether keys and values are kept across turns."""
+        self._cache = RaggedCache(self._table.limit, self.max_length)
+        self._stamp = self._model.weights_stamp()
+
+    @property
+    def model(self) -> Any:
+        """The model as it was given."""
+        return self._model.model
+
+    @property
+    def stamp(self) -> int:
+        """Changes when the weights change, announced or not."""
+        return self._model.weights_stamp()
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments for an engine like this one around another copy of the model."""
+        return {
+            "tokenizer": self._tokenizer,
+            "max_length": self.max_length,
+            "max_batch": self.max_batch,
+            "max_sessions": self._table.limit,
+            "cache": "ragged" if self.ragged else "recompute",
+            "prefill_tokens": self._prefill_tokens,
+            "policy_version": self.policy_version,
+        }
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """Sessions whose keys and values are held."""
+        return tuple(self._table.held)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the cache."""
+        return self._cache.nbytes()
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        """Continue every request; results in their order, each depending on its request alone (up to rounding).
+
+        Raises EngineError for a request that makes no sense, before any work, and for logits that are not finite.
+        """
+        return self.stream(requests, [None] * len(requests))
+
+    def stream(self, requests: Sequence[GenerateRequest], watches: Sequence[Watch | None]) -> list[Generation]:
+        """`generate`, each watch hearing the ids of its request as they are drawn; one that says False ends its row."""
+        rows = [self._row(index, request) for index, request in enumerate(requests)]
+        for row, watch in zip(rows, watches, strict=True):
+            row.watch = watch
+        stamp = self._model.weights_stamp()
+        if stamp != self._stamp:
+            self._table.clear()
+            self._stamp = stamp
+        try:
+            with self._model.evaluating(inference=self.ragged):
+                self._run([row for row in rows if not row.finish])
+        except BaseException:
+            # Rows were on the move, and a NaN may lie in the cache: nothing held can be trusted.
+            self._table.clear()
+            self._cache.clear()
+            raise
+        return [row.generation(self.policy_version) for row in rows]
+
+    def release(self, session: str) -> None:
+        """Forget `session`; unknown sessions are fine."""
+        self._table.release(session)
+
+    def weights_changed(self, version: int) -> None:
+        """Drop what was computed with the old weights; later generations carry `version`."""
+        self._table.clear()
+        self._stamp = self._model.weights_stamp()
+        self.policy_version = version
+
+    def _row(self, index: int, request: GenerateRequest) -> Row:
+        sampling, prompt = request.sampling, np.asarray(request.prompt_ids, np.int32)
+        problem = check_sampling(sampling, has_tokenizer=self._stop_text is not None)
+        if prompt.ndim != 1 or not len(prompt):
+            problem = f"prompt_ids has shape {prompt.shape}; it must be a row of at least one id"
+        elif not 0 <= prompt.min() <= prompt.max() < self._model.vocabulary:
+            problem = (
+                f"prompt_ids spans {prompt.min()}..{prompt.max()}; the model knows ids 0..{self._model.vocabulary - 1}"
+            )
+        if problem:
+            raise EngineError(f"request {index} (session {request.session!r}): {problem}")
+        room = max(min(sampling.max_new_tokens, self.max_length - len(prompt)), 0)
+        uniform = uniforms(request.stream, room) if sampling.temperature > 0 else np.zeros(room)
+        row = Row(request.session, prompt, sampling, uniform, frozenset(sampling.stop_ids))
+        row.finish = "" if room else "length"
+        return row
+
+    def _run(self, rows: list[Row]) -> None:
+        if not self.ragged:
+            for row in rows:
+                self._run_alone(row)
+            return
+        pending, batch = deque(rows), Batch(self._model.device)
+        while pending or batch.rows:
+            free = self.max_batch - len(batch.rows)
+            refill = pending and (not batch.rows or 4 * free >= self.max_batch)
+            chosen = take(pending, batch, free) if refill else []
+            if chosen:
+                self._admit(chosen, batch)
+            else:
+                self._decode(batch)
+            self._retire(batch)
+
+    def _run_alone(self, row: Row) -> None:
+        past: Any = None
+        temperature = temperatures([row], self._model.device)
+        while not row.finish:
+            fed = np.concatenate((row.prompt, np.array(row.tokens, np.int32)))
+            self.fed_tokens += len(row.prompt) if not row.tokens else 0
+            logits, past = self._model.plain(fed, past)
+            self._sample([row], logits[None], temperature)
+
+    def _admit(self, rows: list[Row], batch: Batch) -> None:
+        """Bring `rows` into the batch: feed what is new in their prompts and draw their first ids."""
+        moves = self._table.admit([row.session for row in rows], len(batch.rows))
+        held = self._table.held
+        self._cache.reserve(len(self._table.owner), 1)
+        self._cache.relocate(moves, max(len(entry.ids) for entry in held.values()))
+        rows.sort(key=lambda row: held[row.session].slot)
+        starts = []
+        for row in rows:
+            entry = held[row.session]
+            # The last id is fed even if its K/V is held: its logits are not.
+            starts.append(min(entry.common(row.prompt), len(row.prompt) - 1))
+            entry.ids = entry.ids[: starts[-1]]
+        new = [row.prompt[start:] for row, start in zip(rows, starts, strict=True)]
+        slots = [held[row.session].slot for row in rows]
+        logits = prefill(self._model, self._cache, slots, starts, new, tokens=self._prefill_tokens)
+        self.fed_tokens += sum(len(ids) for ids in new)
+        batch.extend(rows, self._sample(rows, logits, temperatures(rows, logits.device)))
+
+    def _decode(self, batch: Batch) -> None:
+        length = max(row.length for row in batch.rows)
+        self._cache.reserve(len(self._table.owner), length)
+        step = Step(
+            rows=slice(0, len(batch.rows)),
+            write_rows=batch.numbers[:, None],
+            write_positions=batch.positions[:, None],
+            length=length,
+        )
+        logits = self._model.forward(self._cache, batch.tokens[:, None], step.write_positions, step)
+        batch.advance(self._sample(batch.rows, logits, batch.temperature))
+
+    def _sample(self, rows: list[Row], logits: Tensor, temperature: Tensor) -> Tensor:
+        """Draw one id per row, note it and whether it ends the row; ids int64 [B] on the device."""
+        if all(row.sampling.temperature == 0 for row in rows):
+            ids, logprobs = greedy(logits)
+        else:
+            uniform = torch.tensor([row.uniform[len(row.tokens)] for row in rows], dtype=torch.float64)
+            ids, logprobs = draw(logits, temperature, uniform.to(logits.device))
+        both = torch.stack((ids.double(), logprobs.double())).cpu().numpy()
+        if not np.isfinite(both[1]).all():
+            row = rows[int(np.argmin(np.isfinite(both[1])))]
+            raise EngineError(
+                f"session {row.session!r}: token {len(row.tokens)} of the response has log-probability "
+                f"{both[1][~np.isfinite(both[1])][0]}; the model's logits are not finite (diverged weights?)"
+            )
+        for row, token, logprob in zip(rows, both[0].tolist(), both[1].tolist(), strict=True):
+            row.tokens.append(int(token))
+            row.logprobs.append(logprob)
+            row.finish = self._finish(row)
+            if row.watch is not None and not row.watch(int(token), logprob):
+                row.finish = row.finish or "aborted"
+        return ids
+
+    def _finish(self, row: Row) -> str:
+        if row.tokens[-1] in row.stop_ids:
+            return "stop"
+        stops = row.sampling.stop_text
+        if stops and self._stop_text is not None and self._stop_text.hit(row.tokens, stops):
+            return "stop"
+        return "length" if len(row.tokens) >= len(row.uniform) else ""
+
+    def _retire(self, batch: Batch) -> None:
+        """Finished rows leave; the others close ranks in slots 0, 1, 2, ..."""
+        leaving = [slot for slot, row in enumerate(batch.rows) if row.finish]
+        if not leaving:
+            return
+        for slot in leaving:
+            self._table.held[batch.rows[slot].session].ids = batch.rows[slot].fed()
+        moves = self._table.retire(leaving, len(batch.rows))
+        self._cache.relocate(moves, max(row.length for row in batch.rows))
+        batch.keep([slot for slot, row in enumerate(batch.rows) if not row.finish], moves)

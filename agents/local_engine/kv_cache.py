@@ -1,0 +1,112 @@
+"""A ragged key/value cache for transformers models: rows of different lengths that survive between calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from turngym.agents.local_engine.slots import Moves
+
+Rows = slice | Tensor
+"""The cache rows of a batch: a slice (read as a view) or an int64 tensor of row numbers (read as a copy)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Where one forward pass over B rows and Q new ids per row reads and writes."""
+
+    rows: Rows
+    write_rows: Tensor
+    """int64 [B, Q]: row of each new key; `RaggedCache.trash` for padding."""
+    write_positions: Tensor
+    """int64 [B, Q]: position of each new key in its row."""
+    length: int
+    """Positions 0..length-1 are read; the mask hides what is not the row's own past."""
+
+
+class RaggedCache(Cache):
+    """Per layer K and V of shape [slots + 1, heads, capacity, dim]; the last row takes the keys of padding ids.
+
+    Memory starts at zero and only ever holds finite numbers: a masked position still enters the product with weight 0,
+    and 0 * NaN would reach the row.
+    """
+
+    def __init__(self, max_slots: int, max_capacity: int) -> None:
+        super().__init__(layers=[])
+        self._max_slots, self._max_capacity = max_slots, max_capacity
+        self.slots = 0
+        self.capacity = 0
+        self.step: Step | None = None
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    @property
+    def trash(self) -> int:
+        """The row that takes the keys of padding ids."""
+        return self.slots
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Make room for at least `slots` rows of `capacity` positions, growing by half so that growth stays cheap."""
+        if slots <= self.slots and capacity <= self.capacity:
+            return
+        if slots > self.slots:
+            slots = max(slots, min(self.slots * 3 // 2, self._max_slots))
+        if capacity > self.capacity:
+            capacity = max(capacity, min(-(-max(capacity, self.capacity * 3 // 2) // 64) * 64, self._max_capacity))
+        self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
+        self._keys = [self._grown(tensor) for tensor in self._keys]
+        self._values = [self._grown(tensor) for tensor in self._values]
+
+    def relocate(self, moves: Moves, length: int) -> None:
+        """Move rows, the first `length` positions of each."""
+        to, source = moves
+        if not to:
+            return
+        for tensor in (*self._keys, *self._values):
+            index = torch.tensor(source, device=tensor.device)
+            moved = tensor[:, :, :length].index_select(0, index)
+            for row, slot in enumerate(to):  # several times faster than one indexed assignment
+                tensor[slot, :, :length] = moved[row]
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self.slots = self.capacity = 0
+        self._keys, self._values = [], []
+
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values [B, heads, Q, dim]; return those of the batch, [B, heads, length, dim]."""
+        step = self.step
+        assert step is not None
+        if layer_idx >= len(self._keys):
+            self._allocate(layer_idx, key_states, value_states)
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[step.write_rows, :, step.write_positions] = key_states.transpose(1, 2)
+        values[step.write_rows, :, step.write_positions] = value_states.transpose(1, 2)
+        return keys[step.rows, :, : step.length], values[step.rows, :, : step.length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions read by the pass under way, less its new ids."""
+        return 0 if self.step is None else self.step.length - self.step.write_rows.shape[1]
+
+    def _allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        if layer != len(self._keys):
+            raise ValueError(
+                f"layer {layer} was updated before layer {len(self._keys)}; this model shares layers' caches"
+            )
+        for store, new in ((self._keys, keys), (self._values, values)):
+            store.append(new.new_zeros(self.slots + 1, new.shape[1], self.capacity, new.shape[3]))
+
+    def _grown(self, old: Tensor) -> Tensor:
+        new = old.new_zeros(self.slots + 1, old.shape[1], self.capacity, old.shape[3])
+        new[: old.shape[0] - 1, :, : old.shape[2]] = old[:-1]
+        return new

@@ -1,0 +1,187 @@
+"""One causal transformers model as the local engine sees it: forward passes over ragged rows of a `RaggedCache`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turngym.agents.local_engine.kv_cache import RaggedCache, Rows, Step
+from turngym.envs.core import TurngymError
+
+Ids = NDArray[np.int32]
+
+
+class EngineError(TurngymError):
+    """A request that an engine cannot serve, or a model that it cannot run."""
+
+
+class CausalModel:
+    """Runs `model` on explicit positions and an explicit mask, so that padding and other rows stay invisible."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.kind = str(getattr(model.config, "model_type", type(model).__name__))
+        self._window, self._by_layer = _windows(self.config)
+        accepted = inspect.signature(model.forward).parameters
+        self._keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._columns = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids that may be fed."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    def forward(self, cache: RaggedCache, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q]."""
+        cache.step = step
+        output = self.model(
+            input_ids=ids,
+            attention_mask=self._mask(positions, step.length),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **self._keep,
+        )
+        return output.logits[:, -1]
+
+    def plain(self, ids: Ids, past: Any) -> tuple[Tensor, Any]:
+        """Logits [V] after the last of `ids` [L] with the model's own cache; `past` is what the last call returned."""
+        start = len(ids) - 1 if past is not None else 0
+        input_ids = torch.from_numpy(ids[start:].astype(np.int64))[None].to(self.device)
+        # A model without past_key_values (a state-space model) gets the whole row every time.
+        output = self.model(input_ids=input_ids, use_cache=True, **({} if past is None else {"past_key_values": past}))
+        return output.logits[0, -1], getattr(output, "past_key_values", None)
+
+    def weights_stamp(self) -> int:
+        """Changes when weights are changed in place or replaced (an optimizer step, `load_state_dict`)."""
+        return hash(tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()))
+
+    @contextmanager
+    def evaluating(self, *, inference: bool = True) -> Iterator[None]:
+        """No gradients and no dropout inside; the modules' own training flags come back afterwards.
+
+        `inference=False` for models that change their own buffers in a pass (dynamic rope): buffers made in inference
+        mode could not be trained with.
+        """
+        training = [module for module in self.model.modules() if module.training]
+        if training:
+            self.model.eval()
+        try:
+            with torch.inference_mode() if inference else torch.no_grad():
+                yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def _mask(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+        """Additive mask [B, 1, Q, length]: 0 where key k may be seen from `positions` p (k <= p, k > p - window)."""
+        if len(self._columns) < length or self._columns.device != positions.device:
+            self._columns = torch.arange(max(length, 2 * len(self._columns)), device=positions.device)
+        here = positions[:, None, :, None]
+        columns = self._columns[:length]
+        full = _bias(columns > here, self.dtype)
+        if self._window is None:
+            return full
+        sliding = full.masked_fill(columns <= here - self._window, -torch.inf)
+        return {"full_attention": full, "sliding_attention": sliding} if self._by_layer else sliding
+
+
+def prefill(
+    model: CausalModel,
+    cache: RaggedCache,
+    slots: Sequence[int],
+    starts: Sequence[int],
+    new: Sequence[Ids],
+    *,
+    tokens: int,
+) -> Tensor:
+    """Feed `new[i]` (one id or more) at positions `starts[i]`... of row `slots[i]`; logits [B, V] after the last ids.
+
+    Rows of similar length share a pass of at most about `tokens` padded ids.
+    """
+    logits: Tensor | None = None
+    for group in _groups([len(ids) for ids in new], tokens):
+        rows = [slots[i] for i in group]
+        part = _prefill_group(model, cache, rows, [starts[i] for i in group], [new[i] for i in group], tokens)
+        if logits is None:
+            logits = part.new_empty(len(new), part.shape[-1])
+        logits[group] = part
+    assert logits is not None
+    return logits
+
+
+def as_rows(slots: Sequence[int], device: torch.device) -> Rows:
+    """A slice if the slots are adjacent and ascending, else their numbers."""
+    if list(slots) == list(range(slots[0], slots[0] + len(slots))):
+        return slice(slots[0], slots[0] + len(slots))
+    return torch.tensor(slots, device=device)
+
+
+def _prefill_group(
+    model: CausalModel, cache: RaggedCache, slots: list[int], starts: list[int], new: list[Ids], tokens: int
+) -> Tensor:
+    lengths = np.array([len(ids) for ids in new])
+    width, ends = int(lengths.max()), np.array(starts) + lengths
+    cache.reserve(max(slots) + 1, int(ends.max()))
+    # Left padding: the last column is then every row's last id. Padding looks at position 0 (so it stays finite) and
+    # its keys go to the trash row.
+    column = np.arange(width)[None, :] - (width - lengths)[:, None]
+    positions = np.maximum(column + np.array(starts)[:, None], 0)
+    ids = np.zeros((len(new), width), np.int64)
+    for row, values in enumerate(new):
+        ids[row, width - len(values) :] = values
+    write_rows = np.where(column >= 0, np.array(slots)[:, None], cache.trash)
+    ids_t, positions_t, write_t = (torch.from_numpy(array).to(model.device) for array in (ids, positions, write_rows))
+    rows = as_rows(slots, model.device)
+    chunk = max(tokens // len(new), 1)
+    logits: Tensor | None = None
+    for begin in range(0, width, chunk):
+        part = slice(begin, begin + chunk)
+        length = int(positions[:, part].max()) + 1
+        step = Step(rows=rows, write_rows=write_t[:, part], write_positions=positions_t[:, part], length=length)
+        logits = model.forward(cache, ids_t[:, part], positions_t[:, part], step)
+    assert logits is not None
+    return logits
+
+
+def _groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Indices by similar length: each group at most `tokens` padded ids, its shortest at least half its longest."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        longest = lengths[groups[-1][0]] if groups else 0
+        if groups and (len(groups[-1]) + 1) * longest <= tokens and 2 * lengths[index] + 16 >= longest:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return [sorted(group) for group in groups]
+
+
+def _bias(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+
+def _windows(config: Any) -> tuple[int | None, bool]:
+    """(sliding window or None, whether only some layers slide)."""
+    window = getattr(config, "sliding_window", None)
+    types = set(getattr(config, "layer_types", None) or ())
+    if window is None or not getattr(config, "use_sliding_window", True):
+        return None, False
+    if types and "sliding_attention" not in types:
+        return None, False
+    return int(window), "full_attention" in types

@@ -1,0 +1,104 @@
+"""Drawing tokens: one random stream per request, batched draws, and stop rules on ids and text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turngym.envs.protocols import Sampling
+
+_BELOW_ONE = 1.0 - 2.0**-40
+"""Keeps a uniform number below 1 after it is multiplied by a float64 total, so a draw never falls off the end."""
+
+
+class Decoder(Protocol):
+    """The part of a Hugging Face tokenizer that stop texts need."""
+
+    def decode(self, token_ids: Any, /, **kwargs: Any) -> Any: ...
+
+
+def uniforms(stream: Sequence[int], count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1) of the stream with entropy `stream`; a longer draw starts with the shorter one.
+
+    Raises ValueError for a negative part of the stream.
+    """
+    if any(part < 0 for part in stream):
+        raise ValueError(f"the random stream {tuple(stream)} has a negative part; use non-negative integers")
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(part) for part in stream])))
+    return generator.random(count) * _BELOW_ONE
+
+
+def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Most likely ids int64 [B] of `logits` [B, V], and their float32 log-probabilities [B] at temperature 1."""
+    logits = logits.float()
+    ids = logits.argmax(-1)
+    return ids, logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+
+
+def draw(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids int64 [B] of `logits` [B, V] by inverse CDF, and their float32 log-probabilities [B].
+
+    id = min { i : sum_{j <= i} softmax(logits / temperature)_j > uniform }; rows with temperature 0 are greedy.
+    `temperature` is float [B], `uniform` float64 [B] in [0, 1).
+
+    The draw depends on its own row and uniform number alone. Logits differ by rounding (about 1e-6) between batches, so
+    a uniform number within rounding of a boundary of the CDF may give the neighbor: about one token in a million.
+    """
+    logits = logits.float()
+    is_greedy = temperature == 0
+    scaled = logits / torch.where(is_greedy, 1.0, temperature)[:, None]
+    logp = scaled.log_softmax(-1)
+    cdf = logp.exp().cumsum(-1, dtype=torch.float64)
+    target = (uniform * cdf[:, -1])[:, None]
+    ids = torch.searchsorted(cdf, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+    ids = torch.where(is_greedy, logits.argmax(-1), ids)
+    return ids, logp.gather(-1, ids[:, None])[:, 0]
+
+
+class StopText:
+    """Says whether a response just came to contain a stop text, decoding only when the newest id could end one.
+
+    A stop text can only become complete with an id whose own text holds the stop text's last character (or part of a
+    character, shown as U+FFFD, or white space, which some tokenizers drop around a lone id).
+    """
+
+    def __init__(self, tokenizer: Decoder) -> None:
+        self._tokenizer = tokenizer
+        self._pieces: dict[int, str] = {}
+
+    def hit(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
+        """Whether the decoded tail of the response `ids` contains one of `stops`; call it after every new id."""
+        piece = self._piece(ids[-1])
+        unclear = not piece.strip() or "\ufffd" in piece
+        live = [stop for stop in stops if unclear or stop[-1] in piece or stop[-1].isspace()]
+        if not live:
+            return False
+        # Every id adds at least one UTF-8 byte of text, except special ones; the margin is for those.
+        tail = self._decode(ids[-(max(len(stop.encode()) for stop in live) + 16) :])
+        return any(stop in tail for stop in live)
+
+    def _piece(self, token: int) -> str:
+        if token not in self._pieces:
+            self._pieces[token] = self._decode([token])
+        return self._pieces[token]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def check_sampling(sampling: Sampling, *, has_tokenizer: bool) -> str | None:
+    """What is wrong with `sampling`, or None."""
+    if not (sampling.temperature >= 0 and np.isfinite(sampling.temperature)):
+        return f"temperature {sampling.temperature} must be a finite number >= 0 (0 is greedy)"
+    if sampling.max_new_tokens < 1:
+        return f"max_new_tokens {sampling.max_new_tokens} must be at least 1"
+    if any(not stop for stop in sampling.stop_text):
+        return f"stop_text {sampling.stop_text!r} contains an empty string"
+    if sampling.stop_text and not has_tokenizer:
+        return f"stop_text {sampling.stop_text!r} needs decoding: build the engine with tokenizer=..."
+    return None

@@ -1,0 +1,1 @@
+"""Chat messages and tool calls as token ids, and answers read back."""

@@ -1,0 +1,226 @@
+"""Any list of chat messages as token ids that only grow: sampled ids are kept, new messages are tokenized alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.proxy.conversation.answer import THINK, AnswerReader, GrowingText, text_of
+from turngym.agents.proxy.conversation.messages import ChatMessage, Tools, shared
+from turngym.agents.proxy.conversation.tools import tool_text
+from turngym.agents.proxy.errors import invalid
+from turngym.agents.proxy.sessions.records import TurnRecord
+from turngym.agents.rendering.chat_template import ChatTemplate, Message, RenderError
+from turngym.agents.rendering.token_history import IdBuffer
+from turngym.envs.episode import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "turngymtool", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+_PROBE_RESULT = "turngymresult"
+
+
+@dataclass(slots=True)
+class ChatHistory:
+    """One session as ids and as messages."""
+
+    segments: list[IdBuffer] = field(default_factory=list)
+    shown: list[ChatMessage] = field(default_factory=list)
+    """The conversation as the client has it, the last answer included."""
+    given: list[Message] = field(default_factory=list)
+    """The same as the template gets it: answers as they were sampled."""
+    tools: Tools = ()
+    last_id: int | None = None
+    """The stop id that ended the last answer; None if it was cut."""
+    text: str | None = None
+    """The current segment as text; None: not known, to be rendered again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a request adds to a thread, before anything is changed."""
+
+    ids: NDArray[np.int32]
+    """The whole prompt, int32 [P]."""
+    added: NDArray[np.int32]
+    """The part of it that is not in the thread yet; all of it where a segment opens."""
+    opens: bool
+    """Whether a new segment opens: at the start, and where the client or the template rewrote the past."""
+    retry: bool
+    """Whether the client asks again for the answer it was given before."""
+    kept: int
+    """How many messages of the thread are repeated, from its start."""
+    rest: tuple[ChatMessage, ...]
+    """Those after them."""
+    tools: Tools
+    text: str
+    """The whole prompt as text."""
+
+
+class ChatRenderer:
+    """Turns requests into prompts for one tokenizer. Safe for several threads.
+
+    A request that repeats the thread word for word and goes on extends its ids; any other opens a new segment. Text in
+    messages that a tokenizer would read as one of its control tokens is refused: it could fake another speaker.
+
+    Raises:
+        RenderError: a tokenizer without a usable chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        thinking: bool | None = None,
+        stop_ids: Sequence[int] = (),
+    ) -> None:
+        self.template = ChatTemplate(tokenizer, thinking=thinking)
+        self.stop_ids = tuple(dict.fromkeys((*self.template.stop_ids, *stop_ids)))
+        """Ids that end an answer."""
+        self._tokenizer = tokenizer
+        # Fast tokenizers refuse to be used by two threads at once.
+        self._lock = threading.Lock()
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special = {str(token) for token in tokenizer.all_special_tokens}
+        self.control = tuple(sorted(special | {token.content for token in added.values() if token.special}))
+        """Texts that stand for control tokens."""
+        self._shows_tools = "turngymtool" in self.template.render([_user("x")], tools=[_PROBE_TOOL])
+        self._shows_results = self._probe_results()
+
+    def prompt(self, thread: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
+        """What `messages` ask for, given what `thread` holds; changes nothing.
+
+        Raises:
+            ApiError: control tokens in the text, or roles that the template refuses (400).
+        """
+        known, common = len(thread.shown), shared(thread.shown, messages)
+        follows = 0 < known == common < len(messages)
+        self._check_control(messages, common)
+        given = (*thread.given[:common], *map(self.given, messages[common:]))
+        with self._lock:
+            text = self._render(given, tools)
+            before = self._before(thread) if follows and thread.segments and tools == thread.tools else None
+            extends = before is not None and text.startswith(before)
+            added = self._encode(text[len(before) :] if before is not None and extends else text)
+        ids = np.concatenate((thread.segments[-1].view(), added)) if extends else added
+        return Prompt(
+            ids=ids,
+            added=added,
+            opens=not extends,
+            retry=0 < common == len(messages) == known - 1,
+            kept=common,
+            rest=tuple(messages[common:]),
+            tools=tools,
+            text=text,
+        )
+
+    def apply(self, thread: ChatHistory, record: TurnRecord, text: str | None = None) -> tuple[Span, Span]:
+        """Write a finished turn into the thread; the spans of its prompt and answer. `text`: the prompt's, if known."""
+        if record.opens:
+            thread.segments.append(IdBuffer())
+        spans = thread.segments[-1].extend(record.prompt_ids), thread.segments[-1].extend(record.ids)
+        thread.shown = [*thread.shown[: record.kept], *record.messages, record.reply]
+        answer = self.template.answer(record.text)
+        thread.given = [*thread.given[: record.kept], *map(self.given, record.messages), answer]
+        thread.tools = thread.tools if record.tools is None else record.tools
+        thread.last_id = int(record.ids[-1]) if len(record.ids) and int(record.ids[-1]) in self.stop_ids else None
+        with self._lock:
+            thread.text = None if text is None else text + record.text + self._stop_text(thread.last_id)
+        return spans
+
+    def ids(self, given: Sequence[Message], tools: Tools = ()) -> NDArray[np.int32]:
+        """A whole prompt, int32 [P]."""
+        with self._lock:
+            return self._encode(self._render(given, tools))
+
+    def decode(self, ids: NDArray[np.int32]) -> tuple[str, int | None]:
+        """(the answer as text, without the stop id that ended it; that id or None)."""
+        listed = ids.tolist()
+        last = listed[-1] if listed and listed[-1] in self.stop_ids else None
+        with self._lock:
+            return text_of(listed if last is None else listed[:-1], self._decode), last
+
+    def growing(self) -> GrowingText:
+        """Reads the ids of one answer as they come; to the text that `decode` gives."""
+        return GrowingText(self._decode_locked)
+
+    def reader(self, prompt: Prompt, *, stops: Sequence[str] = (), tools: bool = False, salt: str = "") -> AnswerReader:
+        """Reads the text of an answer to `prompt`."""
+        thinking = prompt.text.rstrip().endswith(THINK)
+        return AnswerReader(stops=stops, control=self.control, tools=tools, salt=salt, thinking=thinking)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each id by itself."""
+        with self._lock:
+            return [self._decode([token]) for token in ids]
+
+    def _before(self, thread: ChatHistory) -> str:
+        if thread.text is None:
+            *given, answer = thread.given
+            raw = answer["content"].removeprefix(self.template.prefill)
+            thread.text = self._render(given, thread.tools) + raw + self._stop_text(thread.last_id)
+        return thread.text
+
+    def _render(self, given: Sequence[Message], tools: Tools) -> str:
+        messages = list(given)
+        system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+        if tools and not self._shows_tools:
+            messages = messages if system is None else messages[1:]
+            system = "\n\n".join(part for part in (system, tool_text(tools)) if part)
+            messages = [{"role": "system", "content": system}, *messages]
+        if system is not None and len(messages) > 1 and messages[1]["role"] == "user":
+            # a template without system messages gets both in one
+            messages = [*self.template.opening(system, messages[1]["content"]), *messages[2:]]
+        try:
+            return self.template.render(messages, tools=list(tools) or None)
+        except RenderError as error:
+            raise invalid(str(error), "messages") from error
+
+    def given(self, message: ChatMessage) -> Message:
+        """The message as the template gets it."""
+        if message.role == "tool" and not self._shows_results:
+            return _user(f"<tool_response>\n{message.content}\n</tool_response>")
+        return {"role": message.role, "content": message.text}
+
+    def _check_control(self, messages: Sequence[ChatMessage], first: int) -> None:
+        for place, message in enumerate(messages[first:], start=first):
+            for token in self.control:
+                if token in message.text:
+                    where = f"messages[{place}].content"
+                    raise invalid(f"{where} holds {token!r}, a control token of this model", where, "control_token")
+
+    def _probe_results(self) -> bool:
+        call: Message = {"role": "assistant", "content": "turngymanswer"}
+        try:
+            shown = self.template.render([_user("x"), call, {"role": "tool", "content": _PROBE_RESULT}])
+        except RenderError:
+            return False
+        return _PROBE_RESULT in shown
+
+    def _stop_text(self, last: int | None) -> str:
+        return "" if last is None else self._decode([last])
+
+    def _encode(self, text: str) -> NDArray[np.int32]:
+        # not the template's own cache: prompts are long, all different, and a server runs for weeks
+        return np.asarray(self._tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+    def _decode_locked(self, ids: list[int]) -> str:
+        with self._lock:
+            return self._decode(ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        decoded = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(decoded)
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}

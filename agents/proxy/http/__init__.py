@@ -1,0 +1,1 @@
+"""The proxy's HTTP side: the Flask application, requests read, replies written."""

@@ -1,0 +1,150 @@
+"""Completions in the form that OpenAI clients read: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from turngym.agents.proxy.conversation.answer import Delta
+from turngym.agents.proxy.errors import ApiError
+from turngym.agents.proxy.inflight import Finished, InflightRequest
+
+BEAT = 0.5
+"""Seconds between signs of life while a client waits; only then can a lost connection be noticed."""
+DONE = b"data: [DONE]\n\n"
+
+
+def completion(finished: Finished, inflight: InflightRequest, pieces: Sequence[str] | None) -> dict[str, Any]:
+    """The whole answer; `pieces` are the texts of the sampled ids where log-probabilities were asked for."""
+    message = {**finished.reply.as_json(), "refusal": None}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None if pieces is None else _logprobs(_scored(finished), pieces),
+        "finish_reason": finished.finish,
+    }
+    return {**_head(finished.number, inflight, "chat.completion"), "choices": [choice], "usage": _usage(finished)}
+
+
+class EventStream:
+    """The answer as events while it is being generated: a role, text, calls as they are complete, the end.
+
+    An engine that does not stream gives its text in one event at the end; signs of life come before it. `close` (the
+    WSGI server calls it, also for a client that went away) drops an answer that is not there yet, and the engine
+    gives it up; one that is there stays recorded.
+    """
+
+    def __init__(self, inflight: InflightRequest) -> None:
+        self._ongoing, self._service = inflight, inflight.service
+        self._head = _head(inflight.number, inflight, "chat.completion.chunk")
+        self._text, self._reader = self._service.renderer.growing(), inflight.reader()
+        self._drawn: list[tuple[int, float]] = []
+        """Ids whose log-probabilities no event has told yet."""
+        self._told = self._calls = 0
+        self._events = self._run()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._events)
+
+    def close(self) -> None:
+        self._events.close()
+        self._ongoing.abandon()
+
+    def _run(self) -> Generator[bytes]:
+        inflight, finished = self._ongoing, None
+        yield self._event({"role": "assistant", "content": ""})
+        try:
+            while finished is None:
+                if drawn := inflight.hear(BEAT):
+                    yield from self._grow(drawn)
+                elif (finished := inflight.wait(0)) is None:
+                    yield b": waiting\n\n"
+        except ApiError as error:
+            yield _data(error.as_json())
+            return
+        text = finished.record.text
+        if not text.startswith(self._text.text):
+            # an engine that failed in company was asked again, and drew otherwise
+            self._service.count("streams_torn")
+            torn = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
+            yield _data(torn.as_json())
+            return
+        rest = text[len(self._text.text) :]
+        self._drawn += _scored(finished)[self._told + len(self._drawn) :]
+        for delta in (*self._reader.feed(rest), *self._reader.end()):
+            yield from self._say(delta)
+        yield self._event({}, finish=finished.finish)
+        if inflight.request.usage_in_stream:
+            yield _data({**self._head, "choices": [], "usage": _usage(finished)})
+        yield DONE
+
+    def _grow(self, drawn: Sequence[tuple[int, float]]) -> Iterator[bytes]:
+        self._drawn += drawn
+        stops = self._service.renderer.stop_ids
+        text = "".join(self._text.feed(token) for token, _ in drawn if token not in stops)
+        for delta in self._reader.feed(text):
+            yield from self._say(delta)
+
+    def _say(self, delta: Delta) -> Iterator[bytes]:
+        if isinstance(delta, str):
+            yield self._event({"content": delta})
+            return
+        call, place = delta.as_json(), self._calls
+        self._calls += 1
+        arguments = call["function"].pop("arguments")
+        opening = {"index": place, **call, "function": {**call["function"], "arguments": ""}}
+        yield self._event({"tool_calls": [opening]})
+        yield self._event({"tool_calls": [{"index": place, "function": {"arguments": arguments}}]})
+
+    def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": self._logprobs(), "finish_reason": finish}
+        usage = {"usage": None} if self._ongoing.request.usage_in_stream else {}
+        return _data({**self._head, "choices": [choice], **usage})
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        """Of the ids that were drawn since the last event, where the client asked for them."""
+        if not self._ongoing.request.logprobs or not self._drawn:
+            return None
+        drawn, self._drawn = self._drawn, []
+        self._told += len(drawn)
+        return _logprobs(drawn, self._service.renderer.pieces([token for token, _ in drawn]))
+
+
+def _data(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def _head(number: int, inflight: InflightRequest, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{inflight.service.run_id}-{number}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": inflight.service.name,
+    }
+
+
+def _usage(finished: Finished) -> dict[str, int]:
+    sampled = len(finished.record.ids)
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": finished.prompt_tokens + sampled,
+    }
+
+
+def _scored(finished: Finished) -> list[tuple[int, float]]:
+    record = finished.record
+    return list(zip(record.ids.tolist(), record.logprobs.tolist(), strict=True))
+
+
+def _logprobs(drawn: Sequence[tuple[int, float]], pieces: Sequence[str]) -> dict[str, Any]:
+    rows = [
+        {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
+        for piece, (_, logprob) in zip(pieces, drawn, strict=True)
+    ]
+    return {"content": rows, "refusal": None}

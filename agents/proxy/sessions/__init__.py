@@ -1,0 +1,1 @@
+"""SessionTable of the proxy: who is talking, what is recorded, and what becomes an episode."""

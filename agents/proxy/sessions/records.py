@@ -1,0 +1,150 @@
+"""What happened, one JSON line each, appended and flushed: enough to rebuild every open session after a restart."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.proxy.conversation.messages import ChatMessage, Tools
+from turngym.agents.proxy.errors import ProxyError
+
+SCHEMA = 1
+FILE = "records.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """One finished turn."""
+
+    session: str
+    """The session's key; empty for side turns without a session. Never what the client called it."""
+    main: bool
+    kept: int
+    """How many messages of the session, from its start, the request repeated."""
+    messages: tuple[ChatMessage, ...]
+    """Those after them."""
+    tools: Tools | None
+    """None: those of the turn before in the session."""
+    opens: bool
+    prompt_ids: NDArray[np.int32]
+    """Ids that the turn adds before the answer; the whole prompt where a segment opens."""
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    reply: ChatMessage
+    text: str
+    """The answer as sampled."""
+    finish: str
+    version: int
+    temperature: float
+    retry: bool = False
+    """The client asked again for the answer before this one, so that one led nowhere."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": "turn",
+            "session": self.session,
+            "main": self.main,
+            "kept": self.kept,
+            "messages": [message.as_json() for message in self.messages],
+            "tools": None if self.tools is None else list(self.tools),
+            "opens": self.opens,
+            "prompt_ids": self.prompt_ids.tolist(),
+            "ids": self.ids.tolist(),
+            "logprobs": [float(text) for text in self.logprobs.astype(str)],
+            "reply": self.reply.as_json(),
+            "text": self.text,
+            "finish": self.finish,
+            "version": self.version,
+            "temperature": self.temperature,
+            "retry": self.retry,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> TurnRecord:
+        return cls(
+            session=record["session"],
+            main=record["main"],
+            kept=record["kept"],
+            messages=messages_from_json(record["messages"]),
+            tools=None if record["tools"] is None else tuple(record["tools"]),
+            opens=record["opens"],
+            prompt_ids=np.array(record["prompt_ids"], np.int32),
+            ids=np.array(record["ids"], np.int32),
+            logprobs=np.array(record["logprobs"], np.float32),
+            reply=ChatMessage.from_json(record["reply"]),
+            text=record["text"],
+            finish=record["finish"],
+            version=record["version"],
+            temperature=record["temperature"],
+            retry=record["retry"],
+        )
+
+
+class Recorder:
+    """Appends records to `folder/records.jsonl`; each is one write and one flush. Safe for several threads.
+
+    Raises ProxyError where another process has the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        self._lock = threading.Lock()
+        self._file = self.path.open("a+b")
+        _only_writer(self._file, self.path)
+        if self._file.seek(0, 2):
+            self._file.seek(-1, 2)
+            if self._file.read(1) != b"\n":
+                # a torn line of a killed process stays one, instead of spoiling the next
+                self._file.write(b"\n")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps({"v": SCHEMA, **record}, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            self._file.write(line)
+            self._file.flush()
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+
+def _only_writer(file: IO[bytes], path: Path) -> None:
+    """Raises ProxyError where another process writes to `file`."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ProxyError(f"another process serves from {path.parent}; choose another folder") from None
+
+
+def read_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """Every whole record of `folder`, in order; a torn line is skipped. Raises ProxyError for a newer schema."""
+    path = folder / FILE
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = json.loads(line)
+                version = record["v"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            if version > SCHEMA:
+                raise ProxyError(f"{path}, line {number}: records of version {version}; this reads up to {SCHEMA}")
+            yield record
+
+
+def messages_from_json(messages: list[dict[str, Any]]) -> tuple[ChatMessage, ...]:
+    return tuple(ChatMessage.from_json(message) for message in messages)

@@ -1,0 +1,1 @@
+"""Conversations as token ids that only grow, with any chat template."""

@@ -1,0 +1,191 @@
+"""Conversations as token ids that only grow: sampled ids are kept, and each turn tokenizes its own suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.rendering.chat_template import (
+    ANSWER,
+    CACHE,
+    OBSERVATION,
+    SYSTEM,
+    ChatTemplate,
+    ObservationRole,
+    RenderError,
+)
+from turngym.agents.rendering.token_history import IdBuffer, TokenHistory
+from turngym.envs.core import ToolSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["ChatRenderer", "RenderError", "TokenHistory"]
+
+PROBE_ANSWERS = (ANSWER, "<action>go to shelf 1</action>", '<tool_call>\n{"name": "x", "arguments": {}}\n</tool_call>')
+PROBE_OBSERVATIONS = (OBSERVATION, "You arrive at shelf 1.\nOn the shelf 1, you see nothing.", "-= A =- 'b' \"c\"")
+
+
+class ChatRenderer:
+    """Token-in, token-out rendering with any Hugging Face chat template.
+
+    A turn's prompt is the ids so far plus the freshly tokenized suffix, as long as the template shows the conversation
+    so far exactly as it was (text of the previous prompt, then the raw response). Where it does not (Qwen3 drops
+    earlier `<think>` blocks once a new user message arrives) a new segment opens and the whole history is tokenized as
+    its prompt. `history="append"` never rewrites: it appends what the template would write after any answer.
+
+    Rendering everything at every turn costs time that grows with the square of the turns. So the template is probed
+    once: where it is append-only, a turn renders its observation alone (cached by text) and each distinct response is
+    checked once, in a small conversation. `strict=True` compares every turn with the full rendering all the same.
+
+    Args:
+        tokenizer, tool, thinking, observation_role, variables: see `ChatTemplate`.
+        history: `template` follows the template's own idea of the past; `append` keeps everything.
+        strict: compare the fast path with the full rendering at every turn.
+        stop_ids: further ids that end a response (a model's generation config may name some).
+
+    Raises:
+        RenderError: no chat template, a role that the template refuses, or (strict) a fast path that differs.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tool: ToolSpec | None = None,
+        thinking: bool | None = None,
+        observation_role: ObservationRole = "user",
+        variables: Mapping[str, Any] | None = None,
+        history: Literal["template", "append"] = "template",
+        strict: bool = False,
+        stop_ids: Sequence[int] = (),
+    ) -> None:
+        if history not in ("template", "append"):
+            raise RenderError(f"history {history!r} is unknown; valid: 'template', 'append'")
+        self.template = ChatTemplate(
+            tokenizer, tool=tool, thinking=thinking, observation_role=observation_role, variables=variables
+        )
+        self.stop_ids = tuple(dict.fromkeys((*self.template.stop_ids, *stop_ids)))
+        """Ids that end a response."""
+        self.describes_tool = self.template.describes_tool
+        """Whether the template itself explains the tool, so that the system message need not."""
+        self._stops = frozenset(self.stop_ids)
+        self._append = history == "append"
+        self._strict = strict
+        self._delta = lru_cache(CACHE)(self._make_delta)
+        self._survives = lru_cache(CACHE)(self._check_survival)
+        self.append_only = self._append or self._probe()
+        """Whether responses that the template leaves alone extend the ids without a full rendering."""
+
+    def open(self, system: str, observation: str) -> TokenHistory:
+        """A new conversation whose first prompt stands and waits for a response."""
+        thread = TokenHistory(appendable=self.append_only)
+        thread.messages = self.template.opening(system, observation)
+        self._open_segment(thread, self.template.render(thread.messages))
+        return thread
+
+    def observe(self, thread: TokenHistory, observation: str) -> None:
+        """Append the next prompt: the template's closing of the last response, `observation`, the generation prompt."""
+        thread.messages.append(self.template.observation(observation))
+        if thread.appendable and (self._append or thread.last_id in (None, self.template.end_id)):
+            text, whole, after_end = self._delta(observation)
+            closed = thread.last_id is not None and thread.last_id == self.template.end_id
+            if self._strict and not self._append:
+                self._compare(thread, text, closed)
+            self._extend(
+                thread, after_end if closed else whole, text[len(self.template.end_text) :] if closed else text
+            )
+            return
+        thread.appendable = False
+        full = self.template.render(thread.messages)
+        before = "".join(thread.pieces)
+        if full.startswith(before):
+            suffix = full[len(before) :]
+            self._extend(thread, self.template.encode(suffix), suffix)
+        else:
+            self._open_segment(thread, full)
+
+    def respond(self, thread: TokenHistory, ids: NDArray[np.int32]) -> str:
+        """Record sampled `ids` int32 [R] as they are; the response as text, without the stop id that ended it."""
+        listed = ids.tolist()
+        last = listed[-1] if listed and listed[-1] in self._stops else None
+        text = self.template.decode(listed if last is None else listed[:-1])
+        thread.response_span = thread.buffer.extend(ids)
+        thread.last_id = last
+        thread.awaiting = False
+        thread.messages.append(self.template.answer(text))
+        thread.pieces.append(text)
+        if last is not None:
+            thread.pieces.append(self.template.decode([last]))
+        if thread.appendable and not self._append:
+            thread.appendable = self._survives(text)
+        return text
+
+    def write(self, thread: TokenHistory, text: str) -> NDArray[np.int32]:
+        """Record `text` as a response that somebody else chose: its ids plus the end id, int32 [R]."""
+        ids = self.template.encode(text)
+        if self.template.end_id is not None:
+            ids = np.append(ids, np.int32(self.template.end_id)).astype(np.int32)
+        self.respond(thread, ids)
+        return ids
+
+    def _open_segment(self, thread: TokenHistory, text: str) -> None:
+        thread.segments.append(IdBuffer())
+        thread.pieces = []
+        self._extend(thread, self.template.encode(text), text)
+
+    @staticmethod
+    def _extend(thread: TokenHistory, ids: NDArray[np.int32], text: str) -> None:
+        thread.prompt_span = thread.buffer.extend(ids)
+        thread.pieces.append(text)
+        thread.awaiting = True
+
+    def _make_delta(self, observation: str) -> tuple[str, NDArray[np.int32], NDArray[np.int32]]:
+        """(text, ids, ids without the leading end id) of everything that follows an answer."""
+        text = self.template.delta_text(observation)
+        end = self.template.end_text
+        rest = text[len(end) :] if end and text.startswith(end) else text
+        return text, self.template.encode(text), self.template.encode(rest)
+
+    def _probe(self) -> bool:
+        """Whether full renderings of conversations of growing depth are their own prefixes plus the deltas."""
+        messages = self.template.opening(SYSTEM, OBSERVATION)
+        text = self.template.render(messages)
+        end = self.template.end_text
+        if end and not self.template.delta_text(OBSERVATION).startswith(end):
+            return False
+        for depth in range(6):
+            answer, observation = PROBE_ANSWERS[depth % 3], PROBE_OBSERVATIONS[(depth + depth // 3) % 3]
+            messages += [self.template.answer(answer), self.template.observation(observation)]
+            text += answer + self.template.delta_text(observation)
+            if self.template.render(messages) != text:
+                return False
+        return True
+
+    def _check_survival(self, response: str) -> bool:
+        """Whether the template shows `response` unchanged, both as the latest and as an earlier answer."""
+        messages = self.template.opening(SYSTEM, OBSERVATION)
+        text = self.template.render(messages)
+        for answer in (response, ANSWER):
+            messages += [self.template.answer(answer), self.template.observation(OBSERVATION)]
+            text += answer + self.template.delta_text(OBSERVATION)
+            if self.template.render(messages) != text:
+                return False
+        return True
+
+    def _compare(self, thread: TokenHistory, delta: str, closed: bool) -> None:
+        before = "".join(thread.pieces)
+        fast = (before[: len(before) - len(self.template.end_text)] if closed else before) + delta
+        full = self.template.render(thread.messages)
+        if fast != full:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(fast, full, strict=False)) if a != b), min(len(fast), len(full))
+            )
+            raise RenderError(
+                f"the chat template of {self.template.name!r} is not append-only: at character {at} it shows "
+                f"{full[at : at + 40]!r} where {fast[at : at + 40]!r} was said"
+            )

@@ -1,0 +1,1 @@
+"""SGLang's HTTP interface: one server, many servers, requests, answers, retries."""

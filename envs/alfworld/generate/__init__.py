@@ -1,0 +1,1 @@
+"""Seeded ALFWorld games that need no download."""

@@ -1,0 +1,1 @@
+"""The native engine: a game file read once, its state, rules and goal."""

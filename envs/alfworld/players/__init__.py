@@ -1,0 +1,1 @@
+"""Experts for ALFWorld, what they know, and plausible mistakes."""

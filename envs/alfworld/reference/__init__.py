@@ -1,0 +1,1 @@
+"""TextWorld as the reference engine, and the test that both engines agree."""

@@ -1,0 +1,1 @@
+"""The original's files: read, streamed, or mapped from disk for large shops."""

@@ -1,0 +1,194 @@
+"""A shop of any size in a folder of mapped files: a million products cost a process a few megabytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from turngym.envs.webshop.errors import ShopDataError
+from turngym.envs.webshop.files.load import LoadReport
+from turngym.envs.webshop.files.store import SearchEngine, build_engine, open_engine, pricing_row, search_text
+from turngym.envs.webshop.shop.catalog import Kind, Product, decode_product, encode_product
+from turngym.envs.webshop.shop.goals import GoalCollector, GoalEntries, shuffled
+from turngym.retrieval.blobs import ArrayWriter, BlobStore, BlobWriter, map_array
+from turngym.retrieval.core import RetrievalError
+
+FORMAT = 1
+Progress = Callable[[str, int], None]
+"""Called with what is being done and how many products it has done."""
+REPORT_EVERY = 10_000
+
+
+class AsinTable:
+    """Row by asin, as two mapped arrays."""
+
+    def __init__(self, folder: Path) -> None:
+        self._asins = map_array(folder / "asins.npy")
+        self._rows = map_array(folder / "asin_rows.npy", np.int32)
+
+    @staticmethod
+    def save(folder: Path, asins: Sequence[bytes]) -> None:
+        names = np.array(asins, dtype=np.bytes_) if asins else np.zeros(0, "S1")
+        order = np.argsort(names, kind="stable")
+        np.save(folder / "asins.npy", names[order])
+        np.save(folder / "asin_rows.npy", order.astype(np.int32))
+
+    def row(self, asin: str) -> int | None:
+        """The last row with that asin; None if there is none."""
+        wanted = asin.encode("utf-8", "surrogatepass")
+        place = int(np.searchsorted(self._asins, np.bytes_(wanted), side="right")) - 1
+        return int(self._rows[place]) if place >= 0 and self._asins[place] == wanted else None
+
+
+class StagedEntries:
+    """The attributes file on disk: `get(asin)` without holding a million objects."""
+
+    def __init__(self, folder: Path, members: Iterable[tuple[str, Any]]) -> None:
+        asins = []
+        with BlobWriter(folder / "entries") as writer:
+            for asin, entry in members:
+                asins.append(asin.encode("utf-8", "surrogatepass"))
+                writer.append(json.dumps(entry).encode())
+        AsinTable.save(folder, asins)
+        self._table, self._entries = AsinTable(folder), BlobStore(folder / "entries")
+
+    def get(self, asin: str) -> Any:
+        row = self._table.row(asin)
+        return None if row is None else json.loads(self._entries[row])
+
+    def close(self) -> None:
+        self._entries.close()
+
+
+def build_folder(
+    folder: Path,
+    products: Callable[[Path], Iterable[Product]],
+    kind: Kind,
+    report: LoadReport,
+    progress: Progress | None = None,
+) -> None:
+    """Write a shop into `folder`, which appears only when it is complete. `products` may use the folder it is given."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name[:16]}-") as scratch:
+        part, staging = Path(scratch, "shop"), Path(scratch, "staging")
+        part.mkdir()
+        staging.mkdir()
+        manifest = _write_products(part, products(staging), kind, progress)
+        shutil.rmtree(staging)
+        with BlobStore(part / "products") as records:
+            engine = build_engine(_documents(records, progress), part / "search")
+            manifest["search"] = engine.fingerprint
+            engine.close()
+        manifest["report"] = dataclasses.asdict(report)
+        (part / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
+        try:
+            part.rename(folder)
+        except OSError:  # another process was first
+            if not (folder / "manifest.json").exists():
+                raise
+
+
+def _write_products(part: Path, products: Iterable[Product], kind: Kind, progress: Progress | None) -> dict[str, Any]:
+    collector, digest, asins = GoalCollector(kind), hashlib.sha256(), []
+    with BlobWriter(part / "products") as writer, ArrayWriter(part / "pricing.npy", np.float64, 2) as pricing:
+        for row, product in enumerate(products):
+            record = encode_product(product)
+            writer.append(record)
+            pricing.extend(np.array([pricing_row(product)]))
+            asins.append(product.asin.encode("utf-8", "surrogatepass"))
+            collector.add(row, product)
+            digest.update(record + b"\n")
+            if progress is not None and (row + 1) % REPORT_EVERY == 0:
+                progress("reading products", row + 1)
+    AsinTable.save(part, asins)
+    entries = collector.entries()
+    for field in dataclasses.fields(entries):
+        np.save(part / f"goal_{field.name}.npy", getattr(entries, field.name))
+    goals = int(entries.goals.sum())
+    np.save(part / "goal_order.npy", shuffled(goals)[0])
+    sha256 = digest.hexdigest()
+    return {"format": FORMAT, "kind": kind, "products": len(asins), "goals": goals, "sha256": sha256}
+
+
+def _documents(records: BlobStore, progress: Progress | None) -> Iterator[tuple[str, str]]:
+    for row, record in enumerate(records):
+        product = decode_product(record)
+        yield product.asin, search_text(product)
+        if progress is not None and (row + 1) % REPORT_EVERY == 0:
+            progress("indexing products", row + 1)
+
+
+class MappedCatalog(Sequence[Product]):
+    """A folder that `build_folder` wrote. Products are decoded when they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ShopDataError for a folder that is incomplete, damaged or of another format."""
+        self.folder = folder
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+            if manifest["format"] != FORMAT:
+                raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
+            self.sha256: str = manifest["sha256"]
+            self.report = LoadReport(**manifest["report"])
+            self._search: str = manifest["search"]
+            self._records = BlobStore(folder / "products")
+            self._table = AsinTable(folder)
+            self.pricing = map_array(folder / "pricing.npy", np.float64)
+            columns = {f.name: map_array(folder / f"goal_{f.name}.npy") for f in dataclasses.fields(GoalEntries)}
+            self.entries = GoalEntries(**columns)
+            self.order: np.ndarray | None = map_array(folder / "goal_order.npy", np.int64)
+        except (OSError, ValueError, KeyError, TypeError, RetrievalError) as error:
+            raise self._unusable(str(error)) from error
+        if not len(self._records) == len(self.pricing) == manifest["products"]:
+            raise self._unusable(
+                f"{len(self._records)} products, {len(self.pricing)} prices: files do not belong together"
+            )
+        self._engine: SearchEngine | None = None
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, row: int) -> Product: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Product]: ...
+    def __getitem__(self, row: int | slice) -> Product | Sequence[Product]:
+        if isinstance(row, slice):
+            return [decode_product(record) for record in self._records[row]]
+        return decode_product(self._records[row])
+
+    def __iter__(self) -> Iterator[Product]:
+        return (decode_product(record) for record in self._records)
+
+    def row(self, asin: str) -> int | None:
+        return self._table.row(asin)
+
+    def engine(self) -> SearchEngine:
+        """Raises ShopDataError for an index that was built from other products."""
+        if self._engine is None:
+            try:
+                engine = open_engine(self.folder / "search")
+            except RetrievalError as error:
+                raise self._unusable(str(error)) from error
+            if engine.fingerprint != self._search:
+                engine.close()
+                raise self._unusable("its search index was built from other products")
+            self._engine = engine
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+        self._records.close()
+
+    def _unusable(self, why: str) -> ShopDataError:
+        return ShopDataError(f"the shop in {self.folder} cannot be used: {why}; delete that folder, it is built again")

@@ -1,0 +1,1 @@
+"""Generated shops that need no download."""

@@ -1,0 +1,50 @@
+"""A shop from a seed, in the original's file formats, with text of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from turngym.envs.webshop.errors import ShopDataError
+from turngym.envs.webshop.generate.config import CONFIGS, FULL, SMALL, CatalogConfig, find_config, part_of
+from turngym.envs.webshop.generate.plan import plan_cluster
+from turngym.envs.webshop.generate.text import write_ins, write_item
+from turngym.envs.webshop.generate.words import load_words
+
+__all__ = ["CONFIGS", "FULL", "SMALL", "CatalogConfig", "find_config", "generate_catalog", "part_of", "records"]
+
+
+def generate_catalog(config: CatalogConfig = FULL) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The items file (shuffled, as the original's is) and the attributes file of a generated shop.
+
+    `part_of(asin)` says whether the goals of a product are for training or for evaluation. Raises ShopDataError for
+    settings that cannot be met.
+    """
+    pairs = list(records(config))
+    order = np.random.default_rng([config.seed, config.version, 1]).permutation(len(pairs)).tolist()
+    return [pairs[place][0] for place in order], {item["asin"]: ins for item, ins in pairs}
+
+
+def records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(item, attributes) pairs in the order of leaf categories, one cluster in memory at a time."""
+    if config.style == "terse":
+        from turngym.envs.webshop.generate.terse import terse_records
+
+        yield from terse_records(config)
+        return
+    words = load_words()
+    if not 1 <= config.kinds <= len(words.leaves) or config.clusters < 1:
+        raise ShopDataError(
+            f"generated shop {config.name!r}: kinds is {config.kinds}, clusters is {config.clusters}; "
+            f"valid: 1 to {len(words.leaves)} kinds, from 1 cluster"
+        )
+    number = 0
+    for turn in range(config.clusters):
+        for place, leaf in enumerate(words.leaves[: config.kinds]):
+            rng = np.random.default_rng([config.seed, config.version, crc32(config.name.encode()), turn, place])
+            for draft in plan_cluster(config, words, leaf, rng, number):
+                number += 1
+                yield write_item(draft, rng), write_ins(draft, rng)

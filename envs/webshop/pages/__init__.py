@@ -1,0 +1,1 @@
+"""The shop's pages as a state machine, and how they are shown."""

@@ -1,0 +1,1 @@
+"""What is sold, asked for and scored: products, goals, prices, reward, splits."""

@@ -1,0 +1,183 @@
+"""The original's reward for a purchase, quirks included, and the best that a goal allows.
+
+total = r_type * (n_att + n_option + [price <= cap]) / (|attributes| + |options| + 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rapidfuzz import fuzz, utils
+
+from turngym.envs.webshop.shop.catalog import Product
+from turngym.envs.webshop.shop.colors import simplify_pair, simplify_value
+from turngym.envs.webshop.shop.goals import Goal
+from turngym.envs.webshop.shop.tagger import NounTagger
+
+MATCH = 85
+"""Two texts match if their token set ratio, a whole number from 0 to 100, is above this."""
+
+_LATIN_1 = dict.fromkeys(range(128, 256))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """A score and what it is made of; `total` is from 0 to 1."""
+
+    total: float
+    r_type: float
+    """1.0, 0.5, 0.1 or 0.0: is it the same kind of product."""
+    r_att: float
+    """Share of the wanted attributes."""
+    r_option: float | None
+    """Share of the wanted options; None where none are wanted."""
+    r_price: bool
+    """Whether the price is within the cap."""
+    w_att: float
+    w_option: float
+    """Weights of the parts; they add up to 1."""
+    w_price: float
+    query_match: bool
+    category_match: bool
+    title_score: float
+    """Share of the goal title's nouns that the bought product's title has."""
+    tagger: str
+    """What found the nouns; the same for all rewards that are compared."""
+
+    def verbose(self) -> dict[str, Any]:
+        """The original's `verbose_info`: same keys, and the option part only where options are wanted."""
+        info: dict[str, Any] = {"r_type": self.r_type, "r_att": self.r_att, "w_att": self.w_att}
+        info |= {"query_match": self.query_match, "category_match": self.category_match}
+        info["title_score"] = self.title_score
+        if self.r_option is not None:
+            info |= {"r_option": self.r_option, "w_option": self.w_option}
+        return info | {"r_price": self.r_price, "w_price": self.w_price}
+
+
+class ProductFacts:
+    """What the reward reads of a product, worked out once."""
+
+    __slots__ = ("asin", "attributes", "categories", "nouns", "query", "texts")
+
+    def __init__(self, product: Product, tagger: NounTagger) -> None:
+        self.asin = product.asin
+        self.query = product.query
+        self.categories = _categories(product.product_category)
+        self.nouns = frozenset(tagger.nouns(product.title))
+        self.attributes = tuple(processed(text) for text in product.attributes)
+        self.texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
+
+    def has_attribute(self, wanted: str) -> bool:
+        """Listed in about these words, or part of title, bullets or description."""
+        listed = processed(wanted)
+        return any(matches(text, listed) for text in self.attributes) or any(wanted in text for text in self.texts)
+
+
+def compute_reward(
+    goal: Goal, bought: ProductFacts, price: float, options: Iterable[str], tagger: NounTagger
+) -> Reward:
+    """The reward for buying `bought` at `price` dollars with the option values `options`."""
+    values = [processed(simplify_value(value)) for value in options]
+    n_att = sum(bought.has_attribute(wanted) for wanted in goal.attributes)
+    n_option = sum(any(matches(value, wanted) for value in values) for wanted in wanted_options(goal))
+    return _compose(goal, bought, n_att, n_option, price <= goal.price_upper, tagger)
+
+
+def _compose(goal: Goal, bought: ProductFacts, n_att: int, n_option: int, r_price: bool, tagger: NounTagger) -> Reward:
+    r_type, query_match, category_match, title_score = type_reward(goal, bought, tagger)
+    n_goal_att, n_goal_option = len(goal.attributes), len(goal.goal_options)
+    parts = n_goal_att + n_goal_option + 1
+    return Reward(
+        total=(n_att + n_option + r_price) / parts * r_type,
+        r_type=r_type,
+        r_att=n_att / n_goal_att,
+        r_option=n_option / n_goal_option if n_goal_option else None,
+        r_price=r_price,
+        w_att=n_goal_att / parts,
+        w_option=n_goal_option / parts,
+        w_price=1 / parts,
+        query_match=query_match,
+        category_match=category_match,
+        title_score=title_score,
+        tagger=tagger.name,
+    )
+
+
+def type_reward(goal: Goal, bought: ProductFacts, tagger: NounTagger) -> tuple[float, bool, bool, float]:
+    """(r_type, query match, category match, title score). A low title score overrules a matching query or category."""
+    query_match = bought.query == goal.query
+    category_match = len(bought.categories & _categories(goal.product_category)) >= 2
+    wanted = tagger.nouns(goal.title)
+    # repeats count below but not above the line: a title with repeats does not even match itself fully
+    title_score = len(bought.nouns & frozenset(wanted)) / len(wanted) if wanted else 0.2
+    r_type = 1.0 if query_match or category_match or title_score > 0.2 else 0.5
+    if title_score < 0.1:
+        r_type = 0.1
+    if title_score == 0.0:
+        r_type = 0.0
+    return r_type, query_match, category_match, title_score
+
+
+def best_purchase(
+    goal: Goal, product: Product, facts: ProductFacts, price: float, tagger: NounTagger
+) -> tuple[Reward, dict[str, str]]:
+    """The highest reward that buying `product` allows, and option choices that earn it.
+
+    Exact: which wanted options a choice meets is a set, and the best of all unions of one set per option is searched.
+    Among equals, choices that are literally the wanted ones come first, then those that come first on the page.
+    """
+    wanted = wanted_options(goal)
+    literal = {option if isinstance(option, str) else option[1] for option in goal.goal_options}
+    reached: dict[int, tuple[int, dict[str, str]]] = {0: (0, {})}
+    for name, values in product.options.items():
+        step: dict[int, tuple[int, dict[str, str]]] = {}
+        for value in values:
+            text = processed(simplify_value(value))
+            met = sum(1 << place for place, option in enumerate(wanted) if matches(text, option))
+            pair = (name, value) in goal.goal_options or (goal.kind == "human" and value in literal)
+            if met not in step or step[met][0] < pair:
+                step[met] = (int(pair), {name: value})
+        reached = _unions(reached, step) if step else reached
+    mask = max(reached, key=lambda met: (met.bit_count(), reached[met][0]))
+    n_att = sum(facts.has_attribute(text) for text in goal.attributes)
+    reward = _compose(goal, facts, n_att, mask.bit_count(), price <= goal.price_upper, tagger)
+    return reward, reached[mask][1]
+
+
+def _unions(
+    reached: dict[int, tuple[int, dict[str, str]]], step: dict[int, tuple[int, dict[str, str]]]
+) -> dict[int, tuple[int, dict[str, str]]]:
+    found: dict[int, tuple[int, dict[str, str]]] = {}
+    for before, (score, chosen) in reached.items():
+        for met, (literal, choice) in step.items():
+            both = before | met
+            if both not in found or found[both][0] < score + literal:
+                found[both] = (score + literal, chosen | choice)
+    return found
+
+
+def wanted_options(goal: Goal) -> tuple[str, ...]:
+    """The goal's options as they are compared with what was bought."""
+    return tuple(
+        processed(simplify_value(option) if isinstance(option, str) else simplify_pair(*option))
+        for option in goal.goal_options
+    )
+
+
+@lru_cache(maxsize=65536)
+def processed(text: str) -> str:
+    """A text as it is compared: without Latin-1 accents, everything but letters and digits blank, lower case."""
+    return utils.default_process(text.translate(_LATIN_1))
+
+
+def matches(left: str, right: str) -> bool:
+    """Whether two `processed` texts match. One set of words within the other always does; an empty text never."""
+    return round(fuzz.token_set_ratio(left, right)) > MATCH
+
+
+@lru_cache(maxsize=4096)
+def _categories(path: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in path.split("›"))

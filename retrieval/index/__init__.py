@@ -1,0 +1,1 @@
+"""Indexes on disk: build (resumable), inspect, verify, plan."""

@@ -1,0 +1,82 @@
+"""The checks that a finished index must pass before it is moved into place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from turngym.retrieval.core import Encoder, RetrievalError, Retriever
+from turngym.retrieval.index.manifest import FAISS, LUCENE, PASSAGES, IndexManifest
+from turngym.retrieval.passages import PassageStore
+
+SAMPLE = 64
+"""Passages that are looked up again."""
+LEAST = 0.5
+"""Share of them that must be found: less means a broken index, not a coarse one."""
+
+
+def verify_index(
+    work: Path,
+    manifest: IndexManifest,
+    encoder: Encoder | None,
+    vectors: Path,
+    report: Callable[[str, int, int | None], None],
+) -> dict[str, float]:
+    """Look a sample of passages up by their own words and vectors; return the share found per part.
+
+    Raises:
+        RetrievalError: numbers of rows that differ, or too few passages that find themselves.
+    """
+    shares: dict[str, float] = {}
+    with PassageStore(work / PASSAGES) as store:
+        rng = np.random.default_rng(0)
+        rows = np.sort(rng.choice(len(store), min(SAMPLE, len(store)), replace=False))
+        report("check", 0, len(rows))
+        if manifest.faiss is not None and encoder is not None:
+            shares["vectors"] = _vectors(work, manifest, encoder, store, vectors, rows)
+        if (work / LUCENE).is_dir():
+            shares["words"] = _words(work, store, rows)
+        report("check", len(rows), len(rows))
+    for part, share in shares.items():
+        if share < LEAST:
+            raise RetrievalError(
+                f"{work}: only {share:.0%} of {len(rows)} sampled passages find themselves by their {part}; "
+                "the index is too coarse or damaged: choose a finer factory, higher search settings, or --restart"
+            )
+    return shares
+
+
+def _vectors(
+    work: Path, manifest: IndexManifest, encoder: Encoder, store: PassageStore, vectors: Path, rows: np.ndarray
+) -> float:
+    """Share of rows whose stored vector finds the row, or one that scores as high (passages can be equal)."""
+    from turngym.retrieval.dense.retriever import DenseRetriever
+
+    assert manifest.faiss is not None
+    retriever = DenseRetriever(work / FAISS, store, encoder, fingerprint="check", parameters=manifest.faiss.parameters)
+    shards = [np.load(path, mmap_mode="r") for path in sorted(vectors.glob("*.npy"))]
+    starts = np.cumsum([0, *(len(shard) for shard in shards)])
+    places = np.searchsorted(starts, rows, side="right") - 1
+    wanted = np.stack([shards[i][row - starts[i]] for i, row in zip(places, rows, strict=True)])
+    used = wanted.any(1)
+    if not used.any():
+        return 1.0
+    _, found = retriever.search_vectors(np.ascontiguousarray(wanted[used], np.float32), 10)
+    return float((found == rows[used, None]).any(1).mean())
+
+
+def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
+    """Share of rows found among the ten best for their own first words."""
+    from turngym.retrieval.bm25 import BM25Retriever
+    from turngym.retrieval.lucene import LuceneIndex
+
+    index = LuceneIndex.open(work / LUCENE)
+    if len(index) != len(store):
+        raise RetrievalError(f"{work}: {len(index)} passages indexed for {len(store)}; build again with --restart")
+    retriever: Retriever = BM25Retriever(index, store)
+    sampled = [store[int(row)] for row in rows]
+    hits = retriever.search([" ".join(passage.contents.split()[:40]) for passage in sampled], 10)
+    found = [passage.id in {hit.passage.id for hit in line} for passage, line in zip(sampled, hits, strict=True)]
+    return float(np.mean(found))

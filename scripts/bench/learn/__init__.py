@@ -1,0 +1,1 @@
+"""`turngym bench learn`: what every algorithm teaches tiny students."""

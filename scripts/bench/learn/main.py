@@ -1,0 +1,160 @@
+"""Does it learn? Every algorithm from a tiny student in a generated world: Avg@n before, during and after, by seed.
+
+Each run is a `turngym train` in a process of its own. Runs that are finished are kept, so that the same command goes on
+where it stopped, and adds what is new when it asks for more algorithms or seeds. Ends with a table, a figure and the
+numbers as JSON.
+
+Examples:
+    turngym bench learn
+    turngym bench learn --algorithms grpo luffy prm-rl opd-hints --seeds 3 --env webshop
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from turngym.envs.core import TurngymError
+from turngym.scripts.bench.learn.jobs import Job, Runner
+from turngym.scripts.bench.learn.recipes import COMMON, MUST_RISE, SETUPS, Imitation, Recipe, Start, choose
+from turngym.scripts.worlds import load_world
+from turngym.scripts.worlds.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnBench:
+    """What is trained, and on what it is measured."""
+
+    out: Path = Path("runs/learn")
+    """Folder of the runs, report.md, learn.png and learn.json."""
+    env: str = "alfworld"
+    """Embedded world: alfworld, webshop or search."""
+    algorithms: tuple[str, ...] = ()
+    """Rows of the table (default: all); what they are compared with comes along."""
+    seeds: int = 3
+    """Runs per row: seeds 0, 1, ...; twice as many of the rows that must rise, whose intervals decide."""
+    steps: int | None = None
+    """Training steps of every run (default: 24, in the search world 36)."""
+    episodes: int | None = None
+    """Episodes per training step; whole groups of 8 (default: 64, in the search world 256)."""
+    tasks: int = 100
+    """Tasks of the panel that are evaluated on."""
+    samples: int = 4
+    """Episodes per task and evaluation: Avg@n."""
+    evaluations: int = 2
+    """Evaluations after the one before step 1, evenly spaced; the last is after the last step."""
+    parallel: int = 2
+    """Runs at a time, one thread each."""
+    report: bool = True
+    """Write the report; --no-report only trains."""
+
+    def seeds_of(self, row: str) -> range:
+        """The seeds of a row of the table."""
+        return range(self.seeds * (2 if row in MUST_RISE else 1))
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "steps", "episodes", "tasks", "samples", "evaluations", "parallel"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise TurngymError(f"--{name} is {value}; valid: at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much every run trains, and how often it is evaluated."""
+
+    steps: int
+    episodes: int
+    """Per step."""
+    every: int
+    """Steps between evaluations."""
+
+
+def size_of(options: LearnBench, world: World) -> Size:
+    """What the user says, or else what the world needs. Raises TurngymError if evaluations cannot be evenly spaced."""
+    setup = SETUPS[world.name]
+    steps = options.steps or setup.steps
+    if steps % options.evaluations:
+        raise TurngymError(f"--steps {steps} cannot be cut into {options.evaluations} equal parts (--evaluations)")
+    return Size(steps=steps, episodes=options.episodes or setup.episodes, every=steps // options.evaluations)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym bench learn` with `argv`; status 1 if a row that must rise does not clearly do so."""
+    options = tyro.cli(LearnBench, args=list(argv), prog="turngym bench learn", description=__doc__)
+    recipes, world = choose(options.algorithms), load_world(options.env)
+    if any(recipe.text for recipe in recipes.values()):
+        from turngym.scripts.bench.learn.text import write_text
+
+        write_text(world, text_file(options, world))
+    planned = plan(options, world, recipes)
+    Runner(jobs=in_turn(list(planned.values())), parallel=options.parallel).run()
+    if not options.report:
+        return 0
+    from turngym.scripts.bench.learn.report import write_report
+
+    return 0 if write_report(options, world, recipes, planned) else 1
+
+
+def plan(options: LearnBench, world: World, recipes: dict[str, Recipe]) -> dict[str, list[Job]]:
+    """Row -> one run per seed; first the runs that make what rows start from."""
+    setup = SETUPS[world.name]
+    made: dict[Start, Job] = {}
+    if setup.warm and any(recipe.start == "student" for recipe in recipes.values()):
+        made["student"] = _start(options, world, "warm", setup.warm)
+    if any(recipe.start == "hints" for recipe in recipes.values()):
+        made["hints"] = _start(options, world, "hints", setup.hints)
+    planned = {job.folder.name: [job] for job in made.values()}
+    for name, recipe in recipes.items():
+        needs = made.get(recipe.start)
+        planned[name] = [_job(options, world, name, recipe, seed, needs) for seed in options.seeds_of(name)]
+    return planned
+
+
+def in_turn(rows: Sequence[Sequence[Job]]) -> list[Job]:
+    """All jobs, the first of every row before the second of any."""
+    return [jobs[place] for place in range(max(map(len, rows))) for jobs in rows if place < len(jobs)]
+
+
+def text_file(options: LearnBench, world: World) -> Path:
+    """Where the text for L_PT is."""
+    return options.out / world.name / "text.txt"
+
+
+def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int, needs: Job | None) -> Job:
+    size = size_of(options, world)
+    start = world.checkpoint("student") if needs is None else needs.model
+    words = ["--algorithm", recipe.algorithm, "--student", shown(start), *world.train_words()]
+    words += ["--teacher", shown(world.checkpoint("teacher"))] if recipe.teacher else []
+    words += ["--expert", world.expert] if recipe.expert else []
+    words += ["--lm-loss.files", str(text_file(options, world))] if recipe.text else []
+    words += ["--steps", str(size.steps), "--episodes", str(size.episodes), "--seed", str(seed)]
+    words += ["--panel", world.panel, "--eval-limit", str(options.tasks), "--eval-samples", str(options.samples)]
+    words += ["--eval-every", str(size.every)]
+    return Job(
+        name=f"{world.name}/{name}/seed{seed}",
+        folder=options.out / world.name / f"{name}-seed{seed}",
+        words=(*words, *COMMON, *recipe.words, *recipe.in_env.get(world.name, ())),
+        steps=size.steps,
+        needs=needs,
+        evaluates=True,
+        same_start=f"{world.name}/{recipe.start}-seed{seed}",
+    )
+
+
+def _start(options: LearnBench, world: World, name: str, imitation: Imitation) -> Job:
+    words = ["--student", shown(world.checkpoint("student")), *world.train_words(), "--expert", world.expert]
+    return Job(
+        name=f"{world.name}/{name}",
+        folder=options.out / world.name / name,
+        words=(*words, *imitation.words()),
+        steps=imitation.steps,
+    )
+
+
+def shown(path: Path) -> str:
+    """A path as a reader can type it: relative to the working folder where that is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)

@@ -1,0 +1,169 @@
+"""What `turngym bench learn` found: rows from the runs' evaluations, as a table, JSON and a verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from turngym.agents.evaluation.scores import task_means
+from turngym.agents.evaluation.statistics import Interval
+from turngym.agents.evaluation.tables import markdown
+from turngym.envs.trace import read_trace
+from turngym.scripts.bench.learn.jobs import Job, rows
+from turngym.scripts.bench.learn.main import LearnBench, size_of
+from turngym.scripts.bench.learn.recipes import MUST_RISE, Recipe
+from turngym.scripts.bench.learn.rise import TaskMeans, over_seeds, rise
+from turngym.scripts.worlds.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One row: an algorithm over its seeds."""
+
+    name: str
+    curve: Mapping[int, Interval]
+    """Step -> Avg@n over seeds and tasks."""
+    by_seed: Mapping[int, Sequence[float]]
+    """Step -> Avg@n of each seed."""
+    rise: Interval
+    """End minus start, paired by seed and task."""
+    control: str | None
+    against: Interval | None
+    """This row's end minus its control's end, paired by seed and task, over the seeds that both have."""
+    seconds: float
+    """Training of one run, the median over seeds; evaluations excluded."""
+    commands: Sequence[str]
+    ends: Sequence[TaskMeans] = field(repr=False)
+
+    @property
+    def seeds(self) -> int:
+        return len(self.ends)
+
+    @property
+    def start(self) -> Interval:
+        return self.curve[min(self.curve)]
+
+    @property
+    def end(self) -> Interval:
+        return self.curve[max(self.curve)]
+
+    @property
+    def rises(self) -> bool:
+        """Whether the interval of the rise lies above zero."""
+        return self.rise.low > 0
+
+    def to_json(self) -> dict[str, Any]:
+        found = asdict(self)
+        del found["ends"]
+        return {**found, "seeds": self.seeds, "start": asdict(self.start), "end": asdict(self.end), "rises": self.rises}
+
+
+def read_result(name: str, recipe: Recipe, jobs: Sequence[Job], earlier: Mapping[str, Result]) -> Result:
+    """Read the evaluations of finished runs; `earlier` holds the rows that come before, the control among them."""
+    evaluations = [evaluated(job) for job in jobs]
+    steps = sorted(evaluations[0])
+    means = {step: [evaluation[step] for evaluation in evaluations] for step in steps}
+    ends = means[steps[-1]]
+    control = earlier.get(recipe.control or "")
+    return Result(
+        name=name,
+        curve={step: over_seeds(values) for step, values in means.items()},
+        by_seed={step: [sum(run.values()) / len(run) for run in values] for step, values in means.items()},
+        rise=rise(means[steps[0]], ends),
+        control=recipe.control,
+        against=None if control is None else _against(control.ends, ends),
+        seconds=median(trained_seconds(job) for job in jobs),
+        commands=[job.command for job in jobs],
+        ends=ends,
+    )
+
+
+def _against(control: Sequence[TaskMeans], ends: Sequence[TaskMeans]) -> Interval:
+    """Over the seeds that both have."""
+    both = min(len(control), len(ends))
+    return rise(control[:both], ends[:both])
+
+
+def evaluated(job: Job) -> dict[int, TaskMeans]:
+    """Step -> task means of a run's evaluations."""
+    traces = sorted((job.folder / "eval").glob("step_*.jsonl"))
+    return {int(path.stem.removeprefix("step_")): task_means(read_trace(path)[0]) for path in traces}
+
+
+def trained_seconds(job: Job) -> float:
+    return max((float(str(row.get("time/train_s") or 0.0)) for row in rows(job.folder)), default=0.0)
+
+
+def write_report(
+    options: LearnBench, world: World, recipes: Mapping[str, Recipe], planned: Mapping[str, Sequence[Job]]
+) -> bool:
+    """Print the table, write report.md, learn.json and learn.png; whether all rows that must rise do so."""
+    results: dict[str, Result] = {}
+    for name, recipe in recipes.items():
+        results[name] = read_result(name, recipe, planned[name], results)
+    text = render(options, world, results, planned)
+    print(text)
+    folder = options.out / world.name
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    rows_json = {name: result.to_json() for name, result in results.items()}
+    settings = {**asdict(options), **asdict(size_of(options, world)), "out": str(options.out)}
+    found = json.dumps({"settings": settings, "rows": rows_json}, indent=1)
+    (folder / "learn.json").write_text(found + "\n", encoding="utf-8")
+    from turngym.scripts.bench.learn.figure import draw
+
+    print(f"figure: {draw(list(results.values()), folder / 'learn.png', options.samples)}")
+    return all(results[name].rises for name in MUST_RISE if name in results)
+
+
+def render(
+    options: LearnBench, world: World, results: Mapping[str, Result], planned: Mapping[str, Sequence[Job]]
+) -> str:
+    """The report in Markdown."""
+    size = size_of(options, world)
+    opening = (
+        f"{world.name}, panel `{world.panel}` (first {options.tasks} tasks), {size.steps} steps of "
+        f"{size.episodes} episodes. Avg@{options.samples} in percent at temperature 0.85, 95 % intervals over seeds "
+        "and tasks."
+    )
+    lines = [f"- `{name}`: {curve_text(result)}" for name, result in results.items()]
+    commands = [f"{name}:\n```bash\n{planned[name][0].command}\n```" for name in planned]
+    parts = [f"# Does it learn? ({world.name})", opening, markdown(table(results, options.samples)), NOTE]
+    parts += ["![Curves and rises](learn.png)", "## Curves", "\n".join(lines), "## Commands (seed 0)", *commands]
+    return "\n\n".join(parts) + "\n"
+
+
+NOTE = (
+    "The rise is end minus start, paired by seed and task. Intervals treat seeds and tasks as crossed random effects: "
+    "m ± t √(A + B), A the variance of the seeds' means over the number of seeds, B that of the tasks' means over the "
+    "number of tasks, degrees of freedom by Satterthwaite. With one seed they are over tasks only."
+)
+
+
+def table(results: Mapping[str, Result], samples: int) -> tuple[list[str], list[list[str]]]:
+    """One row per algorithm."""
+    avg = f"Avg@{samples}"
+    header = ["algorithm", "seeds", f"start {avg}", f"end {avg} [95 %]", "rise [95 %]", "clear of zero"]
+    header += ["against", "end minus control's [95 %]", "training of a run"]
+    body = []
+    for name, result in results.items():
+        clear = "yes" if result.rises else "falls" if result.rise.high < 0 else "no"
+        against = ["start", ""] if result.against is None else [str(result.control), signed(result.against)]
+        body.append(
+            [f"`{name}`", str(result.seeds), str(result.start), str(result.end), signed(result.rise), clear, *against]
+        )
+        body[-1].append(f"{result.seconds:.0f} s")
+    return header, body
+
+
+def signed(interval: Interval) -> str:
+    return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+
+
+def curve_text(result: Result) -> str:
+    """`30.2 (step 0) -> 35.1 (20) -> 39.0 (40); seeds end at 38.5, 40.0`."""
+    points = " -> ".join(f"{100 * value.mean:.1f} (step {step})" for step, value in result.curve.items())
+    ends = ", ".join(f"{100 * value:.1f}" for value in result.by_seed[max(result.by_seed)])
+    return f"{points}; seeds end at {ends}"

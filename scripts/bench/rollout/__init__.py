@@ -1,0 +1,1 @@
+"""`turngym bench rollout`: the local engine against transformers' `generate`."""

@@ -1,0 +1,1 @@
+"""What `turngym report` reads and draws."""

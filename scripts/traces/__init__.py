@@ -1,0 +1,1 @@
+"""What `turngym trace` selects, and its HTML page."""

@@ -1,0 +1,1 @@
+"""Pure per-token losses, their weights, and language modeling beside them."""

@@ -1,0 +1,81 @@
+"""The clipped policy-gradient surrogate and estimators of a KL from sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from turngym.trainers.losses.reverse_kl import LOG_RATIO_LIMIT
+
+KL_LIMIT = 10.0
+"""KL estimates are cut to +- this, nats."""
+
+KLEstimator = Callable[[Tensor, Tensor], Tensor]
+"""(logp_N, reference_logp_N) at the sampled ids to an estimate per token [N], nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surrogate:
+    """`loss_N` per token, with gradient; `ratio_N` detached; `clipped_N` bool, where the clip stops the gradient."""
+
+    loss_N: Tensor
+    ratio_N: Tensor
+    clipped_N: Tensor
+
+
+def clipped_surrogate(
+    logp_N: Tensor, behavior_logp_N: Tensor, advantage_N: Tensor, *, eps_low: float = 0.2, eps_high: float = 0.28
+) -> Surrogate:
+    """PPO's clipped surrogate with separate bounds, per token and not reduced.
+
+    `logp_N` (with gradient) and `behavior_logp_N` are log-probabilities, nats, of the sampled ids; `advantage_N` any
+    unit. r = exp(clamp(logp - behavior, -20, 20)); l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)).
+    Source: algorithms specification sections 1, 5 and 6 (eps 0.2 / 0.28).
+    Errors: ValueError for a bound outside 0 <= eps_low <= 1, 0 <= eps_high, or behavior that is not known (NaN).
+    """
+    if not 0.0 <= eps_low <= 1.0 or eps_high < 0.0:
+        raise ValueError(f"clip bounds are {eps_low} and {eps_high}; valid is 0 <= eps_low <= 1 and 0 <= eps_high")
+    if behavior_logp_N.isnan().any():
+        count = int(behavior_logp_N.isnan().sum())
+        raise ValueError(
+            f"behavior log-probability is unknown (NaN) for {count} of {behavior_logp_N.numel()} tokens; the engine "
+            "must record what it sampled, or the current log-probabilities must be given (detached) instead"
+        )
+    advantage_N, behavior_logp_N = advantage_N.detach(), behavior_logp_N.detach()
+    ratio_N = (logp_N - behavior_logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    loss_N = torch.maximum(-advantage_N * ratio_N, -advantage_N * ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high))
+    above = (advantage_N > 0) & (ratio_N > 1.0 + eps_high)
+    below = (advantage_N < 0) & (ratio_N < 1.0 - eps_low)
+    return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=above | below)
+
+
+def clip_fraction(clipped_N: Tensor) -> float:
+    """Share of tokens whose gradient the clip took away, in [0, 1]; 0 for no tokens."""
+    return float(clipped_N.float().mean()) if clipped_N.numel() else 0.0
+
+
+def kl_k1(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
+    """KL estimate logp - reference: [N], nats; unbiased, either sign.
+
+    As a loss on the policy's own samples its gradient is zero in expectation. Cut to +-10.
+    """
+    return (logp_N - reference_logp_N.detach()).clamp(-KL_LIMIT, KL_LIMIT)
+
+
+def kl_k2(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
+    """KL estimate (logp - reference)^2 / 2: [N], nats; at least 0, biased, with the exact gradient. Cut to 10."""
+    return (0.5 * (logp_N - reference_logp_N.detach()).square()).clamp(max=KL_LIMIT)
+
+
+def kl_k3(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
+    """KL estimate exp(d) - 1 - d with d = reference - logp cut to +-20: [N], nats; at least 0, unbiased. Cut to 10."""
+    d_N = (reference_logp_N.detach() - logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (d_N.expm1() - d_N).clamp(max=KL_LIMIT)
+
+
+KL_ESTIMATORS: Mapping[str, KLEstimator] = MappingProxyType({"k1": kl_k1, "k2": kl_k2, "k3": kl_k3})
+"""The estimators by the name that settings use."""

@@ -1,0 +1,1 @@
+"""Models as the trainers see them: hidden states, heads, packing, scoring, sizes."""

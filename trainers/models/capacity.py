@@ -1,0 +1,208 @@
+"""What a training setup needs: memory per GPU and seconds per step, by formula.
+
+Formulas hold for Qwen3-shaped models with SDPA attention, AdamW with float32 weights and moments sharded over all GPUs
+(FSDP2), a bfloat16 teacher sharded alike, and rollouts on the same GPUs. Parameters, keys and values are exact; saved
+activations are exact for transformers 5 (a test counts them); times rest on two assumed shares of the chip's peak,
+which `turngym bench loss` and `turngym bench rollout` measure on yours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from turngym.envs.core import TurngymError
+from turngym.trainers.models.shapes import ModelShape
+
+Precision = Literal["float32", "autocast"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """One accelerator, by its maker's figures."""
+
+    name: str
+    memory: float
+    """Bytes."""
+    flops: float
+    """bfloat16 operations per second, dense."""
+    bandwidth: float
+    """Bytes per second of its memory."""
+
+
+CHIPS: Mapping[str, Chip] = MappingProxyType(
+    {
+        chip.name: chip
+        for chip in (
+            Chip(name="A100-40", memory=40e9, flops=312e12, bandwidth=1.555e12),
+            Chip(name="A100-80", memory=80e9, flops=312e12, bandwidth=2.039e12),
+            Chip(name="H100", memory=80e9, flops=989e12, bandwidth=3.35e12),
+            Chip(name="H200", memory=141e9, flops=989e12, bandwidth=4.8e12),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What one training step does."""
+
+    episodes: int = 64
+    """Per step, all GPUs together."""
+    turns: int = 30
+    """Of an episode."""
+    observation: int = 150
+    """Tokens that an environment adds per turn, template included."""
+    response: int = 100
+    """Tokens that the policy samples per turn."""
+    micro_tokens: int = 8192
+    """Tokens per forward and backward pass on one GPU (an episode longer than this comes alone)."""
+    head_chunk: int = 1024
+    """Rows of logits that exist at a time."""
+    checkpointing: bool = True
+    """Recompute activations."""
+    precision: Precision = "autocast"
+    """Of the update: bfloat16 autocast over float32 weights, or float32 throughout."""
+    compute_share: float = 0.4
+    """Of the chip's peak that forward and backward passes reach."""
+    decode_share: float = 0.5
+    """Of the memory's bandwidth that decoding reaches."""
+    reserve: float = 0.1
+    """Of the chip's memory left to the allocator, the libraries and the communication buffers."""
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "turns", "observation", "response", "micro_tokens", "head_chunk"):
+            if getattr(self, name) < 1:
+                raise TurngymError(f"{name} is {getattr(self, name)}; valid: at least 1")
+        for name in ("compute_share", "decode_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise TurngymError(f"{name} is {getattr(self, name)}; valid: above 0, at most 1")
+        if not 0 <= self.reserve < 1:
+            raise TurngymError(f"reserve is {self.reserve}; valid: at least 0, below 1")
+
+    @property
+    def length(self) -> int:
+        """Tokens of an episode."""
+        return self.turns * (self.observation + self.response)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes per GPU and seconds per step."""
+
+    states: float
+    """Weights, gradients and moments of the student's shard, and the teacher's shard: there all the time."""
+    update: float
+    """On top while updating: gathered layers, activations, logits."""
+    rollout: float
+    """On top while playing: the student in bfloat16, keys and values."""
+    at_once: int
+    """Episodes that one GPU can keep in memory while playing; 0 if none fits."""
+    rollout_s: float
+    teacher_s: float
+    update_s: float
+    room: float
+    """Bytes that one GPU offers, the reserve taken off."""
+
+    @property
+    def peak(self) -> float:
+        """Most bytes on one GPU."""
+        return self.states + max(self.update, self.rollout)
+
+    @property
+    def fits(self) -> bool:
+        return self.at_once > 0 and self.peak <= self.room
+
+    @property
+    def step_s(self) -> float:
+        return self.rollout_s + self.teacher_s + self.update_s
+
+
+def saved_bytes(shape: ModelShape, precision: Precision = "autocast") -> int:
+    """Bytes that one decoder layer saves for its backward pass, per token, without recomputation.
+
+    autocast: 26 D + 12 Q + 6 KV + 8 M; float32: 24 D + 20 Q + 8 KV + 16 M, with D the width, Q and KV the widths of
+    queries and keys, M that of the MLP. To both come the scales of the norms and the sums of attention, which is one
+    fused kernel that saves no scores: 8 + 8 heads + 4 key heads.
+    """
+    d, q, kv, m = shape.width, shape.query_width, shape.kv_width, shape.mlp
+    scales = 8 + 8 * shape.heads + 4 * shape.kv_heads
+    if precision == "autocast":
+        return 26 * d + 12 * q + 6 * kv + 8 * m + scales
+    return 24 * d + 20 * q + 8 * kv + 16 * m + scales
+
+
+def activation_bytes(shape: ModelShape, tokens: int, *, checkpointing: bool, precision: Precision) -> float:
+    """Of a forward pass over `tokens` until its backward pass.
+
+    With recomputation every layer keeps its float32 input, and one layer at a time keeps everything.
+    """
+    layer = saved_bytes(shape, precision)
+    kept = shape.layers * 4 * shape.width + layer if checkpointing else shape.layers * layer
+    return float(tokens * kept)
+
+
+def logits_bytes(shape: ModelShape, rows: int) -> float:
+    """Of the head's backward pass: four float32 copies of a chunk's logits, and the head's gradient once more.
+
+    The second gradient is that of one chunk, which is added to those of the others.
+    """
+    return 16.0 * rows * shape.vocab + 4.0 * shape.vocab * shape.width
+
+
+def gathered_bytes(shape: ModelShape) -> float:
+    """Of what FSDP2 gathers while a layer runs: two layers in bfloat16 and one's float32 gradient; both embeddings."""
+    return 8.0 * shape.layer_parameters + 6.0 * shape.embedding_parameters
+
+
+def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: int, work: Workload) -> Estimate:
+    """Memory and time of one training step on `gpus` equal chips; no teacher for algorithms that need none.
+
+    Raises:
+        TurngymError: `gpus` below 1.
+    """
+    if gpus < 1:
+        raise TurngymError(f"gpus is {gpus}; valid: at least 1")
+    states = 16.0 * student.parameters / gpus + (0.0 if teacher is None else 2.0 * teacher.parameters / gpus)
+    tokens = max(work.micro_tokens, work.length)
+    forward = activation_bytes(student, tokens, checkpointing=work.checkpointing, precision=work.precision)
+    alone = gpus == 1  # nothing is sharded, so nothing is gathered but the bfloat16 copies that autocast keeps
+    gathered = 2.0 * student.parameters if alone else gathered_bytes(student)
+    update = forward + logits_bytes(student, min(work.head_chunk, tokens)) + gathered
+    room = chip.memory * (1 - work.reserve)
+    share = math.ceil(work.episodes / gpus)
+    cache = float(student.kv_bytes * work.length)
+    at_once = min(share, int(max(0.0, room - states - 2.0 * student.parameters) // cache))
+    return Estimate(
+        states=states,
+        update=update,
+        rollout=2.0 * student.parameters + at_once * cache,
+        at_once=at_once,
+        rollout_s=_rollout_seconds(student, chip, work, share, at_once),
+        teacher_s=0.0 if teacher is None else _forward_flops(teacher, work) / gpus / (chip.flops * work.compute_share),
+        update_s=(4 if work.checkpointing else 3)
+        * _forward_flops(student, work)
+        / gpus
+        / (chip.flops * work.compute_share),
+        room=room,
+    )
+
+
+def _forward_flops(shape: ModelShape, work: Workload) -> float:
+    tokens = float(work.episodes * work.length)
+    return shape.forward_flops(tokens, work.length / 2, work.episodes * work.turns * work.response)
+
+
+def _rollout_seconds(shape: ModelShape, chip: Chip, work: Workload, share: int, at_once: int) -> float:
+    """Waves of `at_once` episodes: observations at the compute rate, then token by token at the memory's."""
+    if at_once == 0:
+        return math.inf
+    read = 2.0 * shape.parameters + at_once * shape.kv_bytes * work.length / 2
+    compute = at_once * shape.forward_flops(1.0, work.length / 2, 1.0)
+    token_s = max(read / (chip.bandwidth * work.decode_share), compute / (chip.flops * work.compute_share))
+    seen = float(at_once * work.turns * work.observation)
+    prefill_s = shape.forward_flops(seen, work.length / 2, 0.0) / (chip.flops * work.compute_share)
+    return math.ceil(share / at_once) * (work.turns * work.response * token_s + prefill_s)

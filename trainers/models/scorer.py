@@ -1,0 +1,121 @@
+"""LocalScorer: a frozen model in this process that scores given ids (teachers, reference policies)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turngym.envs.episode import TopK
+from turngym.trainers.models.lm_head import project, topk
+from turngym.trainers.models.model import ModelError, head, hidden_states, length_batches, pad
+from turngym.trainers.models.prefix_sharing import bundle_states, bundles
+
+Ids = Sequence[NDArray[np.int32]]
+Positions = Sequence[NDArray[np.int64]]
+T = TypeVar("T")
+
+
+class SupportScorer(Protocol):
+    """A scorer that can also look up ids which somebody else chose (`support="student"`)."""
+
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        """Log-probabilities of `support` [P, K] at each of the P positions: float32 [P, K]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalScorer:
+    """Implements `Scorer` and `SupportScorer` with micro-batches; holds [chunk, V] logits at most, never [B, T, V].
+
+    Each of `ids` is one row; its `positions` must lie in 1..len-1, else ModelError. No gradient.
+    """
+
+    model: nn.Module
+    vocab_size: int | None = None
+    """Use only the first ids, when teacher and student are padded to different sizes."""
+    temperature: float = 1.0
+    """Scores are log-softmax(logits / temperature): the `distill_temperature`."""
+    max_tokens: int = 8192
+    """Padded tokens per forward pass."""
+    chunk: int = 1024
+    """Positions that go through the head at a time."""
+    branches: bool = False
+    """Read what neighboring rows begin with only once; needs a model that `understands_branches`."""
+
+    def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
+        def score(states: Tensor, rows: list[int]) -> list[TopK]:
+            best, logp = topk(
+                states, head(self.model), k, chunk=self.chunk, temperature=self.temperature, vocab=self.vocab_size
+            )
+            sizes = [len(positions[row]) for row in rows]
+            pairs = zip(best.cpu().split(sizes), logp.cpu().split(sizes), strict=True)
+            return [TopK(ids=i.numpy().astype(np.int32), logp=p.numpy()) for i, p in pairs]
+
+        return self._score(ids, positions, score)
+
+    def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
+        _check_positions(ids, positions)
+        labels = [np.asarray(row, np.int64)[where][:, None] for row, where in zip(ids, positions, strict=True)]
+        return [column[:, 0] for column in self.gather(ids, positions, labels)]
+
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        def score(states: Tensor, rows: list[int]) -> list[NDArray[np.float32]]:
+            wanted = torch.from_numpy(np.concatenate([np.asarray(support[row], np.int64) for row in rows]))
+            found = project(
+                states,
+                head(self.model),
+                wanted[:, 0].to(states.device),
+                wanted.to(states.device),
+                chunk=self.chunk,
+                temperature=self.temperature,
+                vocab=self.vocab_size,
+            )
+            assert found.topk_logp_NK is not None
+            return [part.numpy() for part in found.topk_logp_NK.cpu().split([len(positions[row]) for row in rows])]
+
+        return self._score(ids, positions, score)
+
+    @torch.no_grad()
+    def _score(self, ids: Ids, positions: Positions, score: Callable[[Tensor, list[int]], list[T]]) -> list[T]:
+        """Run micro-batches of rows of similar length; results return to the order of `ids`."""
+        _check_positions(ids, positions)
+        found: dict[int, T] = {}
+        for rows, states in self._states(ids, positions):
+            found.update(zip(rows, score(states, rows), strict=True))
+        return [found[row] for row in range(len(ids))]
+
+    def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
+        """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
+        alone = list(range(len(ids)))
+        if self.branches:
+            shared = [bundle for bundle in bundles(ids, self.max_tokens) if len(bundle.rows) > 1]
+            alone = sorted(set(alone).difference(*(bundle.rows for bundle in shared)))
+            for bundle in shared:
+                states = bundle_states(self.model, ids, bundle)
+                places = [bundle.places(branch, _before(positions[row])) for branch, row in enumerate(bundle.rows)]
+                yield list(bundle.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
+        for batch in length_batches([len(ids[row]) for row in alone], self.max_tokens):
+            rows = [alone[place] for place in batch]
+            padded = pad([ids[row] for row in rows])
+            where = [line * padded.shape[1] + _before(positions[row]) for line, row in enumerate(rows)]
+            states = hidden_states(self.model, padded)
+            yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
+
+
+def _before(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the tokens at `positions` are predicted."""
+    return np.asarray(positions, np.int64) - 1
+
+
+def _check_positions(ids: Ids, positions: Positions) -> None:
+    for number, (row, where) in enumerate(zip(ids, positions, strict=True)):
+        if len(where) and (where.min() < 1 or where.max() >= len(row)):
+            raise ModelError(
+                f"row {number}: positions {int(where.min())}..{int(where.max())} must lie in 1..{len(row) - 1}: an id "
+                "is scored from the ids before it"
+            )

@@ -1,0 +1,210 @@
+"""How many turns the student plays: TurnOPD's adaptive rollout depth, and a fixed one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+MASS_EPS = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthConfig:
+    """Settings of `AdaptiveDepth`; the defaults are TurnOPD's Table 7."""
+
+    h_min: int = 2
+    """Least depth, turns."""
+    h_max: int = 50
+    """Greatest depth, turns: the depth of probes, and where the controller starts."""
+    warmup: int = 3
+    """The first steps are all probes."""
+    probe_interval: int = 8
+    """After warm-up every step that is a multiple of this is a probe."""
+    rho: float = 0.7
+    """Share of the smoothed depth kept at a probe; the measured depth gets the rest."""
+    p: float = 0.80
+    """Share of the successful episodes that the depth must cover."""
+    min_successes: int = 8
+    """With fewer episodes in the coverage statistic, the last covering depth is kept."""
+    cov_base: Literal[0, 1] = 0
+    """0 covers the index of an episode's last turn; 1 its number of turns, one turn longer."""
+    use_success: bool = True
+    """Coverage looks at successful episodes; False takes all of them."""
+    success_threshold: float = 1.0
+    """An episode with at least this return succeeded."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.h_min <= self.h_max:
+            raise ValueError(f"depth range is {self.h_min}..{self.h_max} turns; valid is 1 <= h_min <= h_max")
+        if self.probe_interval < 1 or self.warmup < 0 or self.min_successes < 1:
+            raise ValueError(
+                f"probe_interval {self.probe_interval}, warmup {self.warmup}, min_successes {self.min_successes}; "
+                "valid is at least 1, 0 and 1"
+            )
+        if not 0.0 <= self.rho <= 1.0 or not 0.0 < self.p <= 1.0:
+            raise ValueError(f"rho is {self.rho} and p {self.p}; valid is 0 <= rho <= 1 and 0 < p <= 1")
+        if self.cov_base not in (0, 1):
+            raise ValueError(f"cov_base is {self.cov_base}; valid is 0 (last turn index) or 1 (number of turns)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthState:
+    """What a depth controller carries from step to step; `hbar` is never rounded."""
+
+    hbar: float
+    """Smoothed depth, turns."""
+    h_eff: int = 0
+    """Centre of the divergence mass at the last probe, turn index."""
+    h_cov: int = 0
+    """Covering depth of the successful episodes at the last probe that had enough of them."""
+    probes: int = 0
+    """Probes taken in so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthPlan:
+    """What to collect in one step."""
+
+    cap: int
+    """Turns to play at most in this step."""
+    probe: bool = False
+    """Whether the step measures."""
+    adaptive_cap: int | None = None
+    """What the cap would be without a probe."""
+    demonstration_turns: int | None = None
+    """TCOD B2F: turns that the student plays at the end, after a demonstration. None: it plays all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthStats:
+    """What a probe measured, episodes stopped by the depth cap left out.
+
+    `kl_T` float [T] token-pooled mean KL per turn, nats, NaN where a turn has no tokens; `survivors_T` int [T] episodes
+    that reached the turn; `last_turn_E` int [E] index of each episode's last turn; `reward_E` float [E] returns.
+    """
+
+    kl_T: NDArray[np.float64]
+    survivors_T: NDArray[np.int64]
+    last_turn_E: NDArray[np.int64]
+    reward_E: NDArray[np.float64]
+
+
+class DepthController(Protocol):
+    """A piece of an algorithm: a pure state machine over training steps (1-based)."""
+
+    def start(self) -> DepthState: ...
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan: ...
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedDepth:
+    """The same depth in every step: vanilla OPD, and TurnOPD without its depth controller."""
+
+    h_max: int = 50
+
+    def start(self) -> DepthState:
+        """The state before step 1."""
+        return DepthState(hbar=float(self.h_max))
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan:
+        """Play `h_max` turns."""
+        return DepthPlan(cap=self.h_max)
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+        """Nothing is learned."""
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveDepth:
+    """TurnOPD's depth controller: measure to full depth now and then, play just deep enough in between.
+
+    Turns. Hbar_0 = H_max; cap_k = clip(round(Hbar_{k-1}) + 1, H_min, H_max);
+    probe_k = k <= warmup or k mod probe_interval = 0, playing H_max turns.
+    At a probe Hbar_k = rho Hbar_{k-1} + (1 - rho) max(H_eff, H_cov), otherwise Hbar_k = Hbar_{k-1}.
+    Rounding is half to even. Source: TurnOPD Algorithm 1 and Table 7; algorithms specification section 3.
+    Differs from the paper: the coverage counts last turn indices (`cov_base=1` counts turns).
+    """
+
+    config: DepthConfig = DepthConfig()
+
+    def start(self) -> DepthState:
+        """The state before step 1."""
+        return DepthState(hbar=float(self.config.h_max))
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan:
+        """What to collect at `step`, 1-based. Errors: ValueError for a step below 1."""
+        if step < 1:
+            raise ValueError(f"step is {step}; training steps count 1, 2, 3, ...")
+        config = self.config
+        probe = step <= config.warmup or step % config.probe_interval == 0
+        cap = min(max(round(state.hbar) + 1, config.h_min), config.h_max)
+        return DepthPlan(cap=config.h_max if probe else cap, probe=probe, adaptive_cap=cap)
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+        """The state after the step; unchanged unless `plan` was a probe and measured at least one episode."""
+        if not plan.probe or len(stats.last_turn_E) == 0:
+            return state
+        h_eff = effective_depth(stats.kl_T, stats.survivors_T)
+        covered = covering_depth(stats, self.config)
+        h_cov = state.h_cov if covered is None else covered
+        rho = self.config.rho
+        hbar = rho * state.hbar + (1.0 - rho) * max(h_eff, h_cov)
+        return DepthState(hbar=hbar, h_eff=h_eff, h_cov=h_cov, probes=state.probes + 1)
+
+
+def divergence_mass(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Where along the episode the divergence lies: float64 [T], nats per episode started.
+
+    m_t = max(K_t, 0) n_t / n_0; turns without tokens (NaN) have none. Source: TurnOPD Algorithm 1.
+    """
+    if len(kl_T) == 0 or survivors_T[0] == 0:
+        return np.zeros(len(kl_T))
+    return np.maximum(np.nan_to_num(kl_T, nan=0.0), 0.0) * survivors_T / survivors_T[0]
+
+
+def effective_depth(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -> int:
+    """Centre of the divergence mass, turn index; 0 if there is no mass.
+
+    H_eff = round(sum_t t q_t), q_t = m_t / (sum m + 1e-8). Source: TurnOPD Algorithm 1.
+    """
+    mass_T = divergence_mass(kl_T, survivors_T)
+    share_T = mass_T / (mass_T.sum() + MASS_EPS)
+    return round(float(np.arange(len(mass_T)) @ share_T))
+
+
+def covering_depth(stats: DepthStats, config: DepthConfig) -> int | None:
+    """Depth by which a share p of the (successful) episodes had ended; None with too few of them.
+
+    H_cov = the smallest order statistic x_(i) of their last turn indices with i / n >= p. Source: TurnOPD Algorithm 1.
+    """
+    last_turn_E = stats.last_turn_E
+    if config.use_success:
+        last_turn_E = last_turn_E[stats.reward_E >= config.success_threshold]
+    count = len(last_turn_E)
+    if count < config.min_successes:
+        return None
+    rank = next(i for i in range(1, count + 1) if i / count >= config.p)
+    return int(np.sort(last_turn_E)[rank - 1]) + config.cov_base
+
+
+def state_to_json(state: DepthState) -> dict[str, Any]:
+    """`state` for a checkpoint; floats survive JSON exactly."""
+    return asdict(state)
+
+
+def state_from_json(values: Mapping[str, Any]) -> DepthState:
+    """The state that `state_to_json` wrote. Errors: ValueError for missing or unknown fields."""
+    try:
+        return DepthState(**values)
+    except TypeError as error:
+        raise ValueError(
+            f"depth state has the fields {sorted(values)}; valid are {sorted(DepthState.__dataclass_fields__)}"
+        ) from error

@@ -1,0 +1,1 @@
+"""A run: its loop, optimizer steps, checkpoints, metrics and folder."""

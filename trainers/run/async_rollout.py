@@ -1,0 +1,160 @@
+"""Asynchronous training: batches are played ahead of their step, by the student of so many steps before."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import Collect, CollectRequest
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.config import ConfigError
+from turngym.trainers.losses.truncated_importance import TruncatedImportance
+from turngym.trainers.rollout_plan.depth import DepthPlan
+from turngym.trainers.run.rollout_schedule import Planned
+
+FILE = "ahead.pt"
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncConfig:
+    """How far playing may run ahead of training."""
+
+    staleness: int = 0
+    """Steps by which the student that plays lags behind the one that learns; 0: play, then learn, exactly. Batch t is
+    played by the student after step t - 1 - K (at the start: the untrained one), whatever the timing."""
+    importance_cap: float = 2.0
+    """With staleness: the probability ratio new / old of a token counts for at most this."""
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise ConfigError(f"staleness is {self.staleness}; valid: 0 (play, then learn) or more")
+        if not self.importance_cap >= 1:
+            raise ConfigError(f"importance_cap is {self.importance_cap}; valid: at least 1")
+
+    def corrected(self, algorithm: Algorithm) -> Algorithm:
+        """`algorithm` with its importance ratios truncated; itself where nothing is stale."""
+        if not self.staleness:
+            return algorithm
+        loss = TruncatedImportance(loss=algorithm.token_loss, cap=self.importance_cap)
+        settings = {**algorithm.settings, "staleness": self.staleness, "importance_cap": self.importance_cap}
+        return replace(algorithm, token_loss=loss, settings=settings)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSnapshot:
+    """A copy of the student that plays: it gets the student's weights of some step, and its engine is told."""
+
+    student: Any
+    model: Any
+    """The copy (`frozen_copy`), which nobody trains."""
+    announce: Callable[[int], None]
+    """Called with the version of the weights that have just been put in place."""
+
+    def take(self) -> Weights:
+        """The student's weights as they are now."""
+        return {name: value.detach().clone() for name, value in self.student.state_dict().items()}
+
+    def put(self, weights: Weights, version: int) -> None:
+        """Play with `weights` from now on."""
+        self.model.load_state_dict(weights)
+        self.announce(version)
+
+
+def frozen_copy(student: Any) -> Any:
+    """A copy of a model that takes no gradients."""
+    return copy.deepcopy(student).requires_grad_(False)
+
+
+@dataclass(slots=True)
+class _Batch:
+    planned: Planned
+    version: int
+    """Steps done when it was planned: whose weights play it."""
+    weights: Weights
+    episodes: Future[list[Episode]] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class AsyncRollout:
+    """Implements `RolloutSchedule`: batch t is planned before step t - K and played while steps t - K to t - 1 run.
+
+    The schedule is fixed: batch t is played with the weights after step max(0, t - 1 - K), its depth planned with the
+    depth state of then, however long playing and learning take. One thread plays, a batch at a time, in order; it
+    leaves the processor to training only if the episodes are played by other processes or servers.
+
+    A checkpoint holds the plans and weights of the batches that were not yet learned from; a resumed run plays them
+    again (the same episodes, since those follow from weights and request). It costs K copies of the weights.
+    """
+
+    staleness: int
+    last: int
+    """Steps of the run: nothing is played for later ones."""
+    snapshot: WeightSnapshot
+    cancel: Callable[[], None] = lambda: None
+    """Breaks off what is being played."""
+    _batches: deque[_Batch] = field(default_factory=deque)
+    _player: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._player = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+
+    def __call__(self, step: int, planned: Callable[[int], Planned], collect: Collect) -> tuple[Planned, list[Episode]]:
+        first = self._batches[-1].planned.request.step + 1 if self._batches else step
+        weights: Weights | None = None
+        for number in range(first, min(step + self.staleness, self.last) + 1):
+            weights = self.snapshot.take() if weights is None else weights
+            self._batches.append(_Batch(planned(number), step - 1, weights))
+        for batch in self._batches:
+            if batch.episodes is None:
+                batch.episodes = self._player.submit(self._play, batch, collect)
+        due = self._batches[0]
+        assert due.planned.request.step == step, f"batch {due.planned.request.step} is due at step {step}"
+        assert due.episodes is not None
+        episodes = due.episodes.result()
+        self._batches.popleft()
+        return due.planned, episodes
+
+    def _play(self, batch: _Batch, collect: Collect) -> list[Episode]:
+        self.snapshot.put(batch.weights, batch.version)
+        return collect(batch.planned.request)
+
+    def save(self, folder: Path) -> None:
+        """Write what was not yet learned from; weights that several batches share are written once."""
+        plain = [
+            {
+                "plan": asdict(batch.planned.plan),
+                "request": asdict(batch.planned.request),
+                "version": batch.version,
+            }
+            for batch in self._batches
+        ]
+        weights = {batch.version: {k: v.cpu() for k, v in batch.weights.items()} for batch in self._batches}
+        torch.save({"batches": plain, "weights": weights}, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Read it; the batches are played again when the first of them is asked for."""
+        saved = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+        self._batches = deque(
+            _Batch(
+                Planned(plan=DepthPlan(**batch["plan"]), request=CollectRequest(**batch["request"])),
+                batch["version"],
+                saved["weights"][batch["version"]],
+            )
+            for batch in saved["batches"]
+        )
+
+    def close(self) -> None:
+        """Stop playing; waits until the thread has noticed."""
+        if any(batch.episodes is not None and not batch.episodes.done() for batch in self._batches):
+            self.cancel()
+        self._player.shutdown(wait=True, cancel_futures=True)

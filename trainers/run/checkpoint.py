@@ -1,0 +1,222 @@
+"""Checkpoints: everything a killed run needs to continue to the same numbers, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from turngym.envs.core import TurngymError
+from turngym.trainers.config import current_names
+from turngym.trainers.distributed import checkpoint as shards
+from turngym.trainers.distributed.world import SINGLE, World, on_all_ranks, on_rank_zero
+from turngym.trainers.models import lora
+from turngym.trainers.models.model import load_model, save_model
+from turngym.trainers.run.full_disk import full_disk
+from turngym.trainers.targets.critic import Critic
+
+FOLDER = "checkpoints"
+MODEL = "model"
+SCHEMA = 1
+NAME = re.compile(r"step_(\d{6,})")
+
+
+class CheckpointError(TurngymError):
+    """A checkpoint that is missing, damaged, or of another configuration; nothing was overwritten."""
+
+
+def save_checkpoint(
+    run: Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    keep: int = 2,
+    save_extra: Callable[[Path], None] | None = None,
+    critic: Critic | None = None,
+    world: World = SINGLE,
+    beside: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write `run/checkpoints/step_K` (K from `state["step"]`) and drop all but the newest `keep`.
+
+    Everything goes to a temporary folder that is renamed at the end: a killed process leaves the previous checkpoint,
+    and so does a disk that is full (CheckpointError) or any other failure in any process. `state` must be JSON.
+    `save_extra` may add files to the model folder (a tokenizer), `beside` to the checkpoint. In a `world` of several
+    processes, whose `run` must be one folder for all, each writes its own shard of the optimizer.
+    """
+    folder = run / FOLDER
+    target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
+    with full_disk(run, f"checkpoint of step {state['step']}", CheckpointError):
+        if on_rank_zero(world, target.exists):
+            # the same step of the same run: weights and optimizer are there already
+            on_rank_zero(world, lambda: _write_state(target, state))
+            return target
+        with _new_folder(scratch, world):
+            weights = world.state(model)
+            on_rank_zero(world, lambda: _write_model(model, weights, scratch / MODEL, save_extra))
+            _write_optimizer(scratch, model, optimizer, critic, world)
+            if beside is not None:
+                on_rank_zero(world, lambda: beside(scratch))
+            on_rank_zero(world, lambda: _finish(scratch, target, state))
+        on_rank_zero(world, lambda: _drop_old(run, keep))
+    return target
+
+
+@contextmanager
+def _new_folder(scratch: Path, world: World) -> Iterator[None]:
+    """An empty folder that all processes see; gone again if anything fails inside."""
+    try:
+        on_rank_zero(world, lambda: _prepare(scratch.parent, scratch))
+        on_all_ranks(world, lambda: _same_folder(scratch))
+        yield
+    except BaseException:
+        if world.rank == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _prepare(folder: Path, scratch: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for rest in folder.glob(".writing_*"):
+        shutil.rmtree(rest)
+    scratch.mkdir()
+
+
+def _same_folder(scratch: Path) -> None:
+    if not scratch.is_dir():
+        raise CheckpointError(
+            f"{scratch}, which process 0 has just made, is not there: --out must be a folder that all machines share"
+        )
+
+
+def _write_model(
+    model: Any, weights: Mapping[str, Any], folder: Path, save_extra: Callable[[Path], None] | None
+) -> None:
+    save_model(model, folder, lora.merged(model, weights))
+    if lora.adapted(model):
+        lora.save_adapter(model, weights, folder.parent / lora.FOLDER)
+    if save_extra is not None:
+        save_extra(folder)
+
+
+def _write_optimizer(
+    scratch: Path, model: nn.Module, optimizer: torch.optim.Optimizer, critic: Critic | None, world: World
+) -> None:
+    if world.size > 1 or lora.adapted(model):  # merged adapters could not be taken apart again
+        shards.save_shards(scratch / shards.FOLDER, _parts(model, optimizer, critic))
+        return
+    torch.save({"optimiser": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")
+    if critic is not None:
+        torch.save(critic.state_dict(), scratch / "critic.pt")
+
+
+def _finish(scratch: Path, target: Path, state: Mapping[str, Any]) -> None:
+    _write_state(scratch, state)
+    _flush(scratch)
+    scratch.rename(target)
+
+
+def _drop_old(run: Path, keep: int) -> None:
+    for old in list_checkpoints(run)[: -max(keep, 1)]:
+        shutil.rmtree(old)
+
+
+def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    scratch = folder / "state.json.writing"
+    try:
+        scratch.write_text(json.dumps({"schema": SCHEMA, **state}, indent=1), encoding="utf-8")
+        os.replace(scratch, folder / "state.json")
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _flush(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    found = [path for path in (run / FOLDER).glob("step_*") if NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def latest_checkpoint(run: Path) -> Path:
+    """The newest complete checkpoint. Raises CheckpointError when there is none."""
+    found = list_checkpoints(run)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {run / FOLDER}: start the run without --resume")
+    return found[-1]
+
+
+def latest_model(run: Path) -> Path:
+    """Folder of the newest model of a run: valid wherever a model path is asked for."""
+    return latest_checkpoint(run) / MODEL
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The JSON part of a checkpoint."""
+    try:
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint} is damaged: state.json cannot be read ({error})") from error
+    if state.get("schema") != SCHEMA:
+        raise CheckpointError(f"{checkpoint} has schema {state.get('schema')}; this version reads {SCHEMA}")
+    return state
+
+
+def load_checkpoint(
+    checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer, critic: Critic | None = None
+) -> None:
+    """Put the weights, the optimizer's state, the critic and torch's random stream of `checkpoint` into place.
+
+    The checkpoint and this run may have different numbers of processes.
+    """
+    try:
+        if (checkpoint / shards.FOLDER).exists():
+            shards.load_shards(checkpoint / shards.FOLDER, _parts(model, optimizer, critic))
+        else:
+            _load_single(checkpoint, model, optimizer, critic)
+    except Exception as error:  # readers of damaged files raise anything
+        first = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"{checkpoint} is damaged or does not fit this model: {first}") from error
+
+
+def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer, critic: Critic | None) -> None:
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
+    shards.load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimiser"])
+    torch.set_rng_state(saved["torch_rng"])
+    if critic is not None:
+        critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))
+
+
+def _parts(model: nn.Module, optimizer: torch.optim.Optimizer, critic: Critic | None) -> dict[str, shards.Part]:
+    return {"model": (model, optimizer)} | ({} if critic is None else {"critic": (critic.module, critic.optimizer)})
+
+
+def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:
+    """Refuse a checkpoint of another configuration, naming each field that differs."""
+    missing = "(absent)"
+    saved = current_names(saved)
+    rows = [
+        f"{name}: checkpoint {saved.get(name, missing)!r}, now {current.get(name, missing)!r}"
+        for name in sorted(saved.keys() | current.keys())
+        if saved.get(name, missing) != current.get(name, missing)
+    ]
+    if rows:
+        raise CheckpointError(
+            f"{where} was made with another configuration; nothing was overwritten. Differing fields: "
+            + "; ".join(rows)
+            + ". Use the same options, or another output folder"
+        )

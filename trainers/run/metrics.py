@@ -1,0 +1,174 @@
+"""The metrics of a run: one JSON line per training step or evaluation, mirrored to tensorboard."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turngym.envs.core import TurngymError
+
+FILE = "metrics.jsonl"
+Row = Mapping[str, Any]
+
+SOME_METRICS: Mapping[str, str] = {
+    "kl_reference": "mean KL estimate to the initial policy, nats",
+    "critic_loss": "mean squared error of the critic, halved",
+    "critic_explained": "share of the returns' variance that its values explain, before it learns from them",
+    "off/refused": "turns of demonstrators that the environment refused, and that are not trained on",
+    "off/tokens": "supervised tokens that a demonstrator chose",
+    "off/prob": "mean probability that the student gives them",
+    "off/entropy": "the student's mean entropy there, nats",
+    "off/reward": "mean return of episodes that hold some",
+    "off/shaped": "mean of their shaped probability f(pi) (LUFFY)",
+    "on/prob": "mean probability of the policy's own tokens",
+    "on/entropy": "mean entropy there, nats",
+    "on/reward": "mean return of episodes that hold some",
+    "judge/score": "mean score of the turns that were judged (majority of the votes)",
+    "judge/positive": "share of them with a score above 0",
+    "judge/negative": "share of them with a score below 0",
+    "judge/votes": "votes that were asked for",
+    "judge/votes_failed": "votes that never came: not scores, and counted nowhere else",
+    "judge/votes_unread": "votes without a valid boxed number",
+    "judge/turns_masked": "turns of the policy that were not trained on (unjudged, neutral, without a hint)",
+    "judge/hints": "turns whose prompt got a hint",
+    "judge/hints_refused": "hints with control or special tokens, or too long for the context",
+    "importance/ratio": "with staleness: mean probability ratio new / old, truncated",
+    "importance/truncated": "with staleness: share of tokens whose ratio was truncated",
+    "term/lpt": "mean negative log-likelihood of the pre-training text, nats per token",
+}
+"""What only some algorithms log: name -> what it says."""
+
+METRICS: Mapping[str, str] = {
+    "step": "training step, 1-based; 0 is before training",
+    "kind": "`train` or `eval`",
+    "loss": "sum over tokens of weight x token loss",
+    "grad_norm": "gradient norm before clipping (mean over the step's updates)",
+    "lr": "learning rate of the step's last update",
+    "updates_skipped": "updates dropped because the gradient was not finite",
+    "episodes": "episodes that were trained on",
+    "episodes_failed": "episodes lost to a failed environment or engine",
+    "episodes_dropped": "episodes left out of training by the algorithm (groups without contrast)",
+    "tokens": "supervised tokens",
+    "success": "share of the step's training episodes that succeeded (depth-capped ones count as failures)",
+    "turns_mean": "turns per training episode",
+    "valid_actions": "share of the policy's turns whose action was valid",
+    "truncated": "share of training episodes cut by a depth cap or by the limits on turns or tokens",
+    "entropy": "student entropy, mean over supervised tokens",
+    "kl_bin": "reverse KL on the teacher's top-K with a tail bin, mean over supervised tokens",
+    "kl_raw": "reverse KL on the teacher's top-K without the tail, mean over supervised tokens",
+    "gap_mean": "mean |training - rollout log-probability| of the sampled ids, before the step's first update",
+    "gap_max": "largest such gap",
+    "staleness_mean": "versions by which the policy that played was behind the student, mean over drawn tokens",
+    "staleness_max": "most such versions",
+    "clip_fraction": "share of tokens whose importance ratio or surrogate was clipped",
+    "tokens_per_s": "supervised tokens per second of the whole step",
+    "loss_deep_share": "share of the absolute loss in the deepest third of the turns",
+    "depth/cap": "turns that the step's rollout was allowed",
+    "depth/probe": "1 on a full-depth probe step",
+    "depth/hbar": "smoothed horizon after the step",
+    "depth/h_eff": "effective horizon of the KL mass, at the last probe",
+    "depth/h_cov": "horizon that covers the successful episodes, at the last probe",
+    "turn/survivors": "per turn: episodes with a supervised token there",
+    "turn/kl": "per turn: KL (tail bin), mean over the turn's tokens",
+    "turn/kl_raw": "per turn: KL (raw form, as the paper plots it)",
+    "turn/kl_success": "per turn: the same, successful episodes only",
+    "turn/kl_failure": "per turn: the same, failed episodes only",
+    "turn/entropy": "per turn: student entropy",
+    "turn/teacher_entropy": "per turn: teacher entropy over the top-K and a tail bin",
+    "turn/loss_share": "per turn: share of the absolute loss",
+    "turn/weight": "per turn: sum of the token weights",
+    "time/rollout_s": "seconds of rollout, environments included (with staleness: seconds that the step waited for it)",
+    "time/env_s": "seconds inside environments, summed over episodes",
+    "time/teacher_s": "seconds of teacher scoring",
+    "time/update_s": "seconds of forward, backward and optimizer",
+    "time/step_s": "seconds of the step",
+    "time/train_s": "seconds of training since step 1, evaluations and resumptions excluded",
+    "time/eval_s": "seconds of the evaluation",
+    "eval/avg": "Avg@n: mean success over tasks and samples",
+    "eval/low": "lower end of its 95 % interval",
+    "eval/high": "upper end of its 95 % interval",
+}
+"""Every column that the trainer writes; `eval/<name>` may carry further numbers of an evaluation."""
+
+
+@dataclass(slots=True)
+class MetricsLog:
+    """Appends rows to `folder/metrics.jsonl`, flushed line by line, and scalars to tensorboard if it is installed."""
+
+    folder: Path
+    tensorboard: bool = True
+    _board: Any = field(default=None, init=False)
+
+    def truncate(self, step: int, evaluated: int) -> None:
+        """Drop what a killed run wrote after its last checkpoint, so that a resumed run doubles no row.
+
+        Kept are training rows up to `step` and evaluations up to `evaluated`, the last ones that the checkpoint knows.
+        """
+        path, last = self.folder / FILE, {"train": step, "eval": evaluated}
+        if path.exists():
+            rows = [row for row in read_metrics(self.folder) if row["step"] <= last[row["kind"]]]
+            scratch = path.with_suffix(".writing")
+            scratch.write_text("".join(_line(row) for row in rows), encoding="utf-8")
+            os.replace(scratch, path)
+
+    def open(self, step: int) -> None:
+        """Start writing after `step`; tensorboard hides what an earlier process wrote beyond it."""
+        if self.tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def write(self, row: Row) -> None:
+        """Add one row (`step`, `kind`, numbers, lists of numbers). Not-a-number is written as null."""
+        with (self.folder / FILE).open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+        if self._board is not None:
+            for name, value in row.items():
+                if name not in ("step", "kind") and isinstance(value, int | float):
+                    self._board.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+def _line(row: Row) -> str:
+    return json.dumps({name: _plain(value) for name, value in row.items()}) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_metrics(run: Path | str) -> list[dict[str, Any]]:
+    """All rows of a run, in order. A torn last line (a killed process) is skipped; another bad line is an error."""
+    path = Path(run) / FILE
+    if not path.exists():
+        raise TurngymError(f"no {FILE} in {run}: not a training run")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise TurngymError(f"{path}, line {number} is no JSON: {error}") from error
+    return rows
+
+
+def table(run: Path | str, kind: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Chosen columns of the rows of one kind (None where a row lacks the column)."""
+    unknown = [name for name in columns if name not in {**METRICS, **SOME_METRICS} and not name.startswith("eval/")]
+    if unknown:
+        raise TurngymError(f"unknown metric {unknown[0]!r}; valid: {', '.join([*METRICS, *SOME_METRICS])}")
+    return [tuple(row.get(name) for name in columns) for row in read_metrics(run) if row["kind"] == kind]

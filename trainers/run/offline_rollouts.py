@@ -1,0 +1,92 @@
+"""A rollout source that plays nothing: recorded episodes, shuffled epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode, Status
+from turngym.envs.protocols import CollectRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetCollect:
+    """Implements `Collect` over a fixed list, in the order that `draw` gives; temperature and prefixes are as recorded.
+
+    Where a step wants groups, attempts at one task that follow each other are one; attempts left over are not used.
+    """
+
+    episodes: Sequence[Episode]
+    seed: int = 0
+    cut: bool = False
+    """End longer episodes at a step's depth cap, as if they had been played for it."""
+
+    def __call__(self, request: CollectRequest) -> list[Episode]:
+        """`request.episodes` episodes.
+
+        Raises TurngymError without episodes, without a whole group of one task, or for a curriculum that begins with
+        an expert's turns: that needs an environment.
+        """
+        if not self.episodes:
+            raise TurngymError("the data set has no episodes; give a trace file with at least one")
+        if request.demonstration_turns is not None:
+            raise TurngymError("a curriculum that begins with an expert's turns plays them: it cannot use trace files")
+        groups = [[episode] for episode in self.episodes] if request.group == 1 else self._groups(request.group)
+        places = draw(len(groups), seed=self.seed, step=request.step, batch=request.episodes // request.group)
+        chosen = [
+            episode if request.group == 1 else replace(episode, group=number)
+            for number, place in enumerate(places)
+            for episode in groups[place]
+        ]
+        cap = request.max_turns if self.cut else None
+        return [_first_turns(episode, cap) for episode in request.own(chosen)]
+
+    def _groups(self, size: int) -> list[list[Episode]]:
+        tasks: dict[tuple[str, str], list[Episode]] = {}
+        for episode in self.episodes:
+            tasks.setdefault((episode.task.env_id, episode.task.task_id), []).append(episode)
+        groups = [found[i : i + size] for found in tasks.values() for i in range(0, len(found) - size + 1, size)]
+        if not groups:
+            most = max(len(found) for found in tasks.values())
+            raise TurngymError(
+                f"no task of the {len(tasks)} in the data set has {size} episodes to compare, at most {most}; record "
+                "more samples per task or make groups smaller"
+            )
+        return groups
+
+
+def _first_turns(episode: Episode, cap: int | None) -> Episode:
+    """`episode` as if it had been broken off after `cap` turns; itself if it is no longer."""
+    if cap is None or episode.depth <= cap:
+        return episode
+    turns = episode.turns[:cap]
+    ends = {turn.segment: turn.response_span[1] for turn in turns}
+    return replace(
+        episode,
+        turns=turns,
+        segments=tuple(ids[: ends.get(number, 0)] for number, ids in enumerate(episode.segments[: max(ends) + 1])),
+        status=Status.TRUNCATED_DEPTH,
+        success=False,
+        episode_return=float(sum(turn.reward for turn in turns)),
+        score=turns[-1].progress or 0.0,
+        final_observation=episode.turns[cap].observation,
+    )
+
+
+def draw(count: int, *, seed: int, step: int, batch: int) -> list[int]:
+    """Which of `count` items step `step` (1-based) takes: items (step - 1) * batch onwards of the epochs, in a row.
+
+    Every epoch is a permutation of its own, fixed by (seed, epoch), so a resumed run needs no saved position.
+    """
+    places = range((step - 1) * batch, step * batch)
+    epochs = {place // count for place in places}
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
+    return [int(orders[place // count][place % count]) for place in places]
+
+
+def steps_for(epochs: float, episodes: int, batch: int) -> int:
+    """Training steps that go through `episodes` recorded episodes `epochs` times; at least 1."""
+    return max(1, -(-round(epochs * episodes) // batch))

@@ -1,0 +1,189 @@
+"""One optimizer update: weights on the whole batch, gradients accumulated over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turngym.trainers.algorithm import Targets, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.config import OptimizerConfig
+from turngym.trainers.distributed.world import SINGLE, World, micro_batches, to_local
+from turngym.trainers.models.lm_head import Projected, project
+from turngym.trainers.models.microbatch import MicroBatch, pad_rows, split_rows
+from turngym.trainers.models.model import autocast, head, hidden_states, recomputing
+from turngym.trainers.models.packing import split_packed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """How forward passes of the update are computed; none of it changes the result beyond rounding."""
+
+    micro_tokens: int = 8192
+    head_chunk: int = 1024
+    vocab_size: int | None = None
+    """Use only the first ids, when teacher and student are padded to different sizes."""
+    distill_temperature: float = 1.0
+    sampling_temperature: float = 1.0
+    entropy_gradient: bool = False
+    autocast: bool = False
+    autocast_head: bool = True
+    """Whether autocast covers the LM head; log-probabilities are float32 either way."""
+    gradient_checkpointing: bool = False
+    packing: bool = False
+    """Put several short rows into one line."""
+    world: World = SINGLE
+    """Each process computes its share of the episodes; loss, gradients and columns are those of the whole batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """What one update saw. `columns` are float32 [N]: loss, logp, sampled_logp, entropy and the loss's diagnostics."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    skipped: bool
+    """The gradient was not finite, so nothing was changed."""
+    columns: Mapping[str, NDArray[np.float32]]
+    terms: Mapping[str, float]
+    """Values of the terms beside the batch's loss, which `loss` leaves out."""
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; the learning rate is set before each update."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
+
+
+def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
+    """Learning rate of `step` (1-based): linear warm-up, then constant, linear or cosine to zero after `total`."""
+    factor = min(1.0, step / (config.lr_warmup + 1))
+    share = max(0.0, (step - 1 - config.lr_warmup) / max(1, total - config.lr_warmup))
+    if config.schedule == "linear":
+        factor *= 1.0 - share
+    elif config.schedule == "cosine":
+        factor *= 0.5 * (1.0 + float(np.cos(np.pi * share)))
+    return config.lr * factor
+
+
+def update(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    batch: RolloutBatch,
+    *,
+    targets: Targets,
+    weight_N: NDArray[np.float64],
+    token_loss: TokenLoss,
+    forward: Forward,
+    lr: float,
+    max_grad_norm: float = 1.0,
+    terms: Sequence[Callable[[], tuple[str, float]]] = (),
+) -> UpdateResult:
+    """One step of the optimizer on the whole batch.
+
+    loss = sum_i weight_i * token_loss_i, with `weight_N` fixed before the split into micro-batches, so that their
+    number and order change nothing but rounding. Each of `terms` adds its own gradient and returns (name, value).
+    """
+    optimizer.zero_grad(set_to_none=True)
+    loss, columns = accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward)
+    extra = dict(term() for term in terms)
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = float(to_local(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf"))))
+    finite = bool(np.isfinite(norm))
+    if finite:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return UpdateResult(loss=loss, grad_norm=norm, skipped=not finite, columns=columns, terms=extra)
+
+
+def accumulate(
+    model: Any,
+    batch: RolloutBatch,
+    *,
+    targets: Targets,
+    weight_N: NDArray[np.float64],
+    token_loss: TokenLoss,
+    forward: Forward,
+) -> tuple[float, dict[str, NDArray[np.float32]]]:
+    """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N]."""
+    total, world = 0.0, forward.world
+    found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
+    with recomputing(model, forward.gradient_checkpointing):
+        split = split_packed if forward.packing else split_rows
+        for micro in micro_batches(batch, forward.micro_tokens, world, split):
+            losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
+            weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
+            loss = (weight_n * losses.loss_n).sum()
+            # a sharded model averages gradients over the processes; the batch's gradient is their sum
+            (loss * world.size).backward()
+            total += float(loss.detach())
+            numbers = {"loss": losses.loss_n, **numbers, **losses.diagnostics}
+            found.append((micro.tokens, {n: v.detach().float().cpu().numpy() for n, v in numbers.items()}))
+    columns: dict[str, NDArray[np.float32]] = {}
+    for tokens, part in chain.from_iterable(world.all_gather(found)):
+        for name, values in part.items():
+            columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
+    return sum(world.all_gather(total)), columns
+
+
+def _forward(
+    model: Any, batch: RolloutBatch, micro: MicroBatch, targets: Targets, token_loss: TokenLoss, forward: Forward
+) -> tuple[TokenLosses, dict[str, Tensor]]:
+    rows = pad_rows(batch, micro)
+    with autocast(model, forward.autocast):
+        states = hidden_states(model, rows.input_ids_RL, rows.position_RL)
+    states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
+    label_n = _tensor(batch.label_N, micro, states)
+    ids_nK = None if targets.topk_ids_NK is None else _tensor(targets.topk_ids_NK, micro, states)
+    own = _project(model, states, label_n, ids_nK, forward, forward.distill_temperature)
+    assert own.entropy_N is not None  # asked for at the distillation temperature
+    sampled, entropy_n = own.logp_N, own.entropy_N
+    if forward.sampling_temperature not in (forward.distill_temperature, 0.0):
+        sampled = _project(model, states, label_n, None, forward, forward.sampling_temperature).logp_N
+    tokens = Tokens(
+        logp_n=own.logp_N,
+        sampled_logp_n=sampled,
+        behavior_logp_n=_tensor(batch.behavior_logp_N, micro, states),
+        topk_logp_nK=own.topk_logp_NK,
+        teacher_logp_nK=None if targets.topk_logp_NK is None else _tensor(targets.topk_logp_NK, micro, states),
+        advantage_n=None if targets.advantage_N is None else _tensor(targets.advantage_N, micro, states),
+        reference_logp_n=None if targets.reference_logp_N is None else _tensor(targets.reference_logp_N, micro, states),
+        kl_mask_n=None if targets.kl_mask_N is None else _tensor(targets.kl_mask_N, micro, states),
+        off_policy_n=_tensor(batch.off_policy_N, micro, states),
+        entropy_n=entropy_n,
+    )
+    numbers = {"logp": own.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
+    return token_loss(tokens), numbers
+
+
+def _project(
+    model: Any, states: Tensor, label_n: Tensor, ids_nK: Tensor | None, forward: Forward, temperature: float
+) -> Projected:
+    with autocast(model, forward.autocast and forward.autocast_head):
+        return project(
+            states,
+            head(model),
+            label_n,
+            ids_nK,
+            temperature=temperature,
+            chunk=forward.head_chunk,
+            entropy=temperature == forward.distill_temperature,
+            entropy_gradient=forward.entropy_gradient and temperature == forward.distill_temperature,
+            vocab=forward.vocab_size,
+        )
+
+
+def _tensor(values: NDArray[Any], micro: MicroBatch, like: Tensor) -> Tensor:
+    return torch.from_numpy(values[micro.tokens]).to(like.device)

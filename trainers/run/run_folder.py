@@ -1,0 +1,113 @@
+"""The folder of a run: opened for a new run or a resumed one, never overwritten by another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turngym.trainers.config import RunConfig
+from turngym.trainers.distributed.world import SINGLE, World, on_rank_zero
+from turngym.trainers.rollout_plan.depth import DepthState, state_from_json, state_to_json
+from turngym.trainers.run.checkpoint import (
+    CheckpointError,
+    check_fingerprint,
+    latest_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    read_state,
+    save_checkpoint,
+)
+from turngym.trainers.run.metrics import FILE
+from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
+from turngym.trainers.targets.critic import Critic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Where a run stands, apart from weights and optimizer. Data position and random streams follow from `step`."""
+
+    step: int
+    """Steps done."""
+    depth: DepthState
+    train_seconds: float = 0.0
+    evaluated: int = -1
+    """Last step that was evaluated."""
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """Checkpoints of one run."""
+
+    path: Path
+    model: Any
+    optimizer: Any
+    fingerprint: Mapping[str, Any]
+    config: RunConfig
+    save_extra: Callable[[Path], None] | None = None
+    critic: Critic | None = None
+    world: World = SINGLE
+    order: RolloutSchedule = field(default_factory=Synchronous)
+    saved: RunState | None = field(default=None, init=False)
+
+    def open(self, *, resume: bool, depth: DepthState) -> RunState:
+        """The state to start from; weights and optimizer are put in place.
+
+        Raises CheckpointError for a folder that holds a run (without `resume`), that holds none (with it), or whose run
+        had another configuration.
+        """
+        exists = on_rank_zero(self.world, lambda: bool(list_checkpoints(self.path)) or (self.path / FILE).exists())
+        if exists and not resume:
+            raise CheckpointError(
+                f"{self.path} already holds a run: continue it with --resume, or choose another folder"
+            )
+        if not resume:
+            on_rank_zero(self.world, lambda: self.path.mkdir(parents=True, exist_ok=True))
+            # without a checkpoint of step 0 a run killed early could neither be resumed nor started again
+            state = RunState(step=0, depth=depth)
+            self.save(state)
+            return state
+        checkpoint, saved = on_rank_zero(self.world, self._newest)
+        load_checkpoint(checkpoint, model=self.model, optimizer=self.optimizer, critic=self.critic)
+        self.order.load(checkpoint)
+        self.saved = RunState(
+            step=saved["step"],
+            depth=state_from_json(saved["depth"]),
+            train_seconds=saved["train_seconds"],
+            evaluated=saved["evaluated"],
+        )
+        return self.saved
+
+    def _newest(self) -> tuple[Path, dict[str, Any]]:
+        checkpoint = latest_checkpoint(self.path)
+        saved = read_state(checkpoint)
+        check_fingerprint(saved["fingerprint"], self.fingerprint, checkpoint)
+        return checkpoint, saved
+
+    def save(self, state: RunState) -> None:
+        """Write a checkpoint of `state`, unless the newest one is just that."""
+        if self.saved == state:
+            return
+        values = {
+            "step": state.step,
+            "depth": state_to_json(state.depth),
+            "train_seconds": state.train_seconds,
+            "evaluated": state.evaluated,
+            "fingerprint": dict(self.fingerprint),
+        }
+        save_checkpoint(
+            self.path,
+            model=self.model,
+            optimizer=self.optimizer,
+            state=values,
+            keep=self.config.keep_checkpoints,
+            save_extra=self.save_extra,
+            critic=self.critic,
+            world=self.world,
+            beside=self.order.save,
+        )
+        self.saved = state
+
+    def latest(self) -> Path:
+        return latest_checkpoint(self.path)

@@ -1,0 +1,152 @@
+"""From a step's episodes and per-token columns to its row of metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.episode import Episode
+from turngym.trainers.batch import RolloutBatch, refused
+from turngym.trainers.judge.stats import judge_row
+from turngym.trainers.rollout_plan.depth import DepthPlan, DepthState
+from turngym.trainers.rollout_plan.turn_stats import deep_third, turn_stats
+from turngym.trainers.run.epochs import Epochs
+
+Columns = Mapping[str, NDArray[np.float32]]
+
+
+def step_row(
+    episodes: Sequence[Episode], batch: RolloutBatch, done: Epochs, plan: DepthPlan, state: DepthState
+) -> dict[str, Any]:
+    """Everything about a step but its times."""
+    turns = turn_row(batch, done.columns, done.weight_N)
+    return {
+        "loss": float(np.mean([result.loss for result in done.results])),
+        "grad_norm": float(np.mean([result.grad_norm for result in done.results])),
+        **{f"term/{name}": float(np.mean([r.terms[name] for r in done.results])) for name in done.results[0].terms},
+        **critic_row(done),
+        "updates_skipped": sum(result.skipped for result in done.results),
+        "lr": done.lr,
+        **rollout_row(episodes, batch),
+        **judge_row(episodes, batch),
+        **token_row(batch, done.columns, done.fresh_N),
+        "loss_deep_share": deep_third(np.asarray(turns["turn/loss_share"])),
+        **depth_row(plan, state),
+        **turns,
+    }
+
+
+def critic_row(done: Epochs) -> dict[str, Any]:
+    """How the critic does; nothing without one."""
+    if not done.critic_losses:
+        return {}
+    return {"critic_loss": float(np.mean(done.critic_losses)), "critic_explained": done.critic_explained}
+
+
+def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, Any]:
+    """What the rollouts were like, errors counted apart."""
+    played = [episode for episode in episodes if not episode.status.is_error]
+    verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
+    shown = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
+    return {
+        **({"off/refused": sum(map(refused, shown))} if shown else {}),
+        "episodes": batch.episodes,
+        "episodes_failed": len(episodes) - len(played),
+        "episodes_dropped": len(played) - batch.episodes,
+        "tokens": batch.tokens,
+        "success": float(np.mean([episode.success for episode in played])),
+        "turns_mean": float(np.mean([episode.depth for episode in played])),
+        "valid_actions": float(np.mean(verdicts)) if verdicts else None,
+        "truncated": float(np.mean([str(episode.status).startswith("truncated") for episode in played])),
+        "time/env_s": float(sum(episode.timings.get("env", 0.0) for episode in played)),
+    }
+
+
+def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:
+    """How many versions the policy that drew the ids was behind `version`; None where no policy drew any."""
+    counts: Counter[int] = Counter()
+    for episode in episodes:
+        for turn in episode.turns:
+            if turn.origin == "policy" and turn.logprobs is not None:
+                for drawn, start, end in turn.version_spans or ((turn.policy_version, 0, turn.response_length),):
+                    counts[version - drawn] += end - start
+    total = counts.total()
+    mean = sum(lag * tokens for lag, tokens in counts.items()) / total if total else None
+    return {"staleness_mean": mean, "staleness_max": max(counts) if total else None}
+
+
+def token_row(batch: RolloutBatch, columns: Columns, fresh_N: NDArray[np.bool_]) -> dict[str, Any]:
+    """Means over supervised tokens (the gap: over those seen before any update); None where there is no such number."""
+    gap_N = np.abs(columns["sampled_logp"] - batch.behavior_logp_N)[fresh_N]
+    gap_N = gap_N[np.isfinite(gap_N)]
+    means = {name: _mean(columns.get(name)) for name in ("entropy", "kl_bin", "kl_raw")}
+    if "kl_reference" in columns:
+        means["kl_reference"] = _mean(columns["kl_reference"])
+    return {
+        **means,
+        **_off_policy(batch, columns),
+        "clip_fraction": _mean(columns.get("clipped")),
+        **{f"importance/{name}": _known_mean(columns[name]) for name in ("ratio", "truncated") if name in columns},
+        "gap_mean": float(gap_N.mean()) if len(gap_N) else None,
+        "gap_max": float(gap_N.max()) if len(gap_N) else None,
+    }
+
+
+def _off_policy(batch: RolloutBatch, columns: Columns) -> dict[str, Any]:
+    """Statistics of demonstrated tokens apart from the policy's own; nothing where a batch holds only one kind."""
+    off_N = batch.off_policy_N
+    if off_N.all() or not off_N.any():
+        return {}
+    row: dict[str, Any] = {"off/tokens": int(off_N.sum())}
+    for kind, mask_N in (("off", off_N), ("on", ~off_N)):
+        row[f"{kind}/prob"] = float(np.exp(columns["logp"][mask_N]).mean())
+        row[f"{kind}/entropy"] = _mean(columns["entropy"][mask_N])
+        row[f"{kind}/reward"] = float(batch.reward_E[np.unique(batch.episode_N[mask_N])].mean())
+    if "off_shaped" in columns:
+        row["off/shaped"] = _mean(columns["off_shaped"][off_N])
+    return row
+
+
+def turn_row(batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64]) -> dict[str, list[Any]]:
+    """The same by turn, as lists over turns; nothing where no token has a divergence from a teacher."""
+    share_T = _sums(np.abs(weight_N * columns["loss"]), batch)
+    row: dict[str, NDArray[Any]] = {
+        "turn/loss_share": share_T / max(float(share_T.sum()), 1e-30),
+        "turn/weight": _sums(weight_N, batch),
+    }
+    kl_N = columns.get("kl_bin", np.zeros(batch.tokens, np.float32))
+    stats = turn_stats(batch, kl_N, entropy_N=columns.get("entropy"), teacher_entropy_N=columns.get("teacher_entropy"))
+    row |= {"turn/survivors": stats.survivors_T, "turn/entropy": stats.entropy_T}
+    if "kl_bin" in columns:
+        raw = turn_stats(batch, columns["kl_raw"], weight_N=weight_N)
+        row |= {"turn/kl": stats.kl_T, "turn/kl_raw": raw.kl_T, "turn/teacher_entropy": stats.teacher_entropy_T}
+        row |= {"turn/kl_success": stats.kl_success_T, "turn/kl_failure": stats.kl_fail_T}
+    return {name: values.tolist() for name, values in row.items()}
+
+
+def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
+    """What was planned and what the controller thinks after the step."""
+    return {
+        "depth/cap": plan.cap,
+        "depth/probe": int(plan.probe),
+        "depth/hbar": state.hbar,
+        "depth/h_eff": state.h_eff,
+        "depth/h_cov": state.h_cov,
+    }
+
+
+def _mean(values: NDArray[np.float32] | None) -> float | None:
+    return None if values is None or not len(values) else float(values.mean(dtype=np.float64))
+
+
+def _known_mean(values: NDArray[np.float32]) -> float | None:
+    return _mean(values[np.isfinite(values)])
+
+
+def _sums(values: NDArray[np.floating], batch: RolloutBatch) -> NDArray[np.float64]:
+    sums_T = np.bincount(batch.turn_N, weights=values, minlength=int(batch.depth_E.max()))
+    return sums_T.astype(np.float64)

@@ -1,0 +1,214 @@
+"""One process's share of a run: each step planned, played, scored, learned from, measured; evaluations and saves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import CollectRequest
+from turngym.trainers.algorithm import Scorers
+from turngym.trainers.batch import pack
+from turngym.trainers.distributed.run import Silent, shared_scorer
+from turngym.trainers.distributed.world import on_all_ranks
+from turngym.trainers.judge.stats import judge_row
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.rollout_plan.depth import DepthPlan
+from turngym.trainers.rollout_plan.turn_stats import probe_stats
+from turngym.trainers.run import step_metrics
+from turngym.trainers.run.epochs import Schedule, run_epochs
+from turngym.trainers.run.full_disk import full_disk
+from turngym.trainers.run.interrupts import Interrupts
+from turngym.trainers.run.metrics import MetricsLog
+from turngym.trainers.run.optimizer_step import Forward
+from turngym.trainers.run.rollout_schedule import Planned
+from turngym.trainers.run.run_folder import RunFolder, RunState
+from turngym.trainers.targets.critic import Critic
+
+if TYPE_CHECKING:
+    from turngym.trainers.trainer import Trainer
+
+
+class TrainError(TurngymError):
+    """A run that cannot go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPoint:
+    """One evaluation: mean success with its 95 % interval, all in [0, 1], and further numbers by name."""
+
+    avg: float
+    low: float
+    high: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Where a run ended."""
+
+    step: int
+    model: Path
+    """Folder of the newest saved model."""
+    train_seconds: float
+    """Seconds of training, evaluations excluded."""
+
+
+@dataclass(slots=True)
+class TrainLoop:
+    """The state of a run that is under way."""
+
+    trainer: Trainer
+    optimizer: Any
+    folder: RunFolder
+    log: MetricsLog | Silent
+    state: RunState
+    critic: Critic | None
+
+    def run(self, interrupts: Interrupts) -> None:
+        trainer, total = self.trainer, self.trainer.run.steps
+        try:
+            self._maybe_evaluate()
+            while self.state.step < total:
+                collected = self._collect()
+                with interrupts.protected():
+                    self._step(*collected)
+                self._maybe_evaluate()
+                every = trainer.run.checkpoint_every
+                if self.state.step == total or (every and self.state.step % every == 0):
+                    with interrupts.protected():
+                        self.folder.save(self.state)
+        except KeyboardInterrupt:
+            with interrupts.protected():
+                self.folder.save(self.state)
+            raise
+        if self.folder.saved != self.state:
+            self.folder.save(self.state)
+
+    def _planned(self, step: int) -> Planned:
+        """What to play for `step`, as far as that is known now."""
+        trainer = self.trainer
+        plan = trainer.algorithm.depth.plan(self.state.depth, step)
+        group, prefix = trainer.algorithm.group, trainer.algorithm.prefix
+        request = CollectRequest(
+            step=step,
+            episodes=trainer.run.episodes,
+            max_turns=plan.cap,
+            temperature=trainer.run.temperature,
+            demonstration_turns=plan.demonstration_turns,
+            group=group,
+            prefix_ratios=() if prefix is None else prefix.ratios(step, trainer.run.episodes // group),
+        )
+        return Planned(plan=plan, request=request)
+
+    def _collect(self) -> tuple[float, DepthPlan, list[Episode]]:
+        trainer, step = self.trainer, self.state.step + 1
+        trainer.progress.phase("rollout")
+        start = time.perf_counter()
+        planned, episodes = trainer.order(step, self._planned, trainer.collect)
+        if all(episode.status.is_error for episode in episodes):
+            first = episodes[0].meta.get("error", episodes[0].status) if episodes else "the source returned none"
+            raise TrainError(f"step {step}: all {len(episodes)} episodes failed; the first: {first}")
+        return start, planned.plan, episodes
+
+    def _step(self, start: float, plan: DepthPlan, episodes: list[Episode]) -> None:
+        """Everything that changes the run; not interruptible, so that weights, state and metrics stay on_all_ranks."""
+        trainer, step = self.trainer, self.state.step + 1
+        algorithm, collected = trainer.algorithm, time.perf_counter()
+        kept = episodes if algorithm.select is None else algorithm.select(episodes)
+        if not kept:
+            self._skip(start, plan, episodes)
+            return
+        batch = pack(kept, origins=algorithm.origins)
+        trainer.progress.phase("teacher")
+        targets = algorithm.signal(batch, kept, self._scorers())
+        scored = time.perf_counter()
+        trainer.progress.phase("update")
+        schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
+        done = run_epochs(
+            trainer.model, self.optimizer, batch, kept, targets, algorithm, schedule, self._forward(), self.critic
+        )
+        kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
+        depth = algorithm.depth.update(self.state.depth, plan, probe_stats(batch, kl_N))
+        if trainer.on_update is not None:
+            trainer.on_update(step)
+        end = time.perf_counter()
+        spent = self.state.train_seconds + end - start
+        self.state = replace(self.state, step=step, depth=depth, train_seconds=spent)
+        times = {"rollout": collected - start, "teacher": scored - collected, "update": end - scored}
+        self._write(
+            {
+                "step": step,
+                "kind": "train",
+                **step_metrics.step_row(episodes, batch, done, plan, depth),
+                **step_metrics.staleness_row(episodes, step - 1),
+                "tokens_per_s": batch.tokens / (end - start),
+                **{f"time/{name}_s": value for name, value in times.items()},
+                "time/step_s": end - start,
+                "time/train_s": spent,
+            }
+        )
+
+    def _skip(self, start: float, plan: DepthPlan, episodes: list[Episode]) -> None:
+        """A step whose episodes all teach nothing: it counts, and nothing is updated."""
+        step, spent = self.state.step + 1, self.state.train_seconds + time.perf_counter() - start
+        self.state = replace(self.state, step=step, train_seconds=spent)
+        success = float(np.mean([episode.success for episode in episodes if not episode.status.is_error]))
+        row = {"episodes": 0, "episodes_dropped": len(episodes), "success": success, "depth/cap": plan.cap}
+        if self.trainer.on_update is not None:
+            self.trainer.on_update(step)
+        self._write({"step": step, "kind": "train", **row, **judge_row(episodes, None), "time/train_s": spent})
+
+    def _scorers(self) -> Scorers:
+        trainer = self.trainer
+        student = LocalScorer(
+            model=trainer.model,
+            vocab_size=trainer.vocab_size,
+            temperature=trainer.algorithm.distill_temperature,
+            max_tokens=trainer.run.micro_tokens,
+        )
+        shared = shared_scorer(student, trainer.world, trainer.model)
+        return Scorers(student=shared, teacher=trainer.teacher, reference=trainer.reference, critic=self.critic)
+
+    def _forward(self) -> Forward:
+        run = self.trainer.run
+        return Forward(
+            micro_tokens=run.micro_tokens,
+            head_chunk=run.head_chunk,
+            vocab_size=self.trainer.vocab_size,
+            distill_temperature=self.trainer.algorithm.distill_temperature,
+            sampling_temperature=run.temperature,
+            entropy_gradient=self.trainer.algorithm.entropy_gradient,
+            autocast=run.autocast != "off",
+            autocast_head=run.autocast == "bfloat16",
+            gradient_checkpointing=run.gradient_checkpointing,
+            packing=run.packing,
+            world=self.trainer.world,
+        )
+
+    def _maybe_evaluate(self) -> None:
+        trainer, step = self.trainer, self.state.step
+        every = trainer.run.eval_every
+        if trainer.evaluate is None or not every or self.state.evaluated == step:
+            return
+        if step % every and step != trainer.run.steps:
+            return
+        trainer.progress.phase("evaluate")
+        start = time.perf_counter()
+        point = trainer.evaluate(step)
+        row = {"eval/avg": point.avg, "eval/low": point.low, "eval/high": point.high}
+        row |= {f"eval/{name}": value for name, value in point.extra.items()}
+        times = {"time/train_s": self.state.train_seconds, "time/eval_s": time.perf_counter() - start}
+        self._write({"step": step, "kind": "eval", **row, **times})
+        self.state = replace(self.state, evaluated=step)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        with full_disk(self.trainer.out, f"metrics of step {row['step']}", TrainError):
+            on_all_ranks(self.trainer.world, lambda: self.log.write(row))
+        self.trainer.progress.row(row)

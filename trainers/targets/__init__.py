@@ -1,0 +1,1 @@
+"""What each token is compared with: teachers, group advantages, returns, critics."""

@@ -1,0 +1,105 @@
+"""Returns and advantages per token, over an episode's supervised tokens; observation tokens between them are holes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.trainers.targets.group_advantages import AdvantageError
+
+FloatN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+
+
+def gae(
+    reward_N: FloatN, value_N: FloatN, episode_N: IntN, *, gamma: float = 1.0, lam: float = 0.95
+) -> tuple[FloatN, FloatN]:
+    """Generalized advantage estimation: advantages and returns, float64 [N].
+
+    Tokens of one episode are adjacent and in order; the token after t is the next supervised one, however many
+    observation tokens lie between. delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, both zero
+    beyond the last token; return_t = A_t + V_t.
+    Source: algorithms specification section 8 (PPO). Errors: AdvantageError for shapes, factors or numbers that do not
+    fit, or an episode whose tokens are not adjacent.
+    """
+    _check(episode_N, gamma, {"reward": reward_N, "value": value_N})
+    if not 0.0 <= lam <= 1.0:
+        raise AdvantageError(f"lam is {lam}; valid: 0 to 1")
+    place = _Grid(episode_N)
+    value, reward = place.fill(value_N), place.fill(reward_N)
+    following = np.concatenate([value[:, 1:], np.zeros((len(value), 1))], axis=1)
+    delta, advantage = reward + gamma * following - value, np.zeros_like(value)
+    carried = np.zeros(len(value))
+    for column in reversed(range(value.shape[1])):
+        carried = delta[:, column] + gamma * lam * carried
+        # a shorter episode is padded on the right with zeros: nothing is carried out of the padding
+        advantage[:, column] = carried
+    advantage_N = place.take(advantage)
+    return advantage_N, advantage_N + value_N
+
+
+def minillm_returns(reward_N: FloatN, episode_N: IntN, *, gamma: float = 0.95) -> FloatN:
+    """MiniLLM's length-normalized return of the tokens from each one on: float64 [N], nats per token.
+
+    R_t = sum_{s >= t} gamma^(s - t) r_s / sum_{s >= t} gamma^(s - t), s over the episode's supervised tokens,
+    r = log q - log p. With gamma = 1 it is their plain mean.
+    Source: MiniLLM; algorithms specification section 8.
+    """
+    _check(episode_N, gamma, {"reward": reward_N})
+    place = _Grid(episode_N)
+    reward, mask = place.fill(reward_N), place.fill(np.ones(len(reward_N)))
+    total, length = np.zeros_like(reward), np.zeros_like(reward)
+    sums, counts = np.zeros(len(reward)), np.zeros(len(reward))
+    for column in reversed(range(reward.shape[1])):
+        sums, counts = reward[:, column] + gamma * sums, mask[:, column] + gamma * counts
+        total[:, column], length[:, column] = sums, counts
+    return place.take(total) / place.take(length)
+
+
+def whiten(advantage_N: FloatN, eps: float = 1e-8) -> FloatN:
+    """Advantages with mean 0 and (population) standard deviation 1 over all tokens: float64 [N]."""
+    return (advantage_N - advantage_N.mean()) / (advantage_N.std() + eps)
+
+
+def at_last_token(value_E: FloatN, episode_N: IntN) -> FloatN:
+    """A number per episode, placed on its last supervised token and zero elsewhere: float64 [N]."""
+    last_N = np.append(episode_N[1:] != episode_N[:-1], True)
+    return np.where(last_N, value_E[episode_N], 0.0)
+
+
+class _Grid:
+    """Ragged tokens as rows of a rectangle, one per episode, padded on the right with zeros."""
+
+    def __init__(self, episode_N: IntN) -> None:
+        first = np.flatnonzero(np.append(True, episode_N[1:] != episode_N[:-1]))
+        if len(np.unique(episode_N)) != len(first):
+            raise AdvantageError("the tokens of an episode are not adjacent; pass them in the order of the batch")
+        lengths = np.diff(np.append(first, len(episode_N)))
+        self.row_N = np.repeat(np.arange(len(first)), lengths)
+        self.column_N = np.arange(len(episode_N)) - np.repeat(first, lengths)
+        self.shape = (len(first), int(lengths.max()))
+
+    def fill(self, values_N: FloatN) -> FloatN:
+        grid = np.zeros(self.shape)
+        grid[self.row_N, self.column_N] = values_N
+        return grid
+
+    def take(self, grid: FloatN) -> FloatN:
+        taken: FloatN = grid[self.row_N, self.column_N]
+        return taken
+
+
+def _check(episode_N: IntN, gamma: float, columns: dict[str, FloatN]) -> None:
+    if not 0.0 <= gamma <= 1.0:
+        raise AdvantageError(f"gamma is {gamma}; valid: 0 to 1")
+    if not len(episode_N):
+        raise AdvantageError("there are no tokens")
+    for name, values_N in columns.items():
+        if len(values_N) != len(episode_N):
+            raise AdvantageError(f"{name} has {len(values_N)} tokens, the batch has {len(episode_N)}")
+        bad = np.flatnonzero(~np.isfinite(values_N))
+        if len(bad):
+            raise AdvantageError(
+                f"the {name} of token {int(bad[0])} (episode {int(episode_N[bad[0]])}) is {values_N[bad[0]]}; "
+                "it must be finite"
+            )

@@ -1,0 +1,156 @@
+"""Knowledge distillation as a reward: how likely the teacher finds what the student said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.episode import Episode
+from turngym.trainers.algorithm import Scorers, TargetFn, Targets
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.config import ConfigError, RunConfig
+from turngym.trainers.losses.reverse_kl import LOG_RATIO_LIMIT
+from turngym.trainers.targets.group_advantages import grpo_advantage
+from turngym.trainers.targets.returns import at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.targets.targets import TargetError, label_logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherReward:
+    """r_i = coef (log q(label_i), minus log p(label_i) with `student_entropy`): per token, nats."""
+
+    coef: float = 1.0
+    student_entropy: bool = False
+    """Subtract the student's own log-probability: rewards then sum to minus the sampled reverse KL."""
+
+    def __call__(self, batch: RolloutBatch, scorers: Scorers) -> NDArray[np.float64]:
+        reward_N = label_logprobs(scorers.teacher, batch, "teacher").astype(np.float64)
+        if self.student_entropy:
+            reward_N = reward_N - label_logprobs(scorers.student, batch, "student")
+        return self.coef * reward_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTeacherAdvantage:
+    """Group-relative advantages of the teacher's log-likelihood of whole episodes.
+
+    r_j = mean (or sum) over episode j's supervised tokens of the token reward, plus `env_coef` times its return.
+    Source: GRPO with distillation reward, Algorithm 1; algorithms specification section 8.
+    """
+
+    reward: TeacherReward
+    pool: Literal["mean", "sum"] = "mean"
+    env_coef: float = 0.0
+    scale: Literal["std", "none"] = "std"
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        token_N = self.reward(batch, scorers)
+        count_E = np.bincount(batch.episode_N, minlength=batch.episodes)
+        reward_E = np.bincount(batch.episode_N, weights=token_N, minlength=batch.episodes).astype(np.float64)
+        if self.pool == "mean":
+            reward_E = reward_E / np.maximum(count_E, 1)
+        reward_E = reward_E + self.env_coef * batch.reward_E
+        advantage_E = grpo_advantage(reward_E, batch.group_E, scale=self.scale)
+        return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticAdvantage:
+    """GAE of the token rewards against the critic; the episode's return, times `env_coef`, comes at its last token.
+
+    Source: PPO with distillation reward, Algorithm 3; algorithms specification section 8.
+    """
+
+    reward: TeacherReward | None
+    """None: only the environment's reward counts."""
+    env_coef: float = 0.0
+    gamma: float = 1.0
+    lam: float = 0.95
+    bonus: float = 0.0
+    """Added to every token's reward (the literal form of L_PT in the reward: it carries no gradient)."""
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        if scorers.critic is None:
+            raise TargetError("this algorithm needs a critic, and none was given")
+        reward_N = np.zeros(batch.tokens) if self.reward is None else self.reward(batch, scorers)
+        reward_N = reward_N + self.bonus + at_last_token(self.env_coef * batch.reward_E, batch.episode_N)
+        value_N = scorers.critic.values(batch)
+        advantage_N, return_N = gae(
+            reward_N, value_N.astype(np.float64), batch.episode_N, gamma=self.gamma, lam=self.lam
+        )
+        return Targets(
+            advantage_N=whiten(advantage_N).astype(np.float32),
+            return_N=return_N.astype(np.float32),
+            value_N=value_N,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniLLMAdvantage:
+    """MiniLLM's length-normalized returns of log q - log p as advantages.
+
+    Source: MiniLLM; algorithms specification section 8.
+    """
+
+    gamma: float = 0.95
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        reward_N = TeacherReward(student_entropy=True)(batch, scorers)
+        return Targets(advantage_N=minillm_returns(reward_N, batch.episode_N, gamma=self.gamma).astype(np.float32))
+
+
+def mixture_weight(
+    student_logp_N: NDArray[np.float64], teacher_logp_N: NDArray[np.float64], share: float
+) -> NDArray[np.float64]:
+    """How much more likely the student alone chooses a token than teacher and student mixed: float64 [N].
+
+    w_i = p / ((1 - share) p + share q) = 1 / (1 - share + share exp(log q - log p)), the log-ratio cut to +-20; at most
+    1 / (1 - share). Its mean over tokens of the mixture is 1.
+    Source: MiniLLM (the weight of teacher-mixed sampling, per token); algorithms specification section 8.
+    """
+    log_ratio_N = np.clip(teacher_logp_N - student_logp_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return 1.0 / (1.0 - share + share * np.exp(log_ratio_N))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureWeighted:
+    """Another signal's advantages times `mixture_weight`: the teacher chose a `share` of the tokens.
+
+    Teacher and student score the labels once more. Source: MiniLLM; algorithms specification section 8.
+    """
+
+    signal: TargetFn
+    share: float
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        targets = self.signal(batch, episodes, scorers)
+        if targets.advantage_N is None:
+            raise TargetError("teacher-mixed sampling weighs advantages; the signal has none")
+        mine, theirs = (
+            label_logprobs(scorer, batch, role).astype(np.float64)
+            for scorer, role in ((scorers.student, "student"), (scorers.teacher, "teacher"))
+        )
+        weight_N = mixture_weight(mine, theirs, self.share)
+        return replace(targets, advantage_N=(targets.advantage_N * weight_N).astype(np.float32))
+
+
+def mixed(signal: TargetFn, share: float, run: RunConfig) -> TargetFn:
+    """`signal` for rollouts of which the teacher chooses a `share`; itself where that is 0.
+
+    Raises ConfigError where the rollout's temperature is not the one at which models are scored.
+    """
+    if not share:
+        return signal
+    if run.temperature != 1.0:
+        raise ConfigError(f"teacher_mix needs --temperature 1, at which models are scored; it is {run.temperature}")
+    return MixtureWeighted(signal=signal, share=share)
+
+
+def check_mix(share: float) -> None:
+    """Raises ConfigError for a share that leaves the student nothing, or is none."""
+    if not 0.0 <= share < 1.0:
+        raise ConfigError(f"teacher_mix is {share}; valid: 0 (the student alone) to below 1")

@@ -1,0 +1,130 @@
+"""A training run put together: what `turngym train` builds, and what its loop (`session`) works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turngym.envs.protocols import Collect, Scorer
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
+from turngym.trainers.distributed.run import SharedServers, Silent
+from turngym.trainers.distributed.world import SINGLE, World
+from turngym.trainers.models.packing import check_packing
+from turngym.trainers.run.checkpoint import MODEL
+from turngym.trainers.run.interrupts import Interrupts
+from turngym.trainers.run.metrics import MetricsLog
+from turngym.trainers.run.optimizer_step import make_optimizer
+from turngym.trainers.run.progress import NoProgress, Progress
+from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
+from turngym.trainers.run.run_folder import RunFolder
+from turngym.trainers.run.train_loop import EvalPoint, RunResult, TrainError, TrainLoop
+from turngym.trainers.targets.critic import Critic
+
+__all__ = ["EvalPoint", "RunResult", "TrainError", "Trainer"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Trainer:
+    """Runs one algorithm on one student. It knows no environment: episodes, scores and evaluations come from callables.
+
+    The same configuration and seed give the same numbers, however often the run was killed and resumed, as long as
+    `collect` and `evaluate` depend on their arguments and on the student's weights alone.
+    """
+
+    model: Any
+    algorithm: Algorithm
+    collect: Collect
+    out: Path
+    run: RunConfig = field(default_factory=RunConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    teacher: Scorer | None = None
+    """Scores at the algorithm's distillation temperature."""
+    reference: Scorer | None = None
+    """The frozen initial policy, for algorithms that stay near it."""
+    evaluate: Callable[[int], EvalPoint] | None = None
+    """Called with the step; 0 is before training."""
+    on_update: Callable[[int], None] | None = None
+    """Called after the student's weights have changed, with the step (tell an engine its policy version)."""
+    save_extra: Callable[[Path], None] | None = None
+    """Adds files to each saved model folder (a tokenizer)."""
+    vocab_size: int | None = None
+    """Ids that teacher and student share, when their padding differs."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings that a resumed run must share (environment, split, teacher)."""
+    progress: Progress = field(default_factory=NoProgress)
+    order: RolloutSchedule = field(default_factory=Synchronous)
+    """Whether batches are played in their step or ahead of it."""
+    servers: SharedServers | None = None
+    """Engine servers that play with the student's weights; of several processes one sends them."""
+    world: World = SINGLE
+    """The processes of the run; more than one are set up by `distributed.run.divided`."""
+
+    def train(self, *, resume: bool = False) -> RunResult:
+        """Run until `run.steps`; Ctrl-C saves, then raises KeyboardInterrupt. Never overwrites another run."""
+        self._check()
+        critic = self._critic()  # it may copy the policy: before that is divided
+        self.world.shard(self.model)
+        optimizer = make_optimizer(self.model, self.optimizer)
+        folder = RunFolder(
+            path=self.out,
+            model=self.model,
+            optimizer=optimizer,
+            fingerprint=self._fingerprint(),
+            config=self.run,
+            save_extra=self.save_extra,
+            critic=critic,
+            world=self.world,
+            order=self.order,
+        )
+        state = folder.open(resume=resume, depth=self.algorithm.depth.start())
+        log = Silent() if self.world.rank else MetricsLog(self.out, tensorboard=self.run.tensorboard)
+        log.truncate(state.step, state.evaluated)
+        log.open(state.step)
+        session = TrainLoop(self, optimizer, folder, log, state, critic)
+        try:
+            with Interrupts(self.world) as interrupts, self.progress:
+                session.run(interrupts)
+        finally:
+            self.order.close()
+            log.close()
+        model = folder.latest() / MODEL
+        return RunResult(step=session.state.step, model=model, train_seconds=session.state.train_seconds)
+
+    def _check(self) -> None:
+        if self.algorithm.needs_teacher and self.teacher is None:
+            raise TrainError(f"algorithm {self.algorithm.name} needs a teacher; none was given")
+        if self.algorithm.needs_reference and self.reference is None:
+            raise TrainError(f"algorithm {self.algorithm.name} needs the initial policy as reference; none was given")
+        if self.run.episodes % self.algorithm.group:
+            raise TrainError(
+                f"{self.run.episodes} episodes per step are not whole groups of {self.algorithm.group}; "
+                "take a multiple of the group size"
+            )
+        if self.run.packing:
+            check_packing(self.model)
+
+    def _critic(self) -> Critic | None:
+        config = self.algorithm.critic
+        if config is None:
+            return None
+        return Critic(
+            self.model,
+            config,
+            micro_tokens=self.run.micro_tokens,
+            autocast=self.run.autocast != "off",
+            gradient_checkpointing=self.run.gradient_checkpointing,
+            seed=self.run.seed,
+            world=self.world,
+        )
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.algorithm.name,
+            **{f"algorithm.{name}": value for name, value in self.algorithm.settings.items()},
+            **{f"run.{name}": value for name, value in fingerprint(self.run).items()},
+            **{f"optimizer.{name}": value for name, value in fingerprint(self.optimizer).items()},
+            **self.identity,
+        }
