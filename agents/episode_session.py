@@ -33,7 +33,7 @@ class Stepped:
 
 
 class EpisodeSession:
-    """One episode in progress; implements `turngym.trainers.adapters.session.EpisodeSession`."""
+    """One episode in progress; implements `turngym.trainers.adapters.session.TokenSession`."""
 
     def __init__(self, sessions: SessionPool, job: Job) -> None:
         self._sessions = sessions

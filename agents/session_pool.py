@@ -79,7 +79,7 @@ class SessionPool:
         stop_ids: Sequence[int] = (),
         **make: Any,
     ) -> SessionPool:
-        """SessionPool on `gym.make(env_id, **make)`, spoken to as `settings` say (`ChatSettings.load(model folder)`).
+        """A pool on `gym.make(env_id, **make)`, spoken to as `settings` say (`ChatSettings.load(model folder)`).
 
         `stop_ids` are further ids that end a response, where the model's generation config names some.
         """

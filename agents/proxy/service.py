@@ -31,7 +31,7 @@ MAX_TOKENS = 512
 
 
 class ProxyService:
-    """SessionTable over one policy.
+    """Chat sessions over one policy: what the HTTP application calls.
 
     Args:
         folder: where the records are; sessions that are open in them go on.
@@ -86,7 +86,7 @@ class ProxyService:
         )
         self.sessions.restore(past.open)
         self.unused = past.ended
-        """SessionTable that ended before, as far as no trainer has used them."""
+        """Sessions that ended before, as far as no trainer has used them."""
 
     def begin(self, request: ChatRequest) -> InflightRequest:
         """Take a request on: its session is entered and its prompt queued.

@@ -1,4 +1,4 @@
-"""SessionTable over an engine: order, ends, restarts, updates, limits, clients that go away."""
+"""Sessions over an engine: order, ends, restarts, updates, limits, clients that go away."""
 
 from __future__ import annotations
 

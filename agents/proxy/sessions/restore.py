@@ -19,7 +19,7 @@ class Past:
 
     open: list[ProxySession] = field(default_factory=list)
     ended: list[Episode] = field(default_factory=list)
-    """SessionTable that no trainer has used, in the order in which they ended."""
+    """Sessions that no trainer has used, in the order in which they ended."""
     serial: int = 0
     """Highest number of a session."""
 
@@ -55,7 +55,7 @@ def number_of(key: str) -> int:
 
 
 def _used(folder: Path) -> set[str]:
-    """SessionTable that need not be handed on: trained on, or found to hold nothing to train on."""
+    """Sessions that need not be handed on: trained on, or found to hold nothing to train on."""
     steps: dict[str, int] = {}
     for record in read_records(folder):
         if record["kind"] in ("trained", "unused"):

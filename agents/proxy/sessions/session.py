@@ -1,4 +1,4 @@
-"""SessionTable: who is talking, one request at a time, until they are done or have been away too long."""
+"""Open chat sessions: one request of a session at a time, until the session is done or idle for too long."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class SessionTable:
             return self._key(session.name)
 
     def expired(self) -> list[ProxySession]:
-        """SessionTable that nobody has used for too long; they are over."""
+        """Remove and return the sessions that were idle for too long."""
         with self._changed:
             late = self._clock() - self._idle
             gone = [session for session in self._open.values() if not session.line and session.touched < late]

@@ -1,4 +1,4 @@
-"""SessionTable that ended, judged in the background and handed to a trainer when there is enough for a step."""
+"""Sessions that ended, judged in the background and handed to a trainer when there is enough for a step."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SessionSource:
             self._changed.notify_all()
 
     def put_judged(self, episodes: Iterable[Episode]) -> None:
-        """SessionTable that come with their votes."""
+        """Add sessions whose turns carry a judge's votes already."""
         for episode in episodes:
             turns = self._usable(episode)
             if not turns:
