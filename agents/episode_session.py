@@ -1,21 +1,20 @@
-"""An episode turned inside out: whoever samples hands in token ids and gets the next prompt."""
+"""One episode driven from outside: a trainer that samples by itself hands in token ids and gets the next prompt."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.agent import AgentError, Reply, ResponseWriter
 from turngym.agents.episode_runner import EpisodeRunner, Job, begin, failed_episode
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core import EnvBackendError, Task, TurngymError, Verdict
 from turngym.envs.episode import Episode, Status
-from turngym.envs.protocols import GenerateRequest, Generation
-
-if TYPE_CHECKING:
-    from turngym.agents.session_pool import SessionPool
+from turngym.envs.protocols import GenerateRequest, Generation, Sampling
 
 NOTHING: NDArray[np.int32] = np.empty(0, np.int32)
 NOTHING.setflags(write=False)
@@ -32,24 +31,57 @@ class Stepped:
     done: bool
 
 
-class EpisodeSession:
-    """One episode in progress; implements `turngym.trainers.adapters.session.EpisodeSession`."""
+class SessionOwner(Protocol):
+    """What a session needs of the pool that opened it: an environment, and the settings that all sessions share."""
 
-    def __init__(self, sessions: SessionPool, job: Job) -> None:
-        self._sessions = sessions
-        self._writer = ResponseWriter(sessions.renderer)
+    @property
+    def renderer(self) -> ChatRenderer | None: ...
+
+    @property
+    def system(self) -> str | None: ...
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    @property
+    def max_context(self) -> int | None: ...
+
+    @property
+    def max_depth(self) -> int | None: ...
+
+    @property
+    def env_id(self) -> str: ...
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while tokens are made."""
+
+    def number(self) -> int:
+        """A number that no other session has."""
+
+    def acquire_env(self) -> Any:
+        """An environment that no other session uses."""
+
+    def return_env(self, env: Any) -> None:
+        """Give back an environment that still works."""
+
+
+class EpisodeSession:
+    """One episode in progress; implements `turngym.trainers.adapters.session.TokenSession`."""
+
+    def __init__(self, pool: SessionOwner, job: Job) -> None:
+        self._pool = pool
+        self._writer = ResponseWriter(pool.renderer)
         self._messages: list[dict[str, str]] = []
         self._request: GenerateRequest | None = None
         self._episode: Episode | None = None
-        self._env = sessions.take()
+        self._env = pool.acquire_env()
         self._play: EpisodeRunner | None = None
         try:
-            self._play = begin(
-                self._env, job, place=sessions.number(), system=sessions.system, renderer=sessions.renderer
-            )
+            self._play = begin(self._env, job, place=pool.number(), system=pool.system, renderer=pool.renderer)
         except EnvBackendError as error:
             self._discard()
-            self._episode = failed_episode(job, sessions.env_id, error, {})
+            self._episode = failed_episode(job, pool.env_id, error, {})
             return
         except BaseException:
             self._discard()
@@ -90,36 +122,36 @@ class EpisodeSession:
         Raises AgentError after the end or without a tokenizer. Any other exception than a failing back end is a
         mistake: it propagates, and the environment is not used again.
         """
-        play, renderer = self._going(), self._sessions.renderer
+        play, renderer = self._in_progress(), self._pool.renderer
         if renderer is None or play.conversation.thread is None:
             raise AgentError("this session has no tokenizer: give the SessionPool a renderer, or answer with step_text()")
         ids, logprobs = np.asarray(generation.ids, np.int32), np.asarray(generation.logprobs, np.float32)
         if not len(ids) or ids.shape != logprobs.shape:
             raise AgentError(f"{len(ids)} sampled ids with {len(logprobs)} log-probabilities: each id needs its own")
-        with self._sessions.lock:
+        with self._pool.lock:
             text = renderer.respond(play.conversation.thread, ids)
-        broken = generation.finish == "aborted"
+        aborted = generation.finish == "aborted"
         reply = Reply(
             text=text,
             logprobs=None if np.isnan(logprobs).any() else logprobs,
             finish=generation.finish,
             policy_version=generation.policy_version,
             version_spans=generation.version_spans,
-            ends=Status.ERROR_ENGINE if broken else None,
-            error="the response was broken off" if broken else "",
+            ends=Status.ERROR_ENGINE if aborted else None,
+            error="the response was broken off" if aborted else "",
         )
         return self._take(play, reply)
 
     def step_text(self, text: str) -> Stepped:
         """Answer with text; with a tokenizer its ids are kept, too, without log-probabilities."""
-        play = self._going()
-        with self._sessions.lock:
+        play = self._in_progress()
+        with self._pool.lock:
             reply = self._writer.write_text(play.conversation, text)
         return self._take(play, reply)
 
     def step_action(self, action: str) -> Stepped:
         """Answer with an action that a trainer has already read from the response (a function call's argument)."""
-        play = self._going()
+        play = self._in_progress()
         channel = play.conversation.channel
         try:
             text = action if channel is None else channel.format(action)
@@ -129,7 +161,7 @@ class EpisodeSession:
 
     def end(self, status: Status, error: str = "") -> None:
         """End the episode before its next response."""
-        play = self._going()
+        play = self._in_progress()
         play.take(Reply(ends=status, error=error))
         self._finish(play)
 
@@ -144,9 +176,9 @@ class EpisodeSession:
         self._request = None
         env, self._env = self._env, None
         if env is not None:
-            self._sessions.give(env)
+            self._pool.return_env(env)
 
-    def _going(self) -> EpisodeRunner:
+    def _in_progress(self) -> EpisodeRunner:
         if self._play is None or self._episode is not None or self._env is None:
             raise AgentError("the episode is over or its session closed: open another session")
         return self._play
@@ -154,7 +186,7 @@ class EpisodeSession:
     def _take(self, play: EpisodeRunner, reply: Reply) -> Stepped:
         turns = len(play.turns)
         try:
-            play.take(reply, self._sessions.max_depth)
+            play.take(reply, self._pool.max_depth)
         except BaseException:
             self._discard()
             raise
@@ -182,11 +214,11 @@ class EpisodeSession:
         if not self._messages:
             system = [_message("system", conversation.system)] if conversation.system else []
             self._messages = [*system, _message("user", conversation.observation)]
-        with self._sessions.lock:
+        with self._pool.lock:
             thread = self._writer.present(conversation)
         if thread is None:
             return NOTHING
-        sampling, limit = self._sessions.sampling, self._sessions.max_context
+        sampling, limit = self._pool.sampling, self._pool.max_context
         room = sampling.max_new_tokens if limit is None else limit - thread.buffer.size
         if room < 1:
             play.take(Reply(ends=Status.TRUNCATED_TOKENS))

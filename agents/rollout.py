@@ -76,7 +76,7 @@ class Rollout:
         self._active: list[EpisodeRunner] = []
 
     def run(self, jobs: Sequence[Job]) -> list[Episode]:
-        """EpisodeRunner every job; episodes in the order of the jobs. Environments stay open for the next call."""
+        """Play every job; episodes in the order of the jobs. Environments stay open for the next call."""
         waiting = deque(enumerate(jobs))
         done: dict[int, Episode] = {}
         try:
@@ -185,7 +185,7 @@ def rollout(
     system: str | None = None,
     meta: dict[str, Any] | None = None,
 ) -> list[Episode]:
-    """EpisodeRunner `jobs` and close the environments; see `Rollout`, which keeps them open between calls."""
+    """Play `jobs` and close the environments; see `Rollout`, which keeps them open between calls."""
     driver = Rollout(make_env, agent, slots=slots, max_turns=max_turns, on_episode=on_episode, system=system, meta=meta)
     try:
         return driver.run(jobs)

@@ -79,7 +79,7 @@ class SessionPool:
         stop_ids: Sequence[int] = (),
         **make: Any,
     ) -> SessionPool:
-        """SessionPool on `gym.make(env_id, **make)`, spoken to as `settings` say (`ChatSettings.load(model folder)`).
+        """A pool on `gym.make(env_id, **make)`, spoken to as `settings` say (`ChatSettings.load(model folder)`).
 
         `stop_ids` are further ids that end a response, where the model's generation config names some.
         """
@@ -125,15 +125,15 @@ class SessionPool:
         """Another number at each call: engines keep what they hold for a session under its name."""
         return next(self._count)
 
-    def take(self) -> Any:
-        """An environment nobody uses."""
+    def acquire_env(self) -> Any:
+        """An environment that no session uses; a new one where none is idle."""
         try:
             return self._idle.pop()
         except IndexError:
             with self.lock:
                 return self.make_env()
 
-    def give(self, env: Any) -> None:
+    def return_env(self, env: Any) -> None:
         """Take back an environment that still works."""
         self._idle.append(env)
 

@@ -16,7 +16,7 @@ from turngym.agents.sglang.compatibility import check_model, check_names, check_
 from turngym.agents.sglang.errors import ServerError
 from turngym.agents.sglang.policy import SglangPolicy
 from turngym.agents.sglang.scorer import SglangScorer
-from turngym.agents.sglang.settings import ServerSettings
+from turngym.agents.sglang.settings import SglangSettings
 from turngym.agents.sglang.weights.sync import Busy, DiskSync
 from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
 from turngym.envs.protocols import WeightSink
@@ -39,7 +39,7 @@ class PolicyServer:
 
     def fleet(self, urls: str) -> Fleet:
         """Open connections to `urls`, with commas in between."""
-        settings = ServerSettings(parallel=self.server_parallel, deadline=self.server_deadline)
+        settings = SglangSettings(parallel=self.server_parallel, deadline=self.server_deadline)
         named = [url.strip() for url in urls.split(",") if url.strip()]
         return Fleet(urls=[url if "://" in url else f"http://{url}" for url in named], settings=settings).open()
 

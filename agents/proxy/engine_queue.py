@@ -1,4 +1,4 @@
-"""Between many requests and one engine: a thread that generates whatever waits together, and a gate for updates."""
+"""A queue in front of the engine: one thread generates waiting requests in batches and can be paused for updates."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ class PendingRequest:
     """One request to the engine. Cancel it and it is not generated, or, if it is being generated, no further."""
 
     request: GenerateRequest
-    listens: bool = False
-    """Whether somebody calls `news`."""
+    streaming: bool = False
+    """Whether `new_tokens` is called while the answer is generated."""
     answer: Future[Generation] = field(default_factory=Future)
     _drawn: list[tuple[int, float]] = field(default_factory=list, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
-    _unwanted: bool = field(default=False, init=False)
+    _cancelled: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        if self.listens:
+        if self.streaming:
             self.answer.add_done_callback(self._wake)
 
     def cancel(self) -> None:
-        self._unwanted = True
+        self._cancelled = True
         self.answer.cancel()
 
     def begin(self) -> None:
-        """The engine begins; again, if the batch that this request was in has failed."""
+        """Generation starts; a second time if the batch that this request was in failed."""
         self._drawn = []
 
     def drawn(self, token: int, logprob: float) -> bool:
         """The engine has drawn an id. A `Watch`."""
-        if self.listens:
+        if self.streaming:
             with self._changed:
                 self._drawn.append((token, logprob))
                 self._changed.notify_all()
-        return not self._unwanted
+        return not self._cancelled
 
-    def news(self, known: int, seconds: float) -> list[tuple[int, float]]:
+    def new_tokens(self, known: int, seconds: float) -> list[tuple[int, float]]:
         """Ids and log-probabilities after the first `known`, awaited for `seconds`; empty once the answer is there."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._drawn) > known or self.answer.done(), seconds)
@@ -60,7 +60,7 @@ class PendingRequest:
 
 
 class EngineQueue:
-    """Calls `policy` in a thread of its own, for all that wait at the time: at once when idle.
+    """Calls `policy` in a thread of its own, with all requests that wait at that time; at once when idle.
 
     While paused nothing is generated and the weights may be changed; requests wait.
     """
@@ -78,18 +78,18 @@ class EngineQueue:
         self._window, self._clock = window, clock
         self._changed = threading.Condition()
         self._queue: deque[PendingRequest] = deque()
-        self._forgotten: deque[str] = deque()
+        self._released: deque[str] = deque()
         self._pauses = 0
         self._running = False
         self._closed = False
-        self._company = 1
+        self._last_batch_size = 1
         self.batches = 0
         self.generated = 0
         """Response tokens so far."""
         self.largest = 0
         """Most requests generated together so far."""
         self.aborted = 0
-        """Answers that were given up before their end, because nobody wanted them any more."""
+        """Answers that were cancelled before their end, because the client had disconnected."""
         self._thread = threading.Thread(target=self._work, name="proxy-engine", daemon=True)
         self._thread.start()
 
@@ -107,22 +107,22 @@ class EngineQueue:
         """Whether the engine says what it draws while it draws."""
         return isinstance(self._policy, StreamingPolicy)
 
-    def submit(self, request: GenerateRequest, *, listens: bool = False) -> PendingRequest:
+    def submit(self, request: GenerateRequest, *, streaming: bool = False) -> PendingRequest:
         """Queue a request. Raises ApiError: 429 with a full queue, 503 once closed."""
-        ticket = PendingRequest(request, listens)
+        pending = PendingRequest(request, streaming)
         with self._changed:
             if self._closed:
                 raise busy(STOPPING, status=503, seconds=5)
             if len(self._queue) >= self._max_waiting:
                 raise busy(f"{len(self._queue)} requests are waiting already; ask again later")
-            self._queue.append(ticket)
+            self._queue.append(pending)
             self._changed.notify_all()
-        return ticket
+        return pending
 
     def release(self, session: str) -> None:
         """Let the engine forget `session`, before its next batch."""
         with self._changed:
-            self._forgotten.append(session)
+            self._released.append(session)
             self._changed.notify_all()
 
     def pause(self) -> None:
@@ -145,12 +145,12 @@ class EngineQueue:
             self._changed.notify_all()
         self._thread.join(timeout)
         with self._changed:
-            left, self._queue = list(self._queue), deque()
-        for ticket in left:
-            _fail(ticket, busy(STOPPING, status=503, seconds=5))
+            remaining, self._queue = list(self._queue), deque()
+        for pending in remaining:
+            _fail(pending, busy(STOPPING, status=503, seconds=5))
 
     def _work(self) -> None:
-        while (batch := self._take()) is not None:
+        while (batch := self._next_batch()) is not None:
             try:
                 self._answer(batch)
             finally:
@@ -158,38 +158,38 @@ class EngineQueue:
                     self._running = False
                     self._changed.notify_all()
 
-    def _take(self) -> list[PendingRequest] | None:
+    def _next_batch(self) -> list[PendingRequest] | None:
         """The next batch; None when closed and nothing waits."""
         with self._changed:
             while True:
-                self._changed.wait_for(self._something)
-                if not self._queue and not self._forgotten:
+                self._changed.wait_for(self._has_work)
+                if not self._queue and not self._released:
                     return None
-                self._coalesce()
+                self._wait_for_more()
                 if self._pauses:
                     continue
                 batch: list[PendingRequest] = []
                 while self._queue and len(batch) < self._max_batch:
-                    ticket = self._queue.popleft()
-                    if ticket.answer.set_running_or_notify_cancel():
-                        batch.append(ticket)
-                self._company = len(batch) or self._company
+                    pending = self._queue.popleft()
+                    if pending.answer.set_running_or_notify_cancel():
+                        batch.append(pending)
+                self._last_batch_size = len(batch) or self._last_batch_size
                 self._running = True
                 return batch
 
-    def _something(self) -> bool:
-        return not self._pauses and bool(self._queue or self._forgotten or self._closed)
+    def _has_work(self) -> bool:
+        return not self._pauses and bool(self._queue or self._released or self._closed)
 
-    def _coalesce(self) -> None:
-        """Wait for company if the last batch had some; never when one client alone asks."""
+    def _wait_for_more(self) -> None:
+        """Wait a moment for more requests if the last batch had several; never when a single client asks."""
         until = self._clock() + self._window
-        wanted = min(self._company, self._max_batch)
-        while 0 < len(self._queue) < wanted and not self._closed and (left := until - self._clock()) > 0:
-            self._changed.wait(left)
+        wanted = min(self._last_batch_size, self._max_batch)
+        while 0 < len(self._queue) < wanted and not self._closed and (remaining := until - self._clock()) > 0:
+            self._changed.wait(remaining)
 
     def _answer(self, batch: list[PendingRequest]) -> None:
-        while self._forgotten:
-            self._policy.release(self._forgotten.popleft())
+        while self._released:
+            self._policy.release(self._released.popleft())
         if not batch:
             return
         self.batches += 1
@@ -198,11 +198,11 @@ class EngineQueue:
 
     def _generate(self, batch: list[PendingRequest]) -> None:
         try:
-            found = self._draw(batch)
-            if len(found) != len(batch):
-                raise RuntimeError(f"the engine answered {len(found)} of {len(batch)} requests")
+            generations = self._draw(batch)
+            if len(generations) != len(batch):
+                raise RuntimeError(f"the engine answered {len(generations)} of {len(batch)} requests")
         except PartialFailure as failure:
-            self._settle(batch, failure.results)
+            self._resolve(batch, failure.results)
             return
         except Exception as error:
             if len(batch) == 1:
@@ -213,25 +213,25 @@ class EngineQueue:
             self._generate(batch[:half])
             self._generate(batch[half:])
             return
-        self._settle(batch, found)
+        self._resolve(batch, generations)
 
-    def _settle(self, batch: list[PendingRequest], found: Sequence[Generation | BaseException]) -> None:
-        """Hand every request its generation, or the error that it alone had."""
-        for ticket, result in zip(batch, found, strict=True):
+    def _resolve(self, batch: list[PendingRequest], generations: Sequence[Generation | BaseException]) -> None:
+        """Resolve every request with its generation or with its own error."""
+        for pending, result in zip(batch, generations, strict=True):
             if isinstance(result, BaseException):
-                _fail(ticket, _engine_failed(result))
+                _fail(pending, _engine_failed(result))
                 continue
             self.generated += len(result.ids)
             self.aborted += result.finish == "aborted"
-            ticket.answer.set_result(result)
+            pending.answer.set_result(result)
 
     def _draw(self, batch: list[PendingRequest]) -> list[Generation]:
-        requests = [ticket.request for ticket in batch]
+        requests = [pending.request for pending in batch]
         if not isinstance(self._policy, StreamingPolicy):
             return self._policy.generate(requests)
-        for ticket in batch:
-            ticket.begin()
-        return self._policy.stream(requests, [ticket.drawn for ticket in batch])
+        for pending in batch:
+            pending.begin()
+        return self._policy.stream(requests, [pending.drawn for pending in batch])
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -249,10 +249,10 @@ def _engine_failed(error: BaseException) -> ApiError:
     return ApiError(500, f"the engine failed: {type(error).__name__}: {error}", code="engine")
 
 
-def _fail(ticket: PendingRequest, error: Exception) -> None:
-    if ticket.answer.done():
+def _fail(pending: PendingRequest, error: Exception) -> None:
+    if pending.answer.done():
         return
-    if not ticket.answer.running():
-        ticket.answer.set_running_or_notify_cancel()
-    if not ticket.answer.cancelled():
-        ticket.answer.set_exception(error)
+    if not pending.answer.running():
+        pending.answer.set_running_or_notify_cancel()
+    if not pending.answer.cancelled():
+        pending.answer.set_exception(error)

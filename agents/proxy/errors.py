@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API words them."""
+"""Errors of the proxy in the JSON form of the OpenAI API."""
 
 from __future__ import annotations
 

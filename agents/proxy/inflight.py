@@ -1,22 +1,20 @@
-"""A request under way: waited for, or abandoned by a client that went away."""
+"""A chat request in flight: waited for, or abandoned when its client disconnects."""
 
 from __future__ import annotations
 
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from turngym.agents.proxy.conversation.answer import AnswerReader
-from turngym.agents.proxy.conversation.chat import Prompt
+from turngym.agents.proxy.conversation.chat import ChatListRenderer, Prompt
 from turngym.agents.proxy.conversation.messages import ChatMessage
 from turngym.agents.proxy.engine_queue import PendingRequest
 from turngym.agents.proxy.errors import busy
 from turngym.agents.proxy.http.request import ChatRequest
 from turngym.agents.proxy.sessions.records import TurnRecord
 from turngym.agents.proxy.sessions.session import ProxySession
-
-if TYPE_CHECKING:
-    from turngym.agents.proxy.service import ProxyService
+from turngym.envs.protocols import Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,36 +30,69 @@ class Finished:
     """Of the request, since the server started."""
 
 
+class RequestOwner(Protocol):
+    """What a request in flight needs of the service that accepted it (`ProxyService`)."""
+
+    @property
+    def renderer(self) -> ChatListRenderer: ...
+
+    @property
+    def name(self) -> str:
+        """Of the model, as clients ask for it."""
+
+    @property
+    def run_id(self) -> str:
+        """Makes the ids of answers unique among servers."""
+
+    def now(self) -> float:
+        """Seconds on the clock that deadlines are set by."""
+
+    def deadline(self) -> float:
+        """When a request that begins to wait now has waited too long."""
+
+    def record_turn(self, inflight: InflightRequest, generation: Generation) -> Finished:
+        """Write down the turn that `generation` finishes; called once per request."""
+
+    def release_engine(self, session: str) -> None:
+        """Let the engine forget what it holds for a session of its own naming."""
+
+    def closed(self, session: ProxySession | None, dropped: str) -> None:
+        """The request is over; `dropped` says why it was not answered, if it was not."""
+
+    def count(self, what: str) -> None:
+        """One more of what /healthz tells."""
+
+
 class InflightRequest:
-    """A request under way. Exactly one of `wait` (until it returns an answer) and `abandon` ends it."""
+    """A request in flight. Exactly one of `wait` (until it returns an answer) and `abandon` ends it."""
 
     def __init__(
         self,
-        service: ProxyService,
+        service: RequestOwner,
         request: ChatRequest,
         session: ProxySession | None,
         prompt: Prompt,
-        ticket: PendingRequest,
+        pending: PendingRequest,
         number: int,
         deadline: float,
         salt: str = "",
     ) -> None:
         self.service, self.request, self.session, self.prompt = service, request, session, prompt
-        self.ticket, self.number, self.deadline = ticket, number, deadline
-        self._salt, self._over, self._heard = salt, False, 0
+        self.pending, self.number, self.deadline = pending, number, deadline
+        self._salt, self._over, self._known = salt, False, 0
 
     def reader(self) -> AnswerReader:
         """Reads the text of the answer: for the client, without stop texts, control tokens and calls."""
         request = self.request
         return self.service.renderer.reader(self.prompt, stops=request.stop, tools=bool(request.tools), salt=self._salt)
 
-    def hear(self, seconds: float) -> list[tuple[int, float]]:
+    def new_tokens(self, seconds: float) -> list[tuple[int, float]]:
         """Ids drawn since the last call, with their log-probabilities; empty after `seconds`, or once all are known.
 
         An answer that comes has not waited too long: every id moves the deadline.
         """
-        drawn = self.ticket.news(self._heard, seconds)
-        self._heard += len(drawn)
+        drawn = self.pending.new_tokens(self._known, seconds)
+        self._known += len(drawn)
         if drawn:
             self.deadline = self.service.deadline()
         return drawn
@@ -73,7 +104,7 @@ class InflightRequest:
             ApiError: 500 for an engine that failed, 503 when the deadline has passed. The request is over then.
         """
         try:
-            generation = self.ticket.answer.result(seconds)
+            generation = self.pending.answer.result(seconds)
         except FutureTimeout:
             if self.service.now() < self.deadline:
                 return None
@@ -83,7 +114,7 @@ class InflightRequest:
             self._end("failed")
             raise
         try:
-            finished = self.service.take_in(self, generation)
+            finished = self.service.record_turn(self, generation)
         except BaseException:
             self._end("failed")
             raise
@@ -91,15 +122,15 @@ class InflightRequest:
         return finished
 
     def abandon(self, why: str = "disconnected") -> None:
-        """Nobody waits for the answer any more: it is not generated (any further), and dropped. No use once over."""
+        """Stop generating and drop the answer: its client is gone. Does nothing once the request is over."""
         if not self._over:
-            self.ticket.cancel()
+            self.pending.cancel()
             # While it is being generated the session's next request must not reach the engine.
-            self.ticket.answer.add_done_callback(lambda _: self._end(why))
+            self.pending.answer.add_done_callback(lambda _: self._end(why))
 
     def _end(self, why: str) -> None:
         if not self._over:
             self._over = True
             if why:
-                self.service.bridge.release(self.ticket.request.session)
+                self.service.release_engine(self.pending.request.session)
             self.service.closed(self.session, why)

@@ -1,4 +1,4 @@
-"""What the proxy does with a request: find its session, generate, write down, answer; and with sessions that end."""
+"""The proxy's service: for each chat request it finds the session, generates, records and answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from turngym.agents.agent import task_number
 from turngym.agents.proxy.conversation.answer import reply_of
-from turngym.agents.proxy.conversation.chat import ChatHistory, ChatRenderer, Prompt
+from turngym.agents.proxy.conversation.chat import ChatHistory, ChatListRenderer, Prompt
 from turngym.agents.proxy.conversation.messages import ChatMessage
 from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue
 from turngym.agents.proxy.errors import busy, invalid
@@ -21,7 +21,7 @@ from turngym.agents.proxy.http.request import ChatRequest
 from turngym.agents.proxy.inflight import Finished, InflightRequest
 from turngym.agents.proxy.sessions.episodes import episode_of
 from turngym.agents.proxy.sessions.records import Recorder, TurnRecord
-from turngym.agents.proxy.sessions.restore import mark, restore
+from turngym.agents.proxy.sessions.restore import restore, usage_record
 from turngym.agents.proxy.sessions.session import ProxySession, SessionTable
 from turngym.agents.proxy.settings import ProxySettings
 from turngym.envs.episode import Episode
@@ -31,7 +31,7 @@ MAX_TOKENS = 512
 
 
 class ProxyService:
-    """SessionTable over one policy.
+    """Chat sessions over one policy: what the HTTP application calls.
 
     Args:
         folder: where the records are; sessions that are open in them go on.
@@ -48,7 +48,7 @@ class ProxyService:
     def __init__(
         self,
         policy: Policy,
-        renderer: ChatRenderer,
+        renderer: ChatListRenderer,
         folder: Path,
         settings: ProxySettings | None = None,
         *,
@@ -71,7 +71,7 @@ class ProxyService:
         self._seed, self._clock, self._on_episode = seed, clock, on_episode
         self._numbers = count(1)
         self._lock = threading.Lock()
-        self.bridge = EngineQueue(
+        self.engine = EngineQueue(
             policy,
             max_batch=self.settings.max_batch,
             max_waiting=self.settings.max_waiting,
@@ -79,17 +79,17 @@ class ProxyService:
         )
         self.recorder = Recorder(folder)
         if resumed_from is not None:
-            self.recorder.write(mark("resumed", resumed_from))
+            self.recorder.write(usage_record("resumed", resumed_from))
         past = restore(folder, renderer, want_ended=on_episode is not None, temperature=temperature)
         self.sessions = SessionTable(
             idle=self.settings.idle, limit=self.settings.max_sessions, clock=clock, serial=past.serial
         )
         self.sessions.restore(past.open)
         self.unused = past.ended
-        """SessionTable that ended before, as far as no trainer has used them."""
+        """Sessions that ended before, as far as no trainer has used them."""
 
     def begin(self, request: ChatRequest) -> InflightRequest:
-        """Take a request on: its session is entered and its prompt queued.
+        """Accept a request: lock its session and queue its prompt.
 
         Raises:
             ApiError: 400 for what can never be answered, 429 and 503 for what cannot be answered now.
@@ -101,18 +101,18 @@ class ProxyService:
                 session = self._enter(request.session_id, deadline)
             if session is not None and request.main and len(session.turns) >= self.settings.session_turns:
                 self._split(session, request)
-            thread = session.thread if session is not None and request.main else ChatHistory()
-            prompt = self.renderer.prompt(thread, request.messages, request.tools)
+            history = session.history if session is not None and request.main else ChatHistory()
+            prompt = self.renderer.prompt(history, request.messages, request.tools)
             number = next(self._numbers)
             asked = self._generate_request(request, prompt, session, number)
-            ticket = self.bridge.submit(asked, listens=request.stream)
+            pending = self.engine.submit(asked, streaming=request.stream)
         except BaseException:
             self.closed(session, "refused")
             raise
         with self._lock:
             self.ignored.update(request.ignored)
         salt = f"{self._seed}/{asked.session}/{len(prompt.ids)}"
-        return InflightRequest(self, request, session, prompt, ticket, number, deadline, salt)
+        return InflightRequest(self, request, session, prompt, pending, number, deadline, salt)
 
     def end(self, session_id: str, final: tuple[ChatMessage, ...] = ()) -> int:
         """The client says that a session is over; `final` came after its last answer. Its number of turns."""
@@ -121,7 +121,7 @@ class ProxyService:
         try:
             session = self._enter(session_id, self.deadline())
             turns = len(session.turns)
-            self._finish(session, "done", session.heard_in(final) or final)
+            self._finish(session, "done", session.new_messages(final) or final)
             self.sessions.end(session)
         finally:
             self.closed(session, "")
@@ -136,7 +136,7 @@ class ProxyService:
         return self._clock() + self.settings.deadline
 
     def sweep(self) -> int:
-        """End sessions that nobody has used for too long; how many."""
+        """End sessions that were idle for too long; how many."""
         gone = self.sessions.expired()
         for session in gone:
             self._finish(session, "idle")
@@ -147,28 +147,28 @@ class ProxyService:
             counts, ignored = dict(self.counts), dict(self.ignored)
         shown = ("main", "side", "sessions_ended", "underway")
         return {
-            "status": "stopping" if self.stopping else "updating" if self.bridge.paused else "ok",
+            "status": "stopping" if self.stopping else "updating" if self.engine.paused else "ok",
             "model": self.name,
             "turns": {"main": counts.get("main", 0), "side": counts.get("side", 0)},
             "sessions": {"open": len(self.sessions), "ended": counts.get("sessions_ended", 0)},
             "underway": counts.get("underway", 0),
-            "engine": self.bridge.as_json(),
+            "engine": self.engine.as_json(),
             "ignored": ignored,
             **{name: value for name, value in sorted(counts.items()) if name not in shown},
         }
 
-    def leave(self) -> None:
-        """Take no further requests; those under way go on."""
+    def drain(self) -> None:
+        """Accept no further requests; those in flight go on."""
         self.stopping = True
 
     def close(self) -> None:
         """Answer what waits and close the records; open sessions stay in them for the next start. Twice is fine."""
-        self.leave()
-        self.bridge.close()
+        self.drain()
+        self.engine.close()
         self.recorder.close()
 
     def _enter(self, session_id: str, deadline: float) -> ProxySession:
-        session, gone = self.sessions.enter(session_id, deadline)
+        session, gone = self.sessions.acquire(session_id, deadline)
         for other in gone:
             self._finish(other, "room")
         return session
@@ -202,7 +202,7 @@ class ProxyService:
         if session is None or not request.main:
             name, stream = f"side/{number}", (self._seed, 0, number)
         else:
-            segment = len(session.thread.segments) - (0 if prompt.opens else 1)
+            segment = len(session.history.segments) - (0 if prompt.opens else 1)
             name, stream = f"{session.key}/{segment}", (self._seed, task_number(session.key), len(session.turns))
         if request.seed is not None:
             stream = (request.seed & (2**63 - 1), *stream[1:])
@@ -211,7 +211,7 @@ class ProxyService:
     def _split(self, session: ProxySession, request: ChatRequest) -> None:
         """A long session is handed on, and goes on under a new key."""
         key = self.sessions.new_key(session)
-        self._finish(session, "part", session.heard_in(request.messages), key)
+        self._finish(session, "part", session.new_messages(request.messages), key)
         session.begin_part(key)
 
     def _finish(
@@ -222,13 +222,13 @@ class ProxyService:
             return
         messages = [message.as_json() for message in final]
         self.recorder.write({"kind": "end", "session": session.key, "why": why, "final": messages, "next": following})
-        self.bridge.release(f"{session.key}/{len(session.thread.segments) - 1}")
+        self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
         with self._lock:
             self.counts["sessions_ended"] += 1
         if self._on_episode is not None:
             self._on_episode(episode_of(session, why, final, temperature=self.temperature))
 
-    def take_in(self, inflight: InflightRequest, generation: Generation) -> Finished:
+    def record_turn(self, inflight: InflightRequest, generation: Generation) -> Finished:
         """Write down a finished turn, then let its session go on. Called once per inflight request."""
         request, prompt, session = inflight.request, inflight.prompt, inflight.session
         text, _ = self.renderer.decode(generation.ids)
@@ -240,8 +240,8 @@ class ProxyService:
             session="" if session is None else session.key,
             main=main,
             kept=prompt.kept,
-            messages=prompt.rest,
-            tools=prompt.tools if session is None or prompt.tools != session.thread.tools else None,
+            messages=prompt.new_messages,
+            tools=prompt.tools if session is None or prompt.tools != session.history.tools else None,
             opens=prompt.opens,
             prompt_ids=prompt.added,
             ids=generation.ids,
@@ -250,16 +250,16 @@ class ProxyService:
             text=text,
             finish=generation.finish,
             version=generation.policy_version,
-            temperature=inflight.ticket.request.sampling.temperature,
+            temperature=inflight.pending.request.sampling.temperature,
             retry=prompt.retry,
         )
         self.recorder.write(record.as_json())
         if session is not None and main:
-            if prompt.opens and session.thread.segments:
-                self.bridge.release(f"{session.key}/{len(session.thread.segments) - 1}")
+            if prompt.opens and session.history.segments:
+                self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
             session.apply(self.renderer, record, prompt.text)
         else:
-            self.bridge.release(inflight.ticket.request.session)
+            self.engine.release(inflight.pending.request.session)
         with self._lock:
             self.counts["main" if main else "side"] += 1
         if request.done and session is not None:
@@ -268,6 +268,10 @@ class ProxyService:
         return Finished(
             reply=reply, finish=finish, record=record, prompt_tokens=len(prompt.ids), number=inflight.number
         )
+
+    def release_engine(self, session: str) -> None:
+        """Let the engine forget what it holds for a session of its own naming."""
+        self.engine.release(session)
 
     def count(self, what: str) -> None:
         """One more of what /healthz tells."""
@@ -281,4 +285,4 @@ class ProxyService:
             if dropped:
                 self.counts[dropped] += 1
         if session is not None:
-            self.sessions.leave(session)
+            self.sessions.release(session)

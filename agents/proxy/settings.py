@@ -1,4 +1,4 @@
-"""What the proxy may be told."""
+"""Settings of the proxy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ProxySettings:
     max_batch: int = 64
     """Most requests generated together."""
     window_ms: float = 5.0
-    """How long a batch waits for company while several clients are busy; an idle engine never waits."""
+    """How long a batch waits for further requests while several clients are busy; an idle engine never waits."""
     deadline: float = 300.0
     """Seconds that a request may wait for its turn, an update of the weights included; then 503."""
     idle: float = 900.0
     """Seconds without a request after which a session has ended."""
     max_sessions: int = 1024
-    """Open sessions; who was away longest makes room."""
+    """Open sessions; the least recently used one is ended to make room."""
     session_turns: int = 50
     """Turns after which a session is handed on in parts, so that long ones are trained on before they end."""
     max_body: int = 8 * 2**20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,9 @@ from turngym.agents.sglang.client.requests import check_request, draw_body, seed
 from turngym.agents.sglang.client.retry import Caller
 from turngym.agents.sglang.client.stop_strings import StopFinder
 from turngym.agents.sglang.errors import ServerError
-from turngym.agents.sglang.weights.weight_versions import PolicySpan
+from turngym.agents.sglang.settings import SglangSettings
+from turngym.agents.sglang.weights.weight_versions import PolicySpan, WeightVersions
+from turngym.agents.sglang.weights.worker_client import shared_fleet
 from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure
 
 
@@ -100,11 +102,14 @@ class SglangPolicy:
         self.stops = stops
         self._epoch = 0
 
-    def for_workers(self) -> Any:
-        """How worker processes make clients of the same servers."""
-        from turngym.agents.sglang.weights.worker_client import recipe
+    def for_workers(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """How a worker process makes a client of the same servers, as `__reduce__` returns it.
 
-        return recipe(self)
+        The copy knows the weights that the servers have now. It cannot repair a server that is restarted with others:
+        its requests fail, and their episodes end as `error_engine`.
+        """
+        options = {"vocabulary": self.vocabulary, "max_length": self.max_length, "stops": self.stops}
+        return connect_policy, (tuple(self.fleet.urls), self.fleet.settings, self.fleet.versions, options)
 
     @property
     def policy_version(self) -> int:
@@ -197,3 +202,10 @@ class SglangPolicy:
             return False
         response.cut(length)
         return True
+
+
+def connect_policy(
+    urls: Sequence[str], settings: SglangSettings, versions: WeightVersions, options: Mapping[str, Any]
+) -> SglangPolicy:
+    """In a worker process: a policy on the servers at `urls`, whose weights are known to be `versions`."""
+    return SglangPolicy(shared_fleet(urls, settings, versions), **options)

@@ -8,7 +8,7 @@ from turngym.agents.sglang.errors import ServerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
+class SglangSettings:
     """Limits of one client; they hold for each server alone."""
 
     parallel: int = 64

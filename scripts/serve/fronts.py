@@ -52,7 +52,7 @@ def proxy_front(app: Flask) -> Front:
         connections=4 * settings.max_waiting + 100,
         max_body=settings.max_body,
         refuse=lambda status, text: json.dumps(ApiError(status, text).as_json()).encode(),
-        leave=service.leave,
+        leave=service.drain,
         sweep=service.sweep,
         sweep_every=min(settings.idle / 4, 5.0),
         patience=int(settings.deadline) + 60,

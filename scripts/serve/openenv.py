@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def open_sessions(config: ServeOpenEnv) -> SessionPool:
-    """SessionPool on the chosen environment. Raises TurngymError where there is no such environment or tokenizer."""
+    """Sessions on the chosen environment. Raises TurngymError where there is no such environment or tokenizer."""
     make = config.world.kwargs()
     if config.model is None:
         return SessionPool.of(config.world.env, None, ChatSettings(), **make)

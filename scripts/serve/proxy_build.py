@@ -11,7 +11,7 @@ import torch
 
 from turngym.agents.judges.keyword import WordJudge
 from turngym.agents.local_engine.engine import LocalEngine
-from turngym.agents.proxy.conversation.chat import ChatRenderer
+from turngym.agents.proxy.conversation.chat import ChatListRenderer
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.sessions.hints import SessionHints
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -42,7 +42,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, config.student, chat)
     engine = _engine(config, model, tokenizer, chat.max_context, settings.max_batch)
-    renderer = ChatRenderer(tokenizer, thinking=chat.thinking, stop_ids=_stop_ids(model))
+    renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=_stop_ids(model))
     seed, max_context = config.run.seed, engine.max_length
     if not config.train:
         return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
@@ -145,7 +145,7 @@ def _role(request: JudgeRequest) -> str:
     return str(roles[request.turn]) if request.turn < len(roles) else request.next_role
 
 
-def _judge(config: ServeProxy, renderer: ChatRenderer, max_context: int) -> SessionJudge | None:
+def _judge(config: ServeProxy, renderer: ChatListRenderer, max_context: int) -> SessionJudge | None:
     kind = JUDGED.get(config.algorithm)
     if kind is None:
         return None

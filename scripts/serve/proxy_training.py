@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from turngym.agents.proxy.service import ProxyService
-from turngym.agents.proxy.sessions.restore import mark
-from turngym.agents.proxy.sessions.session_buffer import Judge, SessionSource
+from turngym.agents.proxy.sessions.restore import usage_record
+from turngym.agents.proxy.sessions.session_buffer import Judge, SessionBuffer
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.trace import TraceWriter, iter_trace
@@ -38,24 +38,24 @@ class Training:
     step: int = 0
     """Of the weights."""
     _service: ProxyService | None = field(default=None, init=False)
-    _source: SessionSource | None = field(default=None, init=False)
+    _source: SessionBuffer | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _trace: TraceWriter | None = field(default=None, init=False)
 
     def connect(
-        self, service: ProxyService, judge: Judge | None, new_version: Callable[[int], None], batch_turns: int
-    ) -> SessionSource:
+        self, service: ProxyService, judge: Judge | None, set_version: Callable[[int], None], batch_turns: int
+    ) -> SessionBuffer:
         """The source that the trainer collects from; what an earlier process left unused goes into it first."""
         self._service = service
         judged = self._judged_before({episode.task.task_id for episode in service.unused})
         self._trace = TraceWriter(self.out / SESSIONS)
-        self._source = SessionSource(
+        self._source = SessionBuffer(
             judge=judge,
-            usable=self._usable,
-            rest=service.bridge.pause,
-            work=service.bridge.resume,
-            new_version=new_version,
-            written=self._written,
+            count_trainable=self._usable,
+            pause_engine=service.engine.pause,
+            resume_engine=service.engine.resume,
+            set_version=set_version,
+            on_sessions=self._written,
             batch_turns=batch_turns,
         )
         for episode in service.unused:
@@ -111,7 +111,7 @@ class Training:
                 traceback.print_exc()
             on_failure()
         finally:
-            self._source.let_work()
+            self._source.resume()
 
     def _usable(self, episode: Episode) -> int:
         select = self.algorithm.select
@@ -125,7 +125,7 @@ class Training:
             for episode in episodes:
                 self._trace.write(episode)
             return
-        self._service.recorder.write(mark(what, step, episodes))
+        self._service.recorder.write(usage_record(what, step, episodes))
 
     def _judged_before(self, wanted: set[str]) -> dict[str, Episode]:
         path = self.out / SESSIONS

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.proxy.conversation.chat import ChatRenderer
+from turngym.agents.proxy.conversation.chat import ChatListRenderer
 from turngym.agents.proxy.conversation.messages import ChatMessage
 from turngym.agents.proxy.http.request import read_request
 from turngym.agents.proxy.inflight import Finished
@@ -107,7 +107,7 @@ class Bench:
     def __init__(self, tokenizer: Any, folder: Path, *, policy: type[EchoPolicy] = EchoPolicy, **options: Any) -> None:
         self.now = 100.0
         self.episodes: list[Episode] = []
-        self.renderer = ChatRenderer(tokenizer)
+        self.renderer = ChatListRenderer(tokenizer)
         self.policy = policy(tokenizer, self.renderer.template.end_id or 0)
         names = ("temperature", "seed", "resumed_from", "max_context")
         service = {name: options.pop(name) for name in names if name in options}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.proxy.conversation.answer import UNKNOWN, AnswerReader, GrowingText, reply_of, text_of
+from turngym.agents.proxy.conversation.answer import UNKNOWN, AnswerReader, IncrementalDecoder, reply_of, text_of
 from turngym.agents.proxy.conversation.messages import ChatMessage
 from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 
@@ -124,24 +124,24 @@ def test_growing_text_is_the_text_and_never_ends_in_half_a_character(tokenizers:
     def decode(some: list[int]) -> str:
         return str(tokenizer.decode(some, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    growing = GrowingText(decode)
-    parts = [*map(growing.feed, ids), growing.end()]
-    assert "".join(parts) == growing.text == text_of(ids, decode)
+    incremental_decoder = IncrementalDecoder(decode)
+    parts = [*map(incremental_decoder.feed, ids), incremental_decoder.end()]
+    assert "".join(parts) == incremental_decoder.text == text_of(ids, decode)
     if valid:
-        assert growing.text == decode(ids)
-        if UNKNOWN not in growing.text:
+        assert incremental_decoder.text == decode(ids)
+        if UNKNOWN not in incremental_decoder.text:
             assert not any(UNKNOWN in part for part in parts)
 
 
 def test_a_character_of_four_bytes_comes_with_its_last(make_tokenizer: Callable[..., Any]) -> None:
     tokenizer = make_tokenizer()
-    growing = GrowingText(tokenizer.decode)
+    incremental_decoder = IncrementalDecoder(tokenizer.decode)
     ids = tokenizer("a😀b", add_special_tokens=False)["input_ids"]
-    assert [growing.feed(token) for token in ids] == ["a", "", "", "", "😀", "b"]
+    assert [incremental_decoder.feed(token) for token in ids] == ["a", "", "", "", "😀", "b"]
 
 
 def test_bytes_that_are_no_character_do_not_wait_for_ever(make_tokenizer: Callable[..., Any]) -> None:
     tokenizer = make_tokenizer()
     stray = tokenizer("é", add_special_tokens=False)["input_ids"][1]
-    growing = GrowingText(tokenizer.decode)
-    assert [growing.feed(stray) for _ in range(8)] == [""] * 7 + [UNKNOWN * 8]
+    incremental_decoder = IncrementalDecoder(tokenizer.decode)
+    assert [incremental_decoder.feed(stray) for _ in range(8)] == [""] * 7 + [UNKNOWN * 8]

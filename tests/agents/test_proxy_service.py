@@ -1,4 +1,4 @@
-"""SessionTable over an engine: order, ends, restarts, updates, limits, clients that go away."""
+"""Sessions over an engine: order, ends, restarts, updates, limits, clients that go away."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_second_request_of_a_session_waits_for_the_first(make: Make) -> None
     first = bench.begin([user("one")], "a")
     thread, result = in_thread(lambda: bench.begin([user("one"), user("two")], "a").wait(20))
     until(lambda: bench.service.counts["underway"] == 2)
-    assert len(bench.service.bridge._queue) <= 1
+    assert len(bench.service.engine._queue) <= 1
     bench.policy.gate.set()
     assert first.wait(20).reply.content == "answer 1"
     thread.join(20)
@@ -137,7 +137,7 @@ def test_requests_of_many_sessions_are_generated_together(make: Make) -> None:
     bench.policy.gate.set()
     assert all(one.wait(20) is not None for one in [first, *others])
     assert bench.policy.batches == [1, 8]
-    assert bench.service.bridge.largest == 8
+    assert bench.service.engine.largest == 8
 
 
 def test_too_many_requests_are_turned_away_and_nothing_leaks(make: Make) -> None:
@@ -160,13 +160,13 @@ def test_too_many_requests_are_turned_away_and_nothing_leaks(make: Make) -> None
 
 def test_while_weights_are_updated_requests_wait(make: Make) -> None:
     bench = make()
-    bench.service.bridge.pause()
+    bench.service.engine.pause()
     asked = bench.begin([user("x")], "a")
     assert asked.wait(0.05) is None
     assert bench.policy.asked == 0
     assert bench.service.health()["status"] == "updating"
     bench.policy.version = 7
-    bench.service.bridge.resume()
+    bench.service.engine.resume()
     assert asked.wait(20).record.version == 7
 
 
@@ -175,33 +175,33 @@ def test_a_pause_waits_for_the_batch_under_way(make: Make) -> None:
     bench.policy.gate.clear()
     asked = bench.begin([user("x")], "a")
     until(bench.policy.entered.is_set)
-    thread, done = in_thread(bench.service.bridge.pause)
+    thread, done = in_thread(bench.service.engine.pause)
     assert not done
     bench.policy.gate.set()
     thread.join(20)
     assert done == [None]
     assert asked.wait(20) is not None
-    bench.service.bridge.resume()
+    bench.service.engine.resume()
 
 
 def test_an_update_that_takes_too_long_is_503(make: Make) -> None:
     bench = make(deadline=5.0)
-    bench.service.bridge.pause()
+    bench.service.engine.pause()
     asked = bench.begin([user("x")], "a")
     bench.now += 6
     with pytest.raises(ApiError, match="waited too long") as caught:
         asked.wait(0.01)
     assert (caught.value.status, caught.value.retry_after) == (503, 5)
-    bench.service.bridge.resume()
+    bench.service.engine.resume()
     assert bench.ask([user("x")], "a").reply.content == "answer 1"  # the first was never generated
     assert bench.service.health()["timed_out"] == 1
 
 
 def test_a_client_that_leaves_while_it_waits_costs_nothing(make: Make) -> None:
     bench = make()
-    bench.service.bridge.pause()
+    bench.service.engine.pause()
     bench.begin([user("x")], "a").abandon()
-    bench.service.bridge.resume()
+    bench.service.engine.resume()
     assert bench.ask([user("y")], "a").reply.content == "answer 1"
     assert bench.service.health()["disconnected"] == 1
     assert kinds(bench.service.recorder.path.parent) == ["turn"]
@@ -434,13 +434,13 @@ def test_an_engine_that_fails_fails_only_the_request_at_fault(make: Make) -> Non
 
 def test_stopping_answers_what_was_accepted(make: Make) -> None:
     bench = make()
-    bench.service.bridge.pause()
+    bench.service.engine.pause()
     asked = [bench.begin([user("x")], f"s{n}") for n in range(3)]
     thread, _ = in_thread(lambda: [one.wait(20) for one in asked])
     bench.service.stopping = True
     with pytest.raises(ApiError, match="stopping"):
         bench.begin([user("x")], "new")
-    bench.service.bridge.resume()
+    bench.service.engine.resume()
     thread.join(20)
     bench.service.close()
     assert kinds(bench.service.recorder.path.parent) == ["turn"] * 3

@@ -14,7 +14,7 @@ import pytest
 
 from turngym.agents.judges.keyword import WordJudge
 from turngym.agents.proxy.sessions.hints import SessionHints
-from turngym.agents.proxy.sessions.session_buffer import SessionSource
+from turngym.agents.proxy.sessions.session_buffer import SessionBuffer
 from turngym.envs.core import Task
 from turngym.envs.episode import Episode, Status
 from turngym.envs.protocols import CollectRequest, JudgeRequest
@@ -58,18 +58,18 @@ class Log:
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., tuple[SessionSource, Log]]]:
-    made: list[SessionSource] = []
+def make() -> Iterator[Callable[..., tuple[SessionBuffer, Log]]]:
+    made: list[SessionBuffer] = []
 
-    def source(**options: Any) -> tuple[SessionSource, Log]:
+    def source(**options: Any) -> tuple[SessionBuffer, Log]:
         log = Log()
         settings = {"judge": None, "batch_turns": 4, **options}
-        one = SessionSource(
-            usable=lambda episode: episode.meta["turns"],
-            rest=lambda: log.note("rest"),
-            work=lambda: log.note("work"),
-            new_version=lambda version: log.note("version", version),
-            written=lambda what, step, found: log.note(what, step, tuple(e.group for e in found)),
+        one = SessionBuffer(
+            count_trainable=lambda episode: episode.meta["turns"],
+            pause_engine=lambda: log.note("rest"),
+            resume_engine=lambda: log.note("work"),
+            set_version=lambda version: log.note("version", version),
+            on_sessions=lambda what, step, found: log.note(what, step, tuple(e.group for e in found)),
             **settings,
         )
         made.append(one)

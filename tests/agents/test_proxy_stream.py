@@ -178,7 +178,7 @@ def test_a_client_that_hangs_up_ends_the_drawing_and_is_counted(serve: Callable[
 
     def gone() -> bool:
         served.policy.step(1)
-        return served.service.bridge.aborted == 1
+        return served.service.engine.aborted == 1
 
     until(gone)
     assert served.policy.drawn < 141  # 140 letters and the end: it was given up before
@@ -196,14 +196,14 @@ def test_an_engine_that_fails_in_company_goes_on_where_the_stream_was(serve: Cal
     served = serve()
     served.policy.answer = lambda request: f"for {request.session}"
     served.policy.paced = True
-    served.service.bridge.pause()
+    served.service.engine.pause()
     one = served.events(messages=[user("one")], session_id="one")
     other = threading.Thread(target=lambda: list(served.events(messages=[user("two")], session_id="two")))
     next(one)
     other.start()
-    until(lambda: served.service.bridge.waiting == 2)
+    until(lambda: served.service.engine.waiting == 2)
     served.policy.fail_after = 3
-    served.service.bridge.resume()
+    served.service.engine.resume()
     served.policy.step(3)
     head = letters(one, 3)
     served.policy.flow()
@@ -218,14 +218,14 @@ def test_a_stream_that_cannot_be_continued_ends_with_an_error(serve: Callable[..
     served = serve()
     served.policy.answer = lambda request: f"answer {served.policy.asked} of many"
     served.policy.paced = True
-    served.service.bridge.pause()
+    served.service.engine.pause()
     one = served.events(session_id="one")
     other = threading.Thread(target=lambda: list(served.events(session_id="two")))
     next(one)
     other.start()
-    until(lambda: served.service.bridge.waiting == 2)
+    until(lambda: served.service.engine.waiting == 2)
     served.policy.fail_after = 9
-    served.service.bridge.resume()
+    served.service.engine.resume()
     served.policy.step(9)
     head = letters(one, 9)
     served.policy.flow()

@@ -18,13 +18,13 @@ from turngym.agents.sglang.client.http import error_text
 from turngym.agents.sglang.compatibility import check_model, check_names, check_tokenizer
 from turngym.agents.sglang.errors import ServerDown, ServerError
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.settings import ServerSettings
+from turngym.agents.sglang.settings import SglangSettings
 from turngym.envs.protocols import GenerateRequest, Sampling
 
 sys.path.insert(0, str(Path(__file__).parent))
 fake = importlib.import_module("sglang_fake")
 FakeServer, VOCABULARY = fake.FakeServer, fake.VOCABULARY
-QUICK = ServerSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
+QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_no_server_and_no_sglang_server() -> None:
         server.orders.append(lambda path, body: (404, {"detail": "Not Found"}))
         with pytest.raises(ServerError, match="is this an SGLang server"):
             opened(server)
-    nobody = Fleet(urls=[server.url], settings=ServerSettings(connect_timeout=0.05, backoff=0.01))
+    nobody = Fleet(urls=[server.url], settings=SglangSettings(connect_timeout=0.05, backoff=0.01))
     with pytest.raises(ServerDown, match="tried"):
         nobody.open()
 
@@ -130,7 +130,7 @@ def test_behind_a_router_the_servers_themselves_are_asked(pair: tuple[Any, Any])
 
 def test_a_router_without_servers() -> None:
     with FakeServer(workers=[]) as router, pytest.raises(ServerError, match="a router without servers"):
-        Fleet(urls=[router.url], settings=ServerSettings(connect_timeout=0.5, backoff=0.01)).open()
+        Fleet(urls=[router.url], settings=SglangSettings(connect_timeout=0.5, backoff=0.01)).open()
 
 
 def test_an_error_is_a_text_or_an_object() -> None:

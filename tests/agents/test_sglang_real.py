@@ -33,7 +33,7 @@ from turngym.agents.sglang.compatibility import check_model, check_tokenizer
 from turngym.agents.sglang.errors import ServerError, SyncError
 from turngym.agents.sglang.policy import SglangPolicy
 from turngym.agents.sglang.scorer import SglangScorer
-from turngym.agents.sglang.settings import ServerSettings
+from turngym.agents.sglang.settings import SglangSettings
 from turngym.agents.sglang.weights.broadcast import BroadcastSync
 from turngym.agents.sglang.weights.process_group import free_port
 from turngym.agents.sglang.weights.sync import DiskSync
@@ -114,7 +114,7 @@ def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 @pytest.fixture
 def fleet(url: str) -> Iterator[Fleet]:
-    one = Fleet(urls=[url], settings=ServerSettings(deadline=START, backoff=0.1)).open()
+    one = Fleet(urls=[url], settings=SglangSettings(deadline=START, backoff=0.1)).open()
     yield one
     one.close()
 
@@ -287,7 +287,7 @@ def test_through_a_router(url: str, fleet: Fleet, model: Any, tokenizer: Any, tm
     words += ["--port", str(port), "--prometheus-port", str(free_port("127.0.0.1"))]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as router:
         try:
-            wait = ServerSettings(deadline=START, backoff=0.2, connect_timeout=START)
+            wait = SglangSettings(deadline=START, backoff=0.2, connect_timeout=START)
             through = Fleet(urls=[f"http://127.0.0.1:{port}"], settings=wait).open()
             assert [server.url for server in through.servers] == [url]
             shift(model, 3)

@@ -17,7 +17,7 @@ from turngym.agents.sglang.client.answers import read_scores, read_top
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.errors import BadAnswer, ServerError, WrongWeights
 from turngym.agents.sglang.scorer import SglangScorer
-from turngym.agents.sglang.settings import ServerSettings
+from turngym.agents.sglang.settings import SglangSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
 fake = importlib.import_module("sglang_fake")
@@ -29,7 +29,7 @@ PLACES = [np.array([2, 3, 4]), np.array([1]), np.array([], np.int64)]
 @pytest.fixture(scope="module")
 def setup() -> Iterator[tuple[Any, SglangScorer]]:
     with FakeServer() as server:
-        fleet = Fleet(urls=[server.url], settings=ServerSettings(backoff=0.01)).open()
+        fleet = Fleet(urls=[server.url], settings=SglangSettings(backoff=0.01)).open()
         yield server, SglangScorer(fleet=fleet, vocabulary=VOCABULARY, block=2)
         fleet.close()
 

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.errors import ServerError, SyncError, WrongWeights
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.settings import ServerSettings
+from turngym.agents.sglang.settings import SglangSettings
 from turngym.agents.sglang.weights import worker_client
 from turngym.agents.sglang.weights.broadcast import BroadcastSync, buckets
 from turngym.agents.sglang.weights.sync import DiskSync
@@ -29,7 +29,7 @@ from turngym.envs.protocols import GenerateRequest, PartialFailure, Sampling
 sys.path.insert(0, str(Path(__file__).parent))
 fake = importlib.import_module("sglang_fake")
 FakeServer = fake.FakeServer
-QUICK = ServerSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
+QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a client gets of an answer, read as it comes: the same in one piece or id by id."""
+"""Parses a model's answer into text and tool calls, incrementally: the same result in one piece or id by id."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ THINK, THOUGHT = "<think>", "</think>"
 UNKNOWN = "\ufffd"
 """What a decoder writes for bytes that are no character, or not yet."""
 LONGEST = 8
-"""Ids that may wait for the rest of a character: four bytes, one each, and as many again that are none."""
+"""Most ids that are held back for an incomplete character: four of one byte each, and as many that are no text."""
 
 Delta = str | ToolCall
-"""What is new: text, or a call that is complete."""
+"""A piece of the answer: text, or one complete tool call."""
 
 
-class GrowingText:
-    """The text of ids that come one by one, never with half a character at its end.
+class IncrementalDecoder:
+    """Decodes ids that come one by one; a character is given out only when all its bytes are there.
 
     `decode` reads a few ids at a time, so an answer costs time in proportion to its length.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
-        self._shown: list[int] = []
+        self._emitted: list[int] = []
         """The last ids whose text was given: what a tokenizer does at the seam must not show."""
-        self._waiting: list[int] = []
+        self._pending: list[int] = []
         self._parts: list[str] = []
 
     @property
@@ -37,36 +37,36 @@ class GrowingText:
         return "".join(self._parts)
 
     def feed(self, token: int) -> str:
-        """What `token` adds."""
-        self._waiting.append(token)
-        return self._give(patient=len(self._waiting) < LONGEST)
+        """The text that `token` completes."""
+        self._pending.append(token)
+        return self._emit(patient=len(self._pending) < LONGEST)
 
     def end(self) -> str:
-        """What was held back."""
-        return self._give(patient=False) if self._waiting else ""
+        """The text that was held back."""
+        return self._emit(patient=False) if self._pending else ""
 
-    def _give(self, *, patient: bool) -> str:
-        before = self._decode(self._shown) if self._shown else ""
-        text = self._decode([*self._shown, *self._waiting])[len(before) :]
+    def _emit(self, *, patient: bool) -> str:
+        before = self._decode(self._emitted) if self._emitted else ""
+        text = self._decode([*self._emitted, *self._pending])[len(before) :]
         if patient and (not text or text.endswith(UNKNOWN)):
             return ""
-        self._shown, self._waiting = self._waiting, []
+        self._emitted, self._pending = self._pending, []
         self._parts.append(text)
         return text
 
 
 def text_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> str:
-    """The text of `ids`, as `GrowingText` gives it."""
+    """The text of `ids`, as `IncrementalDecoder` gives it."""
     whole = decode(list(ids))
     if UNKNOWN not in whole:
         return whole
     # Some decoders spoil a whole run for one bad byte; what was streamed before it came must stay true.
-    growing = GrowingText(decode)
-    return "".join([*map(growing.feed, ids), growing.end()])
+    decoder = IncrementalDecoder(decode)
+    return "".join([*map(decoder.feed, ids), decoder.end()])
 
 
 class AnswerReader:
-    """Turns a model's text into what the client gets. Any cut of the text into pieces gives the same answer.
+    """Parses a model's text into text and tool calls for the client, however the text is cut into pieces.
 
     The first stop text to be complete ends it. Control tokens, which a policy may sample anywhere, are left out. For a
     client with tools, well-formed calls in the form of Qwen and Hermes are taken out, and white space at the end of an
@@ -90,19 +90,19 @@ class AnswerReader:
         controls = sorted(control, key=len, reverse=True)
         self._stops, self._tools, self._salt = tuple(stops), tools, salt
         self._control = re.compile("|".join(map(re.escape, controls))) if controls else None
-        self._starts = _starts([*stops, *controls])
+        self._prefixes = _prefixes([*stops, *controls])
         self._raw, self._stopped = "", False
-        self._where = THINK if thinking else ""
+        self._open_tag = THINK if thinking else ""
         """The tag that is open: `<think>`, `<tool_call>`, or none."""
         self._rest = self._space = ""
         self._calls = 0
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain now."""
+        """The deltas that no later text can change."""
         return self._split(self._clean(text, last=False), last=False)
 
     def end(self) -> list[Delta]:
-        """What was held back until the answer was over."""
+        """The deltas that were held back until the end of the answer."""
         return self._split(self._clean("", last=True), last=True)
 
     def _clean(self, text: str, *, last: bool) -> str:
@@ -112,7 +112,7 @@ class AnswerReader:
         raw = self._raw + text
         ends = [(place + len(stop), place) for stop in self._stops if (place := raw.find(stop)) >= 0]
         self._stopped = bool(ends)
-        cut = min(ends)[1] if ends else len(raw) if last else len(raw) - _held(raw, self._starts)
+        cut = min(ends)[1] if ends else len(raw) if last else len(raw) - _partial_suffix(raw, self._prefixes)
         found = [] if self._control is None else list(self._control.finditer(raw))
         if not self._stopped and not last:
             cut = min([cut, *(match.start() for match in found if match.start() < cut < match.end())])
@@ -126,21 +126,21 @@ class AnswerReader:
         deltas: list[Delta] = []
         while self._step(deltas):
             pass
-        if last and self._where == OPEN:
+        if last and self._open_tag == OPEN:
             self._close(self._rest, "", deltas)  # cut at a stop text, or at the limit
         elif last:
-            self._say(self._rest, deltas)
-        elif self._where != OPEN:
-            keep = len(self._rest) - _held(self._rest, TAGS[self._where][1])
-            self._say(self._rest[:keep], deltas)
+            self._emit_text(self._rest, deltas)
+        elif self._open_tag != OPEN:
+            keep = len(self._rest) - _partial_suffix(self._rest, TAGS[self._open_tag][1])
+            self._emit_text(self._rest[:keep], deltas)
             self._rest = self._rest[keep:]
         if last and self._space and not self._calls:
             deltas.append(self._space)
         return deltas
 
     def _step(self, deltas: list[Delta]) -> bool:
-        """Go past the next tag that means something here; whether there is one."""
-        found = [(place, tag) for tag in TAGS[self._where][0] if (place := self._rest.find(tag)) >= 0]
+        """Consume the text up to the next tag that is valid here; whether there is one."""
+        found = [(place, tag) for tag in TAGS[self._open_tag][0] if (place := self._rest.find(tag)) >= 0]
         if not found:
             return False
         place, tag = min(found)
@@ -148,21 +148,21 @@ class AnswerReader:
         if tag == CLOSE:
             self._close(before, tag, deltas)
         elif tag == OPEN:
-            self._say(before, deltas)
+            self._emit_text(before, deltas)
         else:
-            self._say(before + tag, deltas)
-        self._where = tag if tag in (THINK, OPEN) else ""
+            self._emit_text(before + tag, deltas)
+        self._open_tag = tag if tag in (THINK, OPEN) else ""
         return True
 
     def _close(self, inside: str, tag: str, deltas: list[Delta]) -> None:
         call = read_call(inside, f"{self._salt}/{self._calls}")
         if call is None:
-            self._say(OPEN + inside + tag, deltas)
+            self._emit_text(OPEN + inside + tag, deltas)
         else:
             self._calls += 1
             deltas.append(call)
 
-    def _say(self, text: str, deltas: list[Delta]) -> None:
+    def _emit_text(self, text: str, deltas: list[Delta]) -> None:
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]
@@ -177,20 +177,20 @@ def reply_of(deltas: Sequence[Delta]) -> ChatMessage:
     return ChatMessage(role="assistant", content=text, tool_calls=calls)
 
 
-def _starts(texts: Iterable[str]) -> frozenset[str]:
-    """All that one of `texts` may begin with, itself left out."""
+def _prefixes(texts: Iterable[str]) -> frozenset[str]:
+    """All proper prefixes of `texts`."""
     return frozenset(text[:size] for text in texts for size in range(1, len(text)))
 
 
-def _held(text: str, starts: frozenset[str]) -> int:
-    """How many letters at the end of `text` may be the beginning of more."""
+def _partial_suffix(text: str, starts: frozenset[str]) -> int:
+    """Length of the longest suffix of `text` that is in `starts`."""
     longest = min(len(text), max(map(len, starts), default=0))
     return next((size for size in range(longest, 0, -1) if text[-size:] in starts), 0)
 
 
 TAGS = {
-    "": ((THINK, OPEN), _starts((THINK, OPEN))),
-    THINK: ((THOUGHT,), _starts((THOUGHT,))),
-    OPEN: ((CLOSE,), _starts((CLOSE,))),
+    "": ((THINK, OPEN), _prefixes((THINK, OPEN))),
+    THINK: ((THOUGHT,), _prefixes((THOUGHT,))),
+    OPEN: ((CLOSE,), _prefixes((CLOSE,))),
 }
 """By the tag that is open: the tags that mean something, and their beginnings."""

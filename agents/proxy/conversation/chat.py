@@ -1,4 +1,4 @@
-"""Any list of chat messages as token ids that only grow: sampled ids are kept, new messages are tokenized alone."""
+"""Renders a client's list of chat messages to token ids: sampled ids are kept, only new messages are tokenized."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.proxy.conversation.answer import THINK, AnswerReader, GrowingText, text_of
-from turngym.agents.proxy.conversation.messages import ChatMessage, Tools, shared
+from turngym.agents.proxy.conversation.answer import THINK, AnswerReader, IncrementalDecoder, text_of
+from turngym.agents.proxy.conversation.messages import ChatMessage, Tools, common_prefix
 from turngym.agents.proxy.conversation.tools import tool_text
 from turngym.agents.proxy.errors import invalid
 from turngym.agents.proxy.sessions.records import TurnRecord
@@ -31,12 +31,12 @@ _PROBE_RESULT = "turngymresult"
 
 @dataclass(slots=True)
 class ChatHistory:
-    """One session as ids and as messages."""
+    """The history of one chat session: token ids, and the messages that they stand for."""
 
     segments: list[IdBuffer] = field(default_factory=list)
-    shown: list[ChatMessage] = field(default_factory=list)
+    client_messages: list[ChatMessage] = field(default_factory=list)
     """The conversation as the client has it, the last answer included."""
-    given: list[Message] = field(default_factory=list)
+    template_messages: list[Message] = field(default_factory=list)
     """The same as the template gets it: answers as they were sampled."""
     tools: Tools = ()
     last_id: int | None = None
@@ -47,30 +47,33 @@ class ChatHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a request adds to a thread, before anything is changed."""
+    """The prompt of one request, and how it extends the history."""
 
     ids: NDArray[np.int32]
     """The whole prompt, int32 [P]."""
     added: NDArray[np.int32]
-    """The part of it that is not in the thread yet; all of it where a segment opens."""
+    """The part of it that is not in the history yet; all of it where a segment opens."""
     opens: bool
     """Whether a new segment opens: at the start, and where the client or the template rewrote the past."""
     retry: bool
     """Whether the client asks again for the answer it was given before."""
     kept: int
-    """How many messages of the thread are repeated, from its start."""
-    rest: tuple[ChatMessage, ...]
-    """Those after them."""
+    """How many messages of the history are repeated, from its start."""
+    new_messages: tuple[ChatMessage, ...]
+    """The messages after those."""
     tools: Tools
     text: str
     """The whole prompt as text."""
 
 
-class ChatRenderer:
-    """Turns requests into prompts for one tokenizer. Safe for several threads.
+class ChatListRenderer:
+    """Renders lists of chat messages into prompts for one tokenizer. Safe for several threads.
 
-    A request that repeats the thread word for word and goes on extends its ids; any other opens a new segment. Text in
-    messages that a tokenizer would read as one of its control tokens is refused: it could fake another speaker.
+    Agents use `ChatRenderer` of agents/rendering, which appends one observation at a time. Clients of the proxy
+    send the whole conversation with every request, so here it is compared with the history.
+
+    A request that repeats the history word for word and goes on extends its ids; any other opens a new segment. Text in
+    messages that a tokenizer would read as one of its control tokens is refused: it could forge another role.
 
     Raises:
         RenderError: a tokenizer without a usable chat template.
@@ -96,45 +99,49 @@ class ChatRenderer:
         self._shows_tools = "turngymtool" in self.template.render([_user("x")], tools=[_PROBE_TOOL])
         self._shows_results = self._probe_results()
 
-    def prompt(self, thread: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
-        """What `messages` ask for, given what `thread` holds; changes nothing.
+    def prompt(self, history: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
+        """What `messages` ask for, given what `history` holds; changes nothing.
 
         Raises:
             ApiError: control tokens in the text, or roles that the template refuses (400).
         """
-        known, common = len(thread.shown), shared(thread.shown, messages)
+        known, common = len(history.client_messages), common_prefix(history.client_messages, messages)
         follows = 0 < known == common < len(messages)
         self._check_control(messages, common)
-        given = (*thread.given[:common], *map(self.given, messages[common:]))
+        given = (*history.template_messages[:common], *map(self.template_message, messages[common:]))
         with self._lock:
             text = self._render(given, tools)
-            before = self._before(thread) if follows and thread.segments and tools == thread.tools else None
+            before = self._history_text(history) if follows and history.segments and tools == history.tools else None
             extends = before is not None and text.startswith(before)
             added = self._encode(text[len(before) :] if before is not None and extends else text)
-        ids = np.concatenate((thread.segments[-1].view(), added)) if extends else added
+        ids = np.concatenate((history.segments[-1].view(), added)) if extends else added
         return Prompt(
             ids=ids,
             added=added,
             opens=not extends,
             retry=0 < common == len(messages) == known - 1,
             kept=common,
-            rest=tuple(messages[common:]),
+            new_messages=tuple(messages[common:]),
             tools=tools,
             text=text,
         )
 
-    def apply(self, thread: ChatHistory, record: TurnRecord, text: str | None = None) -> tuple[Span, Span]:
-        """Write a finished turn into the thread; the spans of its prompt and answer. `text`: the prompt's, if known."""
+    def apply(self, history: ChatHistory, record: TurnRecord, text: str | None = None) -> tuple[Span, Span]:
+        """Append a finished turn to the history; the spans of its prompt and answer. `text`: the prompt's, if known."""
         if record.opens:
-            thread.segments.append(IdBuffer())
-        spans = thread.segments[-1].extend(record.prompt_ids), thread.segments[-1].extend(record.ids)
-        thread.shown = [*thread.shown[: record.kept], *record.messages, record.reply]
+            history.segments.append(IdBuffer())
+        spans = history.segments[-1].extend(record.prompt_ids), history.segments[-1].extend(record.ids)
+        history.client_messages = [*history.client_messages[: record.kept], *record.messages, record.reply]
         answer = self.template.answer(record.text)
-        thread.given = [*thread.given[: record.kept], *map(self.given, record.messages), answer]
-        thread.tools = thread.tools if record.tools is None else record.tools
-        thread.last_id = int(record.ids[-1]) if len(record.ids) and int(record.ids[-1]) in self.stop_ids else None
+        history.template_messages = [
+            *history.template_messages[: record.kept],
+            *map(self.template_message, record.messages),
+            answer,
+        ]
+        history.tools = history.tools if record.tools is None else record.tools
+        history.last_id = int(record.ids[-1]) if len(record.ids) and int(record.ids[-1]) in self.stop_ids else None
         with self._lock:
-            thread.text = None if text is None else text + record.text + self._stop_text(thread.last_id)
+            history.text = None if text is None else text + record.text + self._stop_text(history.last_id)
         return spans
 
     def ids(self, given: Sequence[Message], tools: Tools = ()) -> NDArray[np.int32]:
@@ -149,9 +156,9 @@ class ChatRenderer:
         with self._lock:
             return text_of(listed if last is None else listed[:-1], self._decode), last
 
-    def growing(self) -> GrowingText:
-        """Reads the ids of one answer as they come; to the text that `decode` gives."""
-        return GrowingText(self._decode_locked)
+    def incremental_decoder(self) -> IncrementalDecoder:
+        """A decoder for the ids of one answer as they are sampled; it gives the same text as `decode`."""
+        return IncrementalDecoder(self._decode_locked)
 
     def reader(self, prompt: Prompt, *, stops: Sequence[str] = (), tools: bool = False, salt: str = "") -> AnswerReader:
         """Reads the text of an answer to `prompt`."""
@@ -163,12 +170,12 @@ class ChatRenderer:
         with self._lock:
             return [self._decode([token]) for token in ids]
 
-    def _before(self, thread: ChatHistory) -> str:
-        if thread.text is None:
-            *given, answer = thread.given
+    def _history_text(self, history: ChatHistory) -> str:
+        if history.text is None:
+            *given, answer = history.template_messages
             raw = answer["content"].removeprefix(self.template.prefill)
-            thread.text = self._render(given, thread.tools) + raw + self._stop_text(thread.last_id)
-        return thread.text
+            history.text = self._render(given, history.tools) + raw + self._stop_text(history.last_id)
+        return history.text
 
     def _render(self, given: Sequence[Message], tools: Tools) -> str:
         messages = list(given)
@@ -185,7 +192,7 @@ class ChatRenderer:
         except RenderError as error:
             raise invalid(str(error), "messages") from error
 
-    def given(self, message: ChatMessage) -> Message:
+    def template_message(self, message: ChatMessage) -> Message:
         """The message as the template gets it."""
         if message.role == "tool" and not self._shows_results:
             return _user(f"<tool_response>\n{message.content}\n</tool_response>")

@@ -1,4 +1,4 @@
-"""Chat messages and tool calls: as clients send them, as templates show them, and when two are the same."""
+"""Chat messages and tool calls: the OpenAI form, the chat template's form, and equality of messages."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class ChatMessage:
         return self.role, self.content.strip(), calls
 
 
-def shared(left: Sequence[ChatMessage], right: Sequence[ChatMessage]) -> int:
-    """How many messages two conversations have in common from the start."""
+def common_prefix(left: Sequence[ChatMessage], right: Sequence[ChatMessage]) -> int:
+    """Number of leading messages that two conversations share."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a is not b and a.identity != b.identity), min(len(left), len(right)))
 

@@ -22,7 +22,7 @@ def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def read_call(inside: str, salt: str) -> ToolCall | None:
-    """The call that is written between the tags; None for what is none. The same salt gives the same id."""
+    """Parse the text between the tags as a call; None where it is not one. The same salt gives the same id."""
     try:
         call = json.loads(inside)
     except (ValueError, RecursionError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from turngym.agents.proxy.errors import ApiError, ProxyError, invalid
 from turngym.agents.proxy.http.read_messages import read_messages
-from turngym.agents.proxy.http.reply import BEAT, EventStream, completion
+from turngym.agents.proxy.http.reply import POLL_SECONDS, EventStream, completion
 from turngym.agents.proxy.http.request import read_json, read_request, read_session
 from turngym.agents.proxy.inflight import Finished, InflightRequest
 from turngym.agents.proxy.service import ProxyService
@@ -86,7 +86,7 @@ def create_app(
 
 def _answer(inflight: InflightRequest, gone: Callable[[], bool]) -> Finished:
     """The whole answer, unless the client goes away first."""
-    while (finished := inflight.wait(BEAT)) is None:
+    while (finished := inflight.wait(POLL_SECONDS)) is None:
         if gone():
             inflight.abandon()
             raise ApiError(499, "the client closed the connection", code="disconnected")

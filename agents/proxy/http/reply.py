@@ -11,8 +11,8 @@ from turngym.agents.proxy.conversation.answer import Delta
 from turngym.agents.proxy.errors import ApiError
 from turngym.agents.proxy.inflight import Finished, InflightRequest
 
-BEAT = 0.5
-"""Seconds between signs of life while a client waits; only then can a lost connection be noticed."""
+POLL_SECONDS = 0.5
+"""Seconds between keep-alive comments to a client: a lost connection is noticed only on a write."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -31,18 +31,18 @@ def completion(finished: Finished, inflight: InflightRequest, pieces: Sequence[s
 class EventStream:
     """The answer as events while it is being generated: a role, text, calls as they are complete, the end.
 
-    An engine that does not stream gives its text in one event at the end; signs of life come before it. `close` (the
+    An engine that does not stream gives its text in one event at the end; keep-alive comments come before it. `close` (the
     WSGI server calls it, also for a client that went away) drops an answer that is not there yet, and the engine
     gives it up; one that is there stays recorded.
     """
 
     def __init__(self, inflight: InflightRequest) -> None:
-        self._ongoing, self._service = inflight, inflight.service
+        self._inflight, self._service = inflight, inflight.service
         self._head = _head(inflight.number, inflight, "chat.completion.chunk")
-        self._text, self._reader = self._service.renderer.growing(), inflight.reader()
+        self._text, self._reader = self._service.renderer.incremental_decoder(), inflight.reader()
         self._drawn: list[tuple[int, float]] = []
-        """Ids whose log-probabilities no event has told yet."""
-        self._told = self._calls = 0
+        """Ids whose log-probabilities were not sent yet."""
+        self._sent = self._calls = 0
         self._events = self._run()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -53,15 +53,15 @@ class EventStream:
 
     def close(self) -> None:
         self._events.close()
-        self._ongoing.abandon()
+        self._inflight.abandon()
 
     def _run(self) -> Generator[bytes]:
-        inflight, finished = self._ongoing, None
+        inflight, finished = self._inflight, None
         yield self._event({"role": "assistant", "content": ""})
         try:
             while finished is None:
-                if drawn := inflight.hear(BEAT):
-                    yield from self._grow(drawn)
+                if drawn := inflight.new_tokens(POLL_SECONDS):
+                    yield from self._token_events(drawn)
                 elif (finished := inflight.wait(0)) is None:
                     yield b": waiting\n\n"
         except ApiError as error:
@@ -69,28 +69,28 @@ class EventStream:
             return
         text = finished.record.text
         if not text.startswith(self._text.text):
-            # an engine that failed in company was asked again, and drew otherwise
+            # the engine failed on a batch; the retry with a smaller batch sampled other ids than were streamed
             self._service.count("streams_torn")
             torn = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
             yield _data(torn.as_json())
             return
         rest = text[len(self._text.text) :]
-        self._drawn += _scored(finished)[self._told + len(self._drawn) :]
+        self._drawn += _scored(finished)[self._sent + len(self._drawn) :]
         for delta in (*self._reader.feed(rest), *self._reader.end()):
-            yield from self._say(delta)
+            yield from self._delta_events(delta)
         yield self._event({}, finish=finished.finish)
         if inflight.request.usage_in_stream:
             yield _data({**self._head, "choices": [], "usage": _usage(finished)})
         yield DONE
 
-    def _grow(self, drawn: Sequence[tuple[int, float]]) -> Iterator[bytes]:
+    def _token_events(self, drawn: Sequence[tuple[int, float]]) -> Iterator[bytes]:
         self._drawn += drawn
         stops = self._service.renderer.stop_ids
         text = "".join(self._text.feed(token) for token, _ in drawn if token not in stops)
         for delta in self._reader.feed(text):
-            yield from self._say(delta)
+            yield from self._delta_events(delta)
 
-    def _say(self, delta: Delta) -> Iterator[bytes]:
+    def _delta_events(self, delta: Delta) -> Iterator[bytes]:
         if isinstance(delta, str):
             yield self._event({"content": delta})
             return
@@ -103,15 +103,15 @@ class EventStream:
 
     def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": self._logprobs(), "finish_reason": finish}
-        usage = {"usage": None} if self._ongoing.request.usage_in_stream else {}
+        usage = {"usage": None} if self._inflight.request.usage_in_stream else {}
         return _data({**self._head, "choices": [choice], **usage})
 
     def _logprobs(self) -> dict[str, Any] | None:
         """Of the ids that were drawn since the last event, where the client asked for them."""
-        if not self._ongoing.request.logprobs or not self._drawn:
+        if not self._inflight.request.logprobs or not self._drawn:
             return None
         drawn, self._drawn = self._drawn, []
-        self._told += len(drawn)
+        self._sent += len(drawn)
         return _logprobs(drawn, self._service.renderer.pieces([token for token, _ in drawn]))
 
 

@@ -18,7 +18,7 @@ USED = (
     *("tools", "tool_choice", "seed", "logprobs", "n", "session_id", "turn_type", "session_done"),
 )
 HARMLESS = ("user", "metadata", "store", "parallel_tool_calls", "service_tier")
-"""Fields that change nothing about a completion, so nobody has to be told that they are ignored."""
+"""Fields that change nothing about a completion, so that ignoring them is not reported."""
 SESSION, TURN_TYPE, SESSION_DONE = "X-Session-Id", "X-Turn-Type", "X-Session-Done"
 MAX_SESSION_ID = 256
 

@@ -1,1 +1,1 @@
-"""SessionTable of the proxy: who is talking, what is recorded, and what becomes an episode."""
+"""Sessions of the proxy: the open ones, their records on disk, and the episodes that they become."""

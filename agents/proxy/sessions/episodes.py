@@ -1,4 +1,4 @@
-"""From a session that has ended to an episode, as a trainer reads it."""
+"""Converts a finished chat session to an `Episode` for training."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def episode_of(
     said so), `idle`, `room` (others needed its place) or `part` (it goes on under another key). Turns that were sampled
     at another `temperature` than the trainer's are excluded: their log-probabilities are of another policy.
     """
-    following = [*(turn.heard for turn in session.turns[1:]), True]
+    following = [*(turn.has_new_messages for turn in session.turns[1:]), True]
     turns = tuple(
-        _turn(index, turn, _why_excluded(turn, heard, temperature))
-        for index, (turn, heard) in enumerate(zip(session.turns, following, strict=True))
+        _turn(index, turn, _why_excluded(turn, new, temperature))
+        for index, (turn, new) in enumerate(zip(session.turns, following, strict=True))
     )
     name, _, number = session.key.rpartition("-")
     return Episode(
@@ -40,7 +40,7 @@ def episode_of(
         seed=0,
         sample=0,
         group=int(number),
-        segments=tuple(buffer.array() for buffer in session.thread.segments),
+        segments=tuple(buffer.array() for buffer in session.history.segments),
         turns=turns,
         status=Status.TRUNCATED_TURNS if why == "part" else Status.COMPLETED,
         success=False,
@@ -51,10 +51,10 @@ def episode_of(
     )
 
 
-def _why_excluded(turn: SessionTurn, heard: bool, temperature: float | None) -> str | None:
+def _why_excluded(turn: SessionTurn, new: bool, temperature: float | None) -> str | None:
     if temperature is not None and turn.temperature != temperature:
         return f"sampled at temperature {turn.temperature:g}"
-    return None if heard else "no next state"
+    return None if new else "no next state"
 
 
 def _turn(index: int, turn: SessionTurn, excluded: str | None) -> Turn:

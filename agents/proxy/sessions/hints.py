@@ -1,4 +1,4 @@
-"""Hints in the prompts of sessions: what the policy would have read, had somebody told it beforehand."""
+"""Prompts with hints: each turn's prompt again, with a judge's hint inserted, as token ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.judges.hint_prompts import HINT_HEAD
-from turngym.agents.proxy.conversation.chat import ChatRenderer
+from turngym.agents.proxy.conversation.chat import ChatListRenderer
 from turngym.agents.proxy.conversation.messages import Tools
 from turngym.agents.proxy.sessions.records import messages_from_json
 from turngym.agents.rendering.chat_template import Message
@@ -28,7 +28,7 @@ class SessionHints:
     Source: algorithms specification section 6.
     """
 
-    renderer: ChatRenderer
+    renderer: ChatListRenderer
     max_context: int
     position: Literal["last_user", "last_message"] = "last_user"
 
@@ -41,7 +41,7 @@ class SessionHints:
         turns = []
         for turn, said in zip(episode.turns, episode.meta["chat"], strict=True):
             tools = tuple(said.get("tools", tools))
-            added = [self.renderer.given(message) for message in messages_from_json(said["messages"])]
+            added = [self.renderer.template_message(message) for message in messages_from_json(said["messages"])]
             given = [*given[: said["kept"]], *added]
             if turn.hint is not None and turn.hint_prompt_ids is None and self.accepts(turn.hint):
                 ids = self._with_hint(given, tools, turn.hint)

@@ -1,4 +1,4 @@
-"""What happened, one JSON line each, appended and flushed: enough to rebuild every open session after a restart."""
+"""Records of turns and session ends as JSON lines, flushed one by one; open sessions are rebuilt from them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TurnRecord:
     version: int
     temperature: float
     retry: bool = False
-    """The client asked again for the answer before this one, so that one led nowhere."""
+    """The client asked for the previous answer again, so that one is superseded."""
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""SessionTable that ended, judged in the background and handed to a trainer when there is enough for a step."""
+"""A buffer of finished sessions: judged in the background, handed to the trainer when a step has enough turns."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ Judge = Callable[[Sequence[Episode]], list[Episode]]
 """The episodes with what a judge says about their turns, in order."""
 
 
-class SessionSource:
+class SessionBuffer:
     """Implements `Collect` over live sessions; safe for several threads.
 
     A step takes whole sessions, oldest first, until they hold `batch_turns` turns that can be trained on. From then
-    until `updated` the engine rests, so weights change under nobody's hands; it rests from the start, too, until the
-    trainer asks for the first time (a resumed run loads its weights before).
+    until `updated` the engine is paused, so that no answer is sampled while the weights change. It is
+    paused from the start, too, until the trainer asks for the first time (a resumed run loads its weights before that).
 
     Args:
         judge: called in a thread of its own; an exception costs the sessions it was given, counted and kept in
             `error`. None hands sessions on as they are.
-        usable: how many turns of a judged episode can be trained on; episodes with none are counted and left out.
-        rest, work: stop the engine (returns when it is idle), and let it go on.
-        new_version: told the number of the weights, while the engine rests.
-        written: told ("judged" | "trained" | "unused", step or 0, episodes) for records and traces.
+        count_trainable: number of turns of a judged episode that can be trained on; episodes with none are counted and
+            left out.
+        pause_engine, resume_engine: pausing returns when the engine is idle.
+        set_version: called with the version of the weights, while the engine is paused.
+        on_sessions: called with ("judged" | "trained" | "unused", step or 0, episodes) for records and traces.
         backlog: most sessions that wait for the trainer; the oldest are dropped and counted.
     """
 
@@ -35,41 +36,41 @@ class SessionSource:
         self,
         *,
         judge: Judge | None,
-        usable: Callable[[Episode], int],
-        rest: Callable[[], None],
-        work: Callable[[], None],
-        new_version: Callable[[int], None],
-        written: Callable[[str, int, Sequence[Episode]], None],
+        count_trainable: Callable[[Episode], int],
+        pause_engine: Callable[[], None],
+        resume_engine: Callable[[], None],
+        set_version: Callable[[int], None],
+        on_sessions: Callable[[str, int, Sequence[Episode]], None],
         batch_turns: int = 16,
         backlog: int = 4096,
         judge_batch: int = 16,
     ) -> None:
-        self._judge, self._usable, self._written = judge, usable, written
-        self._rest, self._work, self._new_version = rest, work, new_version
+        self._judge, self._usable, self._written = judge, count_trainable, on_sessions
+        self._pause_engine, self._resume_engine, self._set_version = pause_engine, resume_engine, set_version
         self._batch_turns, self._backlog, self._judge_batch = batch_turns, backlog, judge_batch
         self._changed = threading.Condition()
         self._inbox: deque[Episode] = deque()
         self._ready: deque[tuple[Episode, int]] = deque()
         self._ready_turns = 0
         self._judging = 0
-        self._resting = True
+        self._paused = True
         self._closed = False
         self.counts: Counter[str] = Counter()
         self.error = ""
         """Of the judge, the last one."""
-        self._rest()
-        self._thread = threading.Thread(target=self._judge_all, name="proxy-judge", daemon=True)
+        self._pause_engine()
+        self._thread = threading.Thread(target=self._judge_loop, name="proxy-judge", daemon=True)
         self._thread.start()
 
     def put(self, episode: Episode) -> None:
         """A session has ended."""
         with self._changed:
             self._inbox.append(episode)
-            self._drop(self._inbox)
+            self._drop_oldest(self._inbox)
             self._changed.notify_all()
 
     def put_judged(self, episodes: Iterable[Episode]) -> None:
-        """SessionTable that come with their votes."""
+        """Add sessions whose turns carry a judge's votes already."""
         for episode in episodes:
             turns = self._usable(episode)
             if not turns:
@@ -86,27 +87,27 @@ class SessionSource:
                 self._changed.notify_all()
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
-        """Wait for a step's sessions, at most `request.episodes`; the engine rests when this returns.
+        """Wait for a step's sessions, at most `request.episodes`; the engine is paused when this returns.
 
         Raises KeyboardInterrupt, which the training loop takes as the wish to save and stop, once closed.
         """
-        if self._resting:
-            self._new_version(request.step - 1)
-            self.let_work()
+        if self._paused:
+            self._set_version(request.step - 1)
+            self.resume()
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._enough(request.episodes))
+            self._changed.wait_for(lambda: self._closed or self._step_ready(request.episodes))
             if self._closed:
                 raise KeyboardInterrupt
-            taken = self._take(request.episodes)
+            taken = self._next_step(request.episodes)
         self._written("trained", request.step, taken)
-        self._rest()
-        self._resting = True
+        self._pause_engine()
+        self._paused = True
         return taken
 
     def updated(self, step: int) -> None:
-        """The weights of `step` are in place; the engine goes on."""
-        self._new_version(step)
-        self.let_work()
+        """The weights of `step` are in place: resume the engine."""
+        self._set_version(step)
+        self.resume()
 
     def close(self) -> None:
         """The trainer is told to stop when it next asks; the judge after what it is doing. Nothing is lost: what was
@@ -115,7 +116,7 @@ class SessionSource:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(10.0)
-        self.let_work()
+        self.resume()
 
     def as_json(self) -> dict[str, Any]:
         with self._changed:
@@ -127,16 +128,16 @@ class SessionSource:
                 **({"judge_error": self.error} if self.error else {}),
             }
 
-    def let_work(self) -> None:
-        """The engine goes on, if it rests for the trainer's sake."""
-        if self._resting:
-            self._resting = False
-            self._work()
+    def resume(self) -> None:
+        """Resume the engine if it was paused for the trainer."""
+        if self._paused:
+            self._paused = False
+            self._resume_engine()
 
-    def _enough(self, most: int) -> bool:
+    def _step_ready(self, most: int) -> bool:
         return self._ready_turns >= self._batch_turns or len(self._ready) >= most
 
-    def _take(self, most: int) -> list[Episode]:
+    def _next_step(self, most: int) -> list[Episode]:
         taken: list[Episode] = []
         turns = 0
         while self._ready and turns < self._batch_turns and len(taken) < most:
@@ -148,12 +149,12 @@ class SessionSource:
         self.counts["turns_trained"] += turns
         return taken
 
-    def _drop(self, queue: deque[Episode]) -> None:
+    def _drop_oldest(self, queue: deque[Episode]) -> None:
         while len(queue) > self._backlog:
             queue.popleft()
             self.counts["dropped_for_age"] += 1
 
-    def _judge_all(self) -> None:
+    def _judge_loop(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._inbox)
@@ -165,7 +166,9 @@ class SessionSource:
                 judged = batch if self._judge is None else self._judge(batch)
                 self._written("judged", 0, judged)
                 self.put_judged(judged)
-            except Exception as error:  # a judge is other people's code and other people's servers
+            except (
+                Exception
+            ) as error:  # a judge may be any code and any server: its failure must not end the buffer's thread
                 with self._changed:
                     self.counts["judge_failed"] += len(batch)
                     self.error = f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from turngym.agents.sglang.client.event_loop import LoopThread
 from turngym.agents.sglang.client.http import Connection
 from turngym.agents.sglang.client.server_info import ServerInfo, check_version, read_info
 from turngym.agents.sglang.errors import ServerDown, ServerError, ServerTimeout
-from turngym.agents.sglang.settings import ServerSettings
+from turngym.agents.sglang.settings import SglangSettings
 from turngym.agents.sglang.weights.weight_versions import WeightVersions
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Fleet:
     """
 
     urls: Sequence[str]
-    settings: ServerSettings = field(default_factory=ServerSettings)
+    settings: SglangSettings = field(default_factory=SglangSettings)
     versions: WeightVersions = field(default_factory=WeightVersions)
     servers: list[ServerInfo] = field(default_factory=list, init=False)
     repair: Callable[[str], None] | None = field(default=None, init=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turngym.agents.sglang.errors import BadAnswer, ServerDown, ServerError, ServerTimeout
-from turngym.agents.sglang.settings import ServerSettings
+from turngym.agents.sglang.settings import SglangSettings
 
 KEY = "TURNGYM_SERVER_KEY"
 """Environment variable with the servers' bearer key; none is sent without it."""
@@ -38,7 +38,7 @@ class Connection:
     """
 
     url: str
-    settings: ServerSettings
+    settings: SglangSettings
     clock: Callable[[], float] = time.monotonic
     _http: Any = field(default=None, init=False)
 
