@@ -54,7 +54,8 @@ def reliable_turns(batch: RolloutBatch, *, n_min: int = 8, min_share: float = 0.
     """Which turns enough episodes supervise: bool [T], T = last supervised turn + 1.
 
     n_t = episodes with at least one supervised token at turn t; reliable where n_t >= n_min,
-    n_min = min(max(n_min, ceil(min_share * n_traj)), n_traj). Source: [turnopd] Table 7; docs/algorithms.md#turn-weights.
+    n_min = min(max(n_min, ceil(min_share * n_traj)), n_traj).
+    Source: [turnopd] Table 7; docs/algorithms.md#turn-weights.
     """
     pairs = np.unique(np.stack([batch.turn_N, batch.episode_N]), axis=1)
     n_traj = len(np.unique(batch.episode_N))
