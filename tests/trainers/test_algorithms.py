@@ -119,7 +119,11 @@ def test_sft_learns_demonstrations_and_ignores_noise() -> None:
     model = toy.tiny(1)
     optimizer = make_optimizer(model, OptimizerConfig())
     episodes = toy.demonstrations(32)
-    losses = [sft.sft_update(model, optimizer, episodes, lr=5e-3).loss for _ in range(40)]
+    algorithm = sft.build(sft.SftConfig(), RUN)
+    batch = pack(episodes, origins=algorithm.origins)
+    schedule = Schedule(config=OptimizerConfig(lr=5e-3, ppo_epochs=40), step=1, total_steps=1)
+    done = run_epochs(model, optimizer, batch, episodes, Targets(), algorithm, schedule, Forward())
+    losses = [result.loss for result in done.results]
     assert losses[0] == pytest.approx(np.log(60), rel=0.05)
     assert losses[-1] < 0.6 * losses[0]
     half = [
@@ -185,7 +189,7 @@ def test_minibatches_share_out_whole_episodes_with_their_targets() -> None:
     assert len(minibatches(batch, episodes, marks, algorithm, 99)) == 12
 
 
-def test_passes_and_minibatches_are_optimizer_updates() -> None:
+def test_epochs_and_minibatches_are_optimizer_updates() -> None:
     model = toy.tiny(1)
     config = OptimizerConfig(lr=1e-3, ppo_epochs=2, minibatches=3)
     optimizer, episodes, algorithm = make_optimizer(model, config), rollouts(model), ALGORITHMS["opd"]

@@ -10,17 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import nn
-
-from turngym.envs.episode import Episode, Origin
-from turngym.trainers.algorithm import Algorithm, Targets
-from turngym.trainers.batch import pack
+from turngym.envs.episode import Origin
+from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import RunConfig, fingerprint
 from turngym.trainers.losses.token_losses import NegativeLogLikelihood
 from turngym.trainers.losses.token_weights import WEIGHTS
 from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.run.optimizer_step import Forward, UpdateResult, update
 from turngym.trainers.targets.targets import NoTargets
 
 
@@ -59,30 +54,4 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
         origins=tuple(TRAIN_ON[config.train_on]),
         needs_teacher=False,
         settings=fingerprint(config),
-    )
-
-
-def sft_update(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    episodes: Sequence[Episode],
-    *,
-    lr: float,
-    config: SftConfig | None = None,
-    micro_tokens: int = 8192,
-    max_grad_norm: float = 1.0,
-) -> UpdateResult:
-    """One update on `episodes` without a training loop around it; `loss` is the mean negative log-likelihood, nats."""
-    algorithm = build(config or SftConfig(), RunConfig())
-    batch = pack(episodes, origins=algorithm.origins)
-    return update(
-        model,
-        optimizer,
-        batch,
-        targets=Targets(),
-        weight_N=algorithm.weight(batch, step=1, total_steps=1),
-        token_loss=algorithm.token_loss,
-        forward=Forward(micro_tokens=micro_tokens),
-        lr=lr,
-        max_grad_norm=max_grad_norm,
     )

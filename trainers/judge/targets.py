@@ -15,6 +15,7 @@ from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.judge.episodes import turn_name
 from turngym.trainers.judge.votes import majority
+from turngym.trainers.losses.reverse_kl import sampled_advantage
 from turngym.trainers.targets.targets import TargetError, label_logprobs
 
 
@@ -46,11 +47,10 @@ class HintAdvantage:
     """A_i = 0 behind the first token of a response to which q gives less than this probability."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        theirs = score_hinted(batch, episodes, lambda ids, places: hint_teacher(scorers).logprobs(ids, places))
-        mine = label_logprobs(scorers.student, batch, "student")
-        advantage_N = (theirs - mine).astype(np.float32)
+        teacher_logp_N = score_hinted(batch, episodes, lambda ids, places: hint_teacher(scorers).logprobs(ids, places))
+        advantage_N = sampled_advantage(label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
         if self.reject_below:
-            advantage_N[~up_to_rejection(batch, episodes, theirs, self.reject_below)] = 0.0
+            advantage_N[~up_to_rejection(batch, episodes, teacher_logp_N, self.reject_below)] = 0.0
         return Targets(advantage_N=advantage_N)
 
 

@@ -47,15 +47,20 @@ def clipped_surrogate(
         )
     advantage_N, behavior_logp_N = advantage_N.detach(), behavior_logp_N.detach()
     ratio_N = (logp_N - behavior_logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    loss_N, clipped_N = clipped_objective(ratio_N, advantage_N, eps_low, eps_high)
+    return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=clipped_N)
+
+
+def clipped_objective(ratio_N: Tensor, advantage_N: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
+    """l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)) of any ratio r: loss [N], and bool [N] where it is clipped.
+
+    `advantage_N` must be detached.
+    """
+    # the maximum of two losses: the clip may only take a gain away, never hide a loss
     loss_N = torch.maximum(-advantage_N * ratio_N, -advantage_N * ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high))
     above = (advantage_N > 0) & (ratio_N > 1.0 + eps_high)
     below = (advantage_N < 0) & (ratio_N < 1.0 - eps_low)
-    return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=above | below)
-
-
-def clip_fraction(clipped_N: Tensor) -> float:
-    """Share of tokens whose gradient the clip took away, in [0, 1]; 0 for no tokens."""
-    return float(clipped_N.float().mean()) if clipped_N.numel() else 0.0
+    return loss_N, above | below
 
 
 def kl_k1(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from turngym.trainers.losses.policy_gradient import clipped_objective
 from turngym.trainers.losses.reverse_kl import LOG_RATIO_LIMIT
 
 Shape = Literal["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p_a"]
@@ -99,6 +100,4 @@ def on_policy_loss(
     if clip is None:
         return -advantage_N * ratio_N, torch.zeros_like(ratio_N, dtype=torch.bool)
     low, high = clip
-    loss_N = torch.maximum(-advantage_N * ratio_N, -advantage_N * ratio_N.clamp(1.0 - low, 1.0 + high))
-    clipped_N = ((advantage_N > 0) & (ratio_N > 1.0 + high)) | ((advantage_N < 0) & (ratio_N < 1.0 - low))
-    return loss_N, clipped_N
+    return clipped_objective(ratio_N, advantage_N, low, high)

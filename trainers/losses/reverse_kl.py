@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+FloatArray = NDArray[np.float32]
 
 MIN_TAIL = 1e-7
 """Least probability of the bin that holds what the K ids do not: rounding cannot tell less from none."""
@@ -85,13 +89,14 @@ def topk_reverse_kl(
     return tail(student_topk_logp_NK, teacher_topk_logp_NK)
 
 
-def sampled_advantage(student_logp_N: Tensor, teacher_logp_N: Tensor) -> Tensor:
-    """The sampled-token form of OPD as an advantage for a policy-gradient loss: [N], nats, detached.
+def sampled_advantage(student_logp_N: FloatArray, teacher_logp_N: FloatArray) -> FloatArray:
+    """The sampled-token form of OPD as an advantage for a policy-gradient loss: float32 [N], nats.
 
     A_i = log q(a_i) - log p(a_i) at the sampled id a_i; its mean under the student is minus the reverse KL.
     Source: [minillm] eq. 2, [opd-post]; docs/algorithms.md#sampled-token-distillation.
     """
-    return (teacher_logp_N - student_logp_N).detach()
+    # teacher minus student: descent on -A raises what the teacher finds likelier than the student does
+    return (teacher_logp_N - student_logp_N).astype(np.float32)
 
 
 def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0.1, high: float = 10.0) -> Tensor:

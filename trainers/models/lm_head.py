@@ -104,10 +104,6 @@ def topk(
     return torch.cat(ids), torch.cat(logps)
 
 
-teacher_topk = topk
-"""`topk` of the teacher's hidden states: the default support of the reverse KL."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
     """One chunk's work, as a value that `checkpoint` can call twice."""

@@ -85,8 +85,3 @@ def draw(count: int, *, seed: int, step: int, batch: int) -> list[int]:
     epochs = {place // count for place in places}
     orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
     return [int(orders[place // count][place % count]) for place in places]
-
-
-def steps_for(epochs: float, episodes: int, batch: int) -> int:
-    """Training steps that go through `episodes` recorded episodes `epochs` times; at least 1."""
-    return max(1, -(-round(epochs * episodes) // batch))

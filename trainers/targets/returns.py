@@ -38,25 +38,6 @@ def gae(
     return advantage_N, advantage_N + value_N
 
 
-def minillm_returns(reward_N: FloatN, episode_N: IntN, *, gamma: float = 0.95) -> FloatN:
-    """MiniLLM's length-normalized return of the tokens from each one on: float64 [N], nats per token.
-
-    R_t = sum_{s >= t} gamma^(s - t) r_s / sum_{s >= t} gamma^(s - t), s over the episode's supervised tokens,
-    r = log q - log p. With gamma = 1 it is their plain mean.
-    Source: [minillm] eq. 6; docs/algorithms.md#length-normalized-returns.
-    Differs from the paper: its mean begins at the next token and has no gamma.
-    """
-    _check(episode_N, gamma, {"reward": reward_N})
-    place = _Grid(episode_N)
-    reward, mask = place.fill(reward_N), place.fill(np.ones(len(reward_N)))
-    total, length = np.zeros_like(reward), np.zeros_like(reward)
-    sums, counts = np.zeros(len(reward)), np.zeros(len(reward))
-    for column in reversed(range(reward.shape[1])):
-        sums, counts = reward[:, column] + gamma * sums, mask[:, column] + gamma * counts
-        total[:, column], length[:, column] = sums, counts
-    return place.take(total) / place.take(length)
-
-
 def whiten(advantage_N: FloatN, eps: float = 1e-8) -> FloatN:
     """Advantages with mean 0 and (population) standard deviation 1 over all tokens: float64 [N]."""
     return (advantage_N - advantage_N.mean()) / (advantage_N.std() + eps)

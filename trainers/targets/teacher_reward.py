@@ -15,7 +15,7 @@ from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.losses.reverse_kl import LOG_RATIO_LIMIT
 from turngym.trainers.targets.group_advantages import grpo_advantage
-from turngym.trainers.targets.returns import at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.targets.returns import at_last_token, gae, whiten
 from turngym.trainers.targets.targets import TargetError, label_logprobs
 
 
@@ -88,20 +88,6 @@ class CriticAdvantage:
             return_N=return_N.astype(np.float32),
             value_N=value_N,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MiniLLMAdvantage:
-    """MiniLLM's length-normalized returns of log q - log p as advantages.
-
-    Source: [minillm] eq. 6; docs/algorithms.md#length-normalized-returns.
-    """
-
-    gamma: float = 0.95
-
-    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        reward_N = TeacherReward(student_entropy=True)(batch, scorers)
-        return Targets(advantage_N=minillm_returns(reward_N, batch.episode_N, gamma=self.gamma).astype(np.float32))
 
 
 def mixture_weight(
