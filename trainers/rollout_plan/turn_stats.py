@@ -90,7 +90,7 @@ def sum_by_turn(value_N: NDArray[np.floating], batch: RolloutBatch) -> Column:
 def loss_share(loss_N: NDArray[np.floating], weight_N: NDArray[np.floating], batch: RolloutBatch) -> Column:
     """Each turn's share of the batch's loss: float64 [T], sum 1, or all 0 where nothing has a loss.
 
-    s_t = sum_{i in t} |w_i l_i| / sum_i |w_i l_i|. Source: algorithms specification section 3.
+    s_t = sum_{i in t} |w_i l_i| / sum_i |w_i l_i|. Source: [turnopd]; docs/algorithms.md#turn-statistics.
     Differs from the paper: absolute values, since a policy gradient's losses have both signs.
     """
     sums_T = sum_by_turn(np.abs(weight_N * loss_N), batch)
