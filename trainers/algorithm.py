@@ -6,8 +6,7 @@ The training loop knows these protocols and no algorithm by name: something new 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -21,7 +20,6 @@ from turngym.trainers.config import CriticConfig
 from turngym.trainers.distributed.world import World
 
 WeightArray = NDArray[np.float64]
-NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,7 @@ class Targets:
     """What it did predict, before any update."""
     kl_mask_N: NDArray[np.bool_] | None = None
     """Whether the support KL counts the token; None: it counts all."""
-    extra: Mapping[str, NDArray[Any]] = NO_COLUMNS
+    extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Further columns [N] or [N, ...] by name, for a token loss that knows them: it finds them in `Tokens.extra`."""
     label_logp_N: NDArray[np.float32] | None = None
     """Log-probability of the labels under the teacher, nats; only for the log."""
@@ -49,7 +47,7 @@ class Targets:
 
     def select(self, tokens: NDArray[np.int64]) -> Targets:
         """The targets of some tokens."""
-        names = [field.name for field in fields(self) if field.name.endswith(("_N", "_NK"))]
+        names = [item.name for item in fields(self) if item.name.endswith(("_N", "_NK"))]
         columns = {name: column[tokens] for name in names if (column := getattr(self, name)) is not None}
         return replace(self, **columns, extra={name: column[tokens] for name, column in self.extra.items()})
 
@@ -107,7 +105,7 @@ class Tokens:
     reference_logp_n: Tensor | None = None
     kl_mask_n: Tensor | None = None
     """bool, as in the targets."""
-    extra: Mapping[str, Tensor] = NO_COLUMNS
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
     """The further columns of the targets, by name."""
     off_policy_n: Tensor
     """bool: the label was chosen by a demonstrator."""
