@@ -10,6 +10,7 @@ OPTIONS: Mapping[str, str] = {
     "make": "env-kwargs",
     "blunders": "mistakes",
     "optimiser": "optimizer",
+    "optimizer.passes": "optimizer.ppo-epochs",
     "lpt": "lm-loss",
     "turnopd.reliable-count": "turnopd.n-min",
     "turnopd.reliable-share": "turnopd.n-min-share",
@@ -36,12 +37,14 @@ def current(argv: Sequence[str], options: Mapping[str, str] = OPTIONS) -> list[s
 
 def _name(written: str, options: Mapping[str, str]) -> str:
     plain = written.removeprefix("--").replace("_", "-")
+    now = plain
     for old, new in options.items():
-        if plain == old or plain.startswith(old + "."):
-            now = new + plain.removeprefix(old)
-            _warn(written, f"--{now}")
-            return now
-    return written.removeprefix("--")
+        if now == old or now.startswith(old + "."):
+            now = new + now.removeprefix(old)
+    if now == plain:
+        return written.removeprefix("--")
+    _warn(written, f"--{now}")
+    return now
 
 
 def _value(name: str, value: str) -> str:

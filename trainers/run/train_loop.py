@@ -12,7 +12,7 @@ import numpy as np
 
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import Collect, CollectRequest, Scorer
+from turngym.envs.protocols import Collect, CollectRequest, EvalPoint, Scorer
 from turngym.trainers.algorithm import Algorithm, Critic, DepthPlan, Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.config import OptimizerConfig, RunConfig
