@@ -48,9 +48,8 @@ def find(group: str, name: str, built_in: Mapping[str, Any], *, known: Iterable[
     if name in points:
         return _load(what, name, points[name])
     every = [*built_in, *known, *(other for other in sorted(points) if other not in built_in)]
-    raise PluginError(
-        f"unknown {what} {name!r}; {what}s are: {', '.join([*every, 'package.module:name'])}.{did_you_mean(name, every)}"
-    )
+    valid = ", ".join([*every, "package.module:name"])
+    raise PluginError(f"unknown {what} {name!r}; {what}s are: {valid}.{did_you_mean(name, every)}")
 
 
 def is_path(name: str) -> bool:
