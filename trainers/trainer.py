@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.protocols import Collect, Scorer
+from turngym.envs.protocols import Collect, EvalPoint, Scorer
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.distributed.run import SharedServers, Silent
@@ -20,7 +20,7 @@ from turngym.trainers.run.optimizer_step import make_optimizer
 from turngym.trainers.run.progress import NoProgress, Progress
 from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
 from turngym.trainers.run.run_folder import RunFolder
-from turngym.trainers.run.train_loop import EvalPoint, RunResult, TrainError, TrainLoop
+from turngym.trainers.run.train_loop import RunResult, TrainError, TrainLoop
 from turngym.trainers.targets.critic import Critic
 
 __all__ = ["EvalPoint", "RunResult", "TrainError", "Trainer"]
@@ -48,6 +48,8 @@ class Trainer:
     """Called with the step; 0 is before training."""
     on_update: Callable[[int], None] | None = None
     """Called after the student's weights have changed, with the step (tell an engine its policy version)."""
+    on_start: Callable[[], None] | None = None
+    """Called once the run's folder is open, before step 1; of several processes, in the first."""
     save_extra: Callable[[Path], None] | None = None
     """Adds files to each saved model folder (a tokenizer)."""
     vocab_size: int | None = None
@@ -80,6 +82,8 @@ class Trainer:
             order=self.order,
         )
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
+        if self.on_start is not None and not self.world.rank:
+            self.on_start()
         log = Silent() if self.world.rank else MetricsLog(self.out, tensorboard=self.run.tensorboard)
         log.truncate(state.step, state.evaluated)
         log.open(state.step)
