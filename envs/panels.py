@@ -48,8 +48,6 @@ class Panel:
 
     def make_env(self, **overrides: Any) -> gym.Env[str, str]:
         """The panel's environment; `overrides` (`data=`, `channel=`, `max_turns=`) go to `gym.make`."""
-        import turngym.envs  # noqa: F401  (registers the ids, in whichever order modules were imported)
-
         env: gym.Env[str, str] = gym.make(self.env_id, **{**self.make_kwargs, **overrides})
         return env
 

@@ -8,7 +8,9 @@ from functools import lru_cache
 from turngym.envs.core import EnvBackendError, TaskError, TurngymError
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import Corpus, Source
+from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Hit, RetrievalError, Retriever, RetrieverUnavailable
+from turngym.retrieval.open import open_retriever
 
 _OWN: dict[str, tuple[int, Retriever]] = {}
 _KEPT = 50_000
@@ -63,8 +65,6 @@ def own_retriever(corpus: Corpus) -> Retriever:
     """BM25 over `corpus` in this process, built once; those used last are kept."""
     held = _OWN.pop(corpus.sha256, None)
     if held is None:
-        from turngym.retrieval.bm25 import BM25Retriever
-
         held = len(corpus.passages), BM25Retriever.from_passages(corpus.passages)
         total = held[0] + sum(size for size, _ in _OWN.values())
         while _OWN and total > _KEPT:
@@ -76,6 +76,4 @@ def own_retriever(corpus: Corpus) -> Retriever:
 @lru_cache(maxsize=8)
 def _opened(spec: str, process: int) -> Retriever:
     """One retriever per spec and process: a forked child must not use its parent's connections."""
-    from turngym.retrieval.open import open_retriever
-
     return open_retriever(spec)

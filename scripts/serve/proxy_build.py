@@ -19,7 +19,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Judge, JudgeRequest, Judgment
 from turngym.scripts.judge_wiring import make_judge
-from turngym.scripts.serve.proxy import ServeProxy, named
+from turngym.scripts.serve.proxy_options import ServeProxy, named
 from turngym.scripts.serve.proxy_training import Lines, Training
 from turngym.scripts.server_wiring import eval_policy, train_policy
 from turngym.scripts.train import Options
