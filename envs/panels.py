@@ -12,7 +12,8 @@ from typing import Any
 import gymnasium as gym
 
 from turngym.envs.base import TextEnv
-from turngym.envs.core import Task, TurngymError, content_hash
+from turngym.envs.core import Task, TurngymError, content_hash, plain_id
+from turngym.envs.registration import require_env
 from turngym.envs.suggest import did_you_mean
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
@@ -33,6 +34,7 @@ class Panel:
     version: int
     """From 1; any change of the content needs a new version."""
     env_id: str
+    """Gymnasium id; of another package's environment with the module, `my_package:namespace/Name-v0`."""
     make_kwargs: Mapping[str, Any]
     """What `gym.make` needs besides the id so that the environment knows the tasks, for example the split."""
     tasks: tuple[Task, ...]
@@ -48,7 +50,7 @@ class Panel:
 
     def make_env(self, **overrides: Any) -> gym.Env[str, str]:
         """The panel's environment; `overrides` (`data=`, `channel=`, `max_turns=`) go to `gym.make`."""
-        env: gym.Env[str, str] = gym.make(self.env_id, **{**self.make_kwargs, **overrides})
+        env: gym.Env[str, str] = gym.make(require_env(self.env_id), **{**self.make_kwargs, **overrides})
         return env
 
 
@@ -60,7 +62,7 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
         raise PanelError(f"panel {name}: there are no tasks")
     seen: set[str] = set()
     for task in tasks:
-        if task.env_id != env_id:
+        if task.env_id != plain_id(env_id):
             raise PanelError(f"panel {name}: task {task.task_id!r} belongs to {task.env_id}, not to {env_id}")
         if task.task_id in seen:
             raise PanelError(f"panel {name}: task {task.task_id!r} is listed twice")
@@ -74,6 +76,30 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
         tasks=tuple(tasks),
         sha256=content_hash(body),
     )
+
+
+def panel_of_env(
+    name: str,
+    env_id: str,
+    *,
+    version: int = 1,
+    make_kwargs: Mapping[str, Any] | None = None,
+    task_ids: Iterable[str] | None = None,
+    **private: Any,
+) -> Panel:
+    """A panel of an environment's tasks, by default of all that it lists, each begun once to learn its hash.
+
+    Args:
+        env_id: Gymnasium id; `my_package:namespace/Name-v0` for an environment that `my_package` registers.
+        make_kwargs: arguments of `gym.make` that belong to the panel, for example `{"split": "eval"}`.
+        private: further arguments that are not written into the panel, for example the folder of the data.
+    """
+    kwargs = dict(make_kwargs or {})
+    env = gym.make(require_env(env_id), **{**kwargs, **private})
+    try:
+        return make_panel(name, version, env_id, kwargs, collect_tasks(env, task_ids))
+    finally:
+        env.close()
 
 
 def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None) -> tuple[Task, ...]:
@@ -123,7 +149,7 @@ def load_panel(name: str, folder: str | Path | None = None) -> Panel:
 def verify_panel(panel: Panel, env: gym.Env[Any, Any]) -> list[str]:
     """Compare every task with the environment's own: what differs, one line per task; empty when all are equal."""
     base = _text_env(env)
-    if base.env_id != panel.env_id:
+    if base.env_id != plain_id(panel.env_id):
         return [f"the panel is for {panel.env_id}, the environment is {base.env_id}"]
     problems: list[str] = []
     for task in panel.tasks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +36,8 @@ class SearchEnv(TextEnv):
         retriever: None searches the questions' own corpus with BM25 in this process; else a `Retriever`, an index
             folder, or the URL of a retrieval server. A setting, not part of the task.
         topk: passages per search.
-        max_searches: searches after which only an answer is possible; None: no limit.
+        max_searches: searches after which only an answer is possible; None: no limit (`gym.make` takes one less than
+            its `max_turns`).
         doc_format: layout of passages, `search_r1`, `verl` or `skyrl`.
         doc_tokens: longest passage, in words, or in what `count` counts; None: whole passages.
         reward: `em`, `sub_em` or `format`; `format_scores` are its s, f and r, see `reward.RewardRule`.
@@ -61,6 +62,15 @@ class SearchEnv(TextEnv):
     instructions: ClassVar[str] = INSTRUCTIONS
     invalid_observation: ClassVar[str] = protocol.INVALID
     players: ClassVar[tuple[str, ...]] = ("single-shot",)
+    on_invalid = "noop"
+    """Invalid actions get the published text."""
+
+    @classmethod
+    def options_within(cls, max_turns: int | None, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Of `max_turns` turns the last cannot search, which is Search-R1's "max_turns" plus its final generation."""
+        if max_turns is None or options.get("max_searches") is not None:
+            return dict(options)
+        return {**options, "max_searches": max(max_turns - 1, 0)}
 
     def __init__(
         self,
