@@ -37,6 +37,7 @@ _HOME = {
     "UnicodeText": "spaces",
     "Verdict": "core",
     "assert_disjoint": "panels",
+    "check_contract": "testing",
     "collect_tasks": "panels",
     "content_hash": "core",
     "guard_of": "guard",

@@ -35,6 +35,7 @@ from turngym.envs.registration import make_vec as make_vec
 from turngym.envs.registration import register as register
 from turngym.envs.spaces import UnicodeText as UnicodeText
 from turngym.envs.testing import EnvContract as EnvContract
+from turngym.envs.testing import check_contract as check_contract
 from turngym.envs.trace import TraceError as TraceError
 from turngym.envs.trace import TraceWriter as TraceWriter
 from turngym.envs.trace import read_trace as read_trace

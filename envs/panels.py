@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,14 @@ def list_panels(folder: str | Path | None = None) -> list[str]:
 
 
 def load_panel(name: str, folder: str | Path | None = None) -> Panel:
-    """A panel by name (newest version), by full name, or by the path of a manifest; its own hash is checked."""
+    """A panel by name (newest version), by full name, or by the path of a manifest; its own hash is checked.
+
+    `my_package:name` is a panel of another package, which keeps its manifests in a folder `panel_data`.
+    """
     if name.endswith(".json"):
         return _read(Path(name))
-    folder = Path(folder or PANEL_FOLDER)
+    package, colon, name = name.rpartition(":")
+    folder = _folder_of(package) if colon else Path(folder or PANEL_FOLDER)
     names = list_panels(folder)
     for full_name in reversed(names):
         if name in (full_name, full_name.rpartition("-v")[0]):
@@ -182,6 +187,18 @@ def assert_disjoint(train: Iterable[Task], evaluation: Iterable[Task]) -> None:
         raise PanelError(f"{len(shared)} evaluation tasks are also training tasks: {', '.join(shared[:5])}{more}")
 
 
+def _folder_of(package: str) -> Path:
+    """Where another package keeps its manifests."""
+    try:
+        found = find_spec(package)
+    except (ImportError, ValueError):
+        found = None
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    if not places:
+        raise PanelError(f"there is no package {package!r} to take a panel from; install it, or name a manifest's path")
+    return Path(places[0]) / "panel_data"
+
+
 def _text_env(env: gym.Env[Any, Any]) -> TextEnv:
     base = env.unwrapped
     if not isinstance(base, TextEnv):
@@ -215,7 +232,7 @@ def _read(path: Path) -> Panel:
             raise PanelError(f"{path}: schema {record['schema']!r}; this turngym reads {_SCHEMA}: upgrade turngym")
         env_id = record["env_id"]
         tasks = [
-            Task(env_id=env_id, task_id=task_id, sha256=sha256, split=split, category=category)
+            Task(env_id=plain_id(env_id), task_id=task_id, sha256=sha256, split=split, category=category)
             for task_id, sha256, split, category in record["tasks"]
         ]
         panel = make_panel(record["name"], record["version"], env_id, record["make_kwargs"], tasks)
