@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -86,14 +85,15 @@ def require_env(env_id: str) -> str:
         try:
             import_module(module)
         except ImportError as error:
-            raise TurngymError(f"environment {env_id!r}: cannot import {module!r}: {error}") from error
+            raise TurngymError(f"environment {env_id!r}: cannot import {module!r} ({error})") from error
     if plain not in gym.registry:
-        known: Sequence[str] = [name for name, spec in gym.registry.items() if spec.entry_point == _OURS]
-        raise TurngymError(f"unknown environment {env_id!r}; known: {', '.join(known)}.{did_you_mean(plain, known)}")
+        namespace = plain.rpartition("/")[0]
+        known = [name for name in gym.registry if name.startswith(("turngym/", f"{namespace or 'turngym'}/"))]
+        raise TurngymError(
+            f"unknown environment {env_id!r}; known: {', '.join(known)}.{did_you_mean(plain, known)} An environment of "
+            "another package is named with the module that registers it: package:namespace/Name-v0"
+        )
     return env_id
-
-
-_OURS = "turngym.envs.registration:make_env"
 
 
 def _where(env_id: str, env_class: type[TextEnv] | str) -> type[TextEnv] | str:

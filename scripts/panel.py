@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from turngym.agents.environments import json_object
 from turngym.envs.panels import list_panels, load_panel, panel_of_env, verify_panel, write_panel
-from turngym.scripts.wiring import json_object
 
 _SHOWN = 20
 
