@@ -27,6 +27,7 @@ from turngym.retrieval.index.manifest import (
 )
 from turngym.retrieval.lucene import LuceneIndex
 from turngym.retrieval.passages import PassageStore
+from turngym.retrieval.rerank import Reranker, RerankingRetriever, open_reranker
 
 IN_MEMORY = ("bm25", "dense", "hybrid")
 """Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid with the hashing encoder."""
@@ -39,6 +40,8 @@ def open_retriever(
     corpus_sha256: str | None = None,
     parameters: Mapping[str, float] | None = None,
     device: str = "cpu",
+    rerank: Reranker | str | None = None,
+    rerank_depth: int = 20,
 ) -> Retriever:
     """Open what `spec` names.
 
@@ -48,11 +51,18 @@ def open_retriever(
             refused unless its fingerprint is the one the index was built with.
         corpus_sha256: Refuse an index of any other corpus.
         parameters: faiss search settings in place of the stored ones, by name (`nprobe`, `efSearch`).
-        device: Of a Hugging Face encoder.
+        device: Of a Hugging Face encoder and reranker.
+        rerank: Order the best hits again: `hf:FOLDER` (a cross-encoder), `coverage`, or a `Reranker` of your own.
+        rerank_depth: How many hits are ordered again, where not more are asked for.
 
     Raises:
-        RetrievalError: what is wrong with the folder, the address, the corpus or the encoder.
+        RetrievalError: what is wrong with the folder, the address, the corpus, the encoder or the reranker.
     """
+    if rerank is not None:
+        # first, because a wrong name costs nothing and an index may take minutes to open
+        reranker = open_reranker(rerank, device=device)
+        inner = open_retriever(spec, encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device)
+        return RerankingRetriever(inner, reranker, depth=rerank_depth)
     text = str(spec)
     if text.startswith(("http://", "https://")):
         return HttpRetriever(text)

@@ -18,6 +18,7 @@ from turngym.envs.search.retrievers import Searcher
 from turngym.envs.search.reward import RewardKind, RewardRule
 from turngym.envs.search.sources import open_source
 from turngym.retrieval.core import Hit, Retriever
+from turngym.retrieval.rerank import Reranker
 
 INSTRUCTIONS = """Answer a question with the help of a search engine.
 Think between <think> and </think> first, and again whenever you have got new information. If you lack some knowledge, \
@@ -35,6 +36,8 @@ class SearchEnv(TextEnv):
         source, split, data, corpus, config: which questions; see `sources.open_source`.
         retriever: None searches the questions' own corpus with BM25 in this process; else a `Retriever`, an index
             folder, or the URL of a retrieval server. A setting, not part of the task.
+        rerank: orders the best 20 passages of every search again: `hf:FOLDER` of a cross-encoder, `coverage`, or a
+            `Reranker`. A setting like the retriever.
         topk: passages per search.
         max_searches: searches after which only an answer is possible; None: no limit (`gym.make` takes one less than
             its `max_turns`).
@@ -81,6 +84,7 @@ class SearchEnv(TextEnv):
         corpus: str | Path | None = None,
         config: Any = "full",
         retriever: Retriever | str | None = None,
+        rerank: Reranker | str | None = None,
         topk: int = 3,
         max_searches: int | None = None,
         doc_format: str = "search_r1",
@@ -100,7 +104,7 @@ class SearchEnv(TextEnv):
         for other in (held_out,) if isinstance(held_out, str) else held_out:
             apart = open_source(other, data=data, split="eval" if other == "world" else None, config=config)
             assert_disjoint(self.source.questions.values(), apart.questions.values())
-        self.searcher = Searcher(self.source, retriever)
+        self.searcher = Searcher(self.source, retriever, rerank)
         s, f, r = format_scores
         self.rule = RewardRule(kind=reward, s=s, f=f, r=r, strict_compat=strict_compat)
         self._layout = check_format(doc_format)
