@@ -16,7 +16,7 @@ from turngym.agents.environments import json_object
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.tables import print_table
 from turngym.agents.evaluation.tasks import EvalResult
-from turngym.agents.open_agent import settings_of
+from turngym.agents.named_agent import settings_of
 from turngym.scripts.options.aliases import current
 from turngym.scripts.options.eval import EvalOptions
 
@@ -42,7 +42,6 @@ def run(options: EvalOptions) -> EvalResult:
         slots=options.player.slots,
         out=options.out,
         limit=options.limit,
-        env=options.env,
         data=options.data,
         max_turns=options.max_turns,
         env_kwargs=json_object("--env-kwargs", options.env_kwargs),
