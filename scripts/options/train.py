@@ -61,9 +61,8 @@ def parse(argv: Sequence[str], usage: str) -> TrainConfig:
     """The settings of a run. Help is printed, and ends the process. Raises TurngymError for what does not exist."""
     words = current(argv)
     name, words, table, where = _algorithm(words)
-    spec = find_algorithm(name) if name else None
     if any(word in ("-h", "--help", "--help-all") for word in words):
-        print("\n".join(help_lines(spec, usage, whole="--help-all" in words)))
+        print("\n".join(help_lines(name, usage, whole="--help-all" in words)))
         raise SystemExit(0)
     name = name or DEFAULT
     _check_names(name, words)
@@ -150,14 +149,15 @@ def _check_names(algorithm: str, words: Sequence[str]) -> None:
         raise TurngymError(f"{algorithm} has no option {name}.{hint}")
 
 
-def help_lines(spec: AlgorithmSpec | None, usage: str, *, whole: bool = False) -> Iterator[str]:
-    """The help of an algorithm's options, or of all algorithms."""
-    if spec is None:
+def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[str]:
+    """The help of an algorithm's options, or of all algorithms where none is named."""
+    if not algorithm:
         yield from _algorithms(usage)
         return
-    settings = [setting for setting in settings_of(config_class(spec.name)) if whole or _is_used(setting, spec)]
+    spec = find_algorithm(algorithm)
+    settings = [setting for setting in settings_of(config_class(algorithm)) if whole or _is_used(setting, spec)]
     settings = [setting for setting in settings if setting.name != "algorithm"]
-    yield f"usage: turngym train {spec.name} --student FOLDER --out FOLDER [options]"
+    yield f"usage: turngym train {algorithm} --student FOLDER --out FOLDER [options]"
     yield from ("", *textwrap.wrap(f"{spec.name}: {spec.help}", width()))
     yield from section("First", [_named(settings, name) for name in FIRST if _named(settings, name)], whole=whole)
     rest = [setting for setting in settings if setting.key not in FIRST]

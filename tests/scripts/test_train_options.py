@@ -111,7 +111,8 @@ def test_flags_override_the_file_and_mistakes_in_it_are_named(tmp_path: Path) ->
     path = tmp_path / "mine.toml"
     path.write_text(
         'algorithm = "luffy"\nstudent = "s"\nsteps = 7\nenv_kwargs = {config = "small"}\nmax_new_tokens = 64\n'
-        '[luffy]\nn = 4\nclip = "none"\n[luffy.prefix]\ncount = 2\n[optimizer]\nbetas = [0.8, 0.9]\n[provenance]\nx = 1\n'
+        '[luffy]\nn = 4\nclip = "none"\n[luffy.prefix]\ncount = 2\n[optimizer]\nbetas = [0.8, 0.9]\n'
+        "[provenance]\nx = 1\n"
     )
     found = train.parse(["--config", str(path), "--out", "o", "--luffy.prefix.count", "3", "--seed", "5"])
     assert (found.algorithm, found.run.steps, found.run.seed, str(found.models.student)) == ("luffy", 7, 5, "s")
