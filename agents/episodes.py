@@ -119,9 +119,9 @@ def play_episodes(
     opened = as_opened(
         agent, {**settings, "temperature": temperature, "slots": slots}, lambda: probe(env, kwargs), servers
     )
-    crew = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    playing = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
     with ExitStack() as stack:
-        play = stack.enter_context(open_workers(crew))
+        play = stack.enter_context(open_workers(playing))
         writer = None if out is None else stack.enter_context(TraceWriter(out))
         report = stack.enter_context(progress_bar("rollout", len(jobs), enabled=progress))
 

@@ -70,8 +70,8 @@ def evaluate(
     opened = as_opened(
         agent, {**settings, "temperature": temperature, "slots": slots}, lambda: probe(panel.env_id, kwargs), servers
     )
-    crew = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
-    with open_workers(crew) as play:
+    playing = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    with open_workers(playing) as play:
         result = evaluate_tasks(
             panel if limit is None else panel.tasks[:limit],
             env_maker(panel.env_id, **kwargs, channel=opened.channel),
