@@ -7,7 +7,8 @@ import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from types import CodeType
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -84,8 +85,16 @@ def _changes(node: ast.AST) -> list[Change]:
             return [lambda found: ast.Name(id=NAMES[found.id], ctx=found.ctx)]
         case ast.Constant(value=float() | int() as value) if not isinstance(value, bool):
             return [lambda found: ast.Constant(value=found.value + 1)]
+        case ast.Constant(value=True | False as value):
+            return [lambda found: ast.Constant(value=not found.value)]
         case ast.IfExp():
             return [lambda found: ast.IfExp(test=found.test, body=found.orelse, orelse=found.body)]
+        case ast.If(test=ast.Name() | ast.Attribute() | ast.Call()):
+            return [_other_branch]
+        case ast.Constant(value=str(value)):
+            return [lambda found: ast.Constant(value=f"{value}_")]
+        case ast.Call() if not _symmetric(node.func):
+            return [*_exchanges(node)]
         case _:
             return []
 
@@ -104,6 +113,39 @@ def _comparison(node: Any) -> ast.AST:
     return ast.Compare(left=node.left, ops=[SWAPS[type(node.ops[0])]()], comparators=node.comparators)
 
 
+def _other_branch(node: Any) -> ast.AST:
+    return ast.If(test=ast.UnaryOp(op=ast.Not(), operand=node.test), body=node.body, orelse=node.orelse)
+
+
+def _symmetric(function: ast.AST) -> bool:
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    return name in ("max", "min", "maximum", "minimum", "isinstance")
+
+
+def _exchanges(call: ast.Call) -> Iterator[Change]:
+    """Two arguments that stand side by side, positional or by keyword, change places."""
+    if not any(isinstance(part, ast.Starred) for part in call.args):
+        yield from (partial(_exchanged, first=first) for first in range(len(call.args) - 1))
+    named = [part.arg is not None for part in call.keywords]
+    yield from (partial(_exchanged_values, first=k) for k in range(len(named) - 1) if named[k] and named[k + 1])
+
+
+def _exchanged(node: Any, first: int) -> ast.AST:
+    args = list(node.args)
+    args[first], args[first + 1] = args[first + 1], args[first]
+    return ast.Call(func=node.func, args=args, keywords=node.keywords)
+
+
+def _exchanged_values(node: Any, first: int) -> ast.AST:
+    keywords = list(node.keywords)
+    one, two = keywords[first], keywords[first + 1]
+    keywords[first], keywords[first + 1] = (
+        ast.keyword(arg=one.arg, value=two.value),
+        ast.keyword(arg=two.arg, value=one.value),
+    )
+    return ast.Call(func=node.func, args=node.args, keywords=keywords)
+
+
 def _renamed(node: Any) -> ast.AST:
     return ast.Attribute(value=node.value, attr=NAMES[node.attr], ctx=node.ctx)
 
@@ -120,5 +162,26 @@ def _compiled(tree: ast.Module, function: Callable[..., Any]) -> CodeType:
     space: dict[str, Any] = {}
     code = compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec")
     exec(code, dict(function.__globals__), space)
-    made: CodeType = inspect.unwrap(space[function.__name__]).__code__
+    mutant = space[function.__name__]
+    made: CodeType = inspect.unwrap(getattr(mutant, "fget", mutant)).__code__
     return made
+
+
+def functions(module: ModuleType) -> list[Callable[..., Any]]:
+    """Every function, method and property that is written in `module`."""
+    found: list[Callable[..., Any]] = []
+    for value in vars(module).values():
+        if getattr(value, "__module__", None) == module.__name__:
+            members = vars(value).values() if inspect.isclass(value) else (value,)
+            plain = (inspect.unwrap(getattr(member, "fget", None) or member) for member in members)
+            found += [member for member in plain if isinstance(member, FunctionType) and _written(member, module)]
+    return found
+
+
+def _written(function: FunctionType, module: ModuleType) -> bool:
+    """Not made by `dataclass`, nor a protocol's empty method."""
+    if function.__code__.co_filename != module.__file__:
+        return False
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(definition, ast.FunctionDef)
+    return not all(isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in definition.body)
