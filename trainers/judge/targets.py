@@ -50,7 +50,7 @@ class HintAdvantage:
         advantage_N = sampled_advantage(label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
         if self.reject_below:
             advantage_N[~up_to_rejection(batch, episodes, teacher_logp_N, self.reject_below)] = 0.0
-        return Targets(advantage_N=advantage_N)
+        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N)
 
 
 @dataclass(frozen=True, slots=True)

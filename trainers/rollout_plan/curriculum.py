@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turngym.trainers.rollout_plan.depth import DepthPlan, DepthState, DepthStats
+from turngym.trainers.algorithm import DepthPlan, DepthState, DepthStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.trainers.algorithm import DepthStats
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.rollout_plan.depth import DepthStats
 
 Column = NDArray[np.float64]
 Counts = NDArray[np.int64]

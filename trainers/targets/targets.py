@@ -73,7 +73,8 @@ class SampledAdvantage:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
         student_logp_N = label_logprobs(scorers.student, batch, "student")
-        return Targets(advantage_N=sampled_advantage(student_logp_N, teacher_logp_N))
+        advantage_N = sampled_advantage(student_logp_N, teacher_logp_N)
+        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +85,9 @@ class GroupAdvantage:
     scale: Literal["std", "none"] = "std"
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        advantage_E = grpo_advantage(rewards(batch, episodes, self.reward), batch.group_E, scale=self.scale)
-        return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32))
+        reward_E = rewards(batch, episodes, self.reward)
+        advantage_E = grpo_advantage(reward_E, batch.group_E, scale=self.scale)
+        return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32), reward=reward_E)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,8 @@ class SplitAdvantage:
         reward_E = rewards(batch, episodes, self.reward)
         advantage_E = grpo_split_advantage(reward_E, batch.group_E, own_E, scale=self.scale)
         factor_N = np.where(batch.off_policy_N, self.alpha, self.beta)
-        return Targets(advantage_N=(advantage_E[batch.episode_N] * factor_N).astype(np.float32))
+        advantage_N = (advantage_E[batch.episode_N] * factor_N).astype(np.float32)
+        return Targets(advantage_N=advantage_N, reward=reward_E)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
