@@ -10,6 +10,7 @@ from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 from turngym.trainers.targets.teacher_reward import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
@@ -76,3 +77,18 @@ def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) ->
         teacher_mix=config.teacher_mix,
         settings=fingerprint(config),
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="grpo-kd",
+    config=GrpoKdConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"teacher"}),
+)
+WITH_TEXT = AlgorithmSpec(
+    name="grpo-minillm",
+    config=GrpoKdConfig,
+    build=lambda config, given: build(config, given.run, (given.text_term(),)),
+    section="grpo-kd",
+    uses=frozenset({"teacher", "text"}),
+)

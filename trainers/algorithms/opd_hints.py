@@ -12,6 +12,7 @@ from turngym.trainers.judge.turn_filter import HintedTurns
 from turngym.trainers.losses.reverse_kl import TAILS
 from turngym.trainers.losses.token_losses import PolicyGradient, Regularized, SupportKL
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 
@@ -76,3 +77,11 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
         distill_temperature=distill.temperature,
         settings={**fingerprint(config), **fingerprint(distill)},
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="opd-hints",
+    config=OpdHintsConfig,
+    build=lambda config, given: build(config, given.distill, given.run, teacher=given.has_teacher),
+    uses=frozenset({"teacher", "distill", "judge", "expert"}),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 
 from turngym.trainers.algorithm import Algorithm, TargetFn, Term
@@ -9,6 +10,7 @@ from turngym.trainers.config import ConfigError, CriticConfig, RunConfig, finger
 from turngym.trainers.losses.policy_gradient import kl_k3
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec, BuildContext
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 from turngym.trainers.targets.teacher_reward import CriticAdvantage, TeacherReward, check_mix, mixed
@@ -80,3 +82,22 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
         entropy_gradient=bool(config.entropy_coef),
         settings=fingerprint(config),
     )
+
+
+def _with_text(config: PpoKdConfig, given: BuildContext) -> Algorithm:
+    bonus = given.lm_loss.in_reward
+    if not bonus:
+        return build(config, given.run, (given.text_term(),))
+    warnings.warn("--lm-loss.in-reward adds a constant to every reward: it carries no gradient", stacklevel=2)
+    return build(config, given.run, bonus=bonus)
+
+
+ALGORITHM = AlgorithmSpec(
+    name="ppo-kd",
+    config=PpoKdConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"teacher"}),
+)
+WITH_TEXT = AlgorithmSpec(
+    name="ppo-minillm", config=PpoKdConfig, build=_with_text, section="ppo-kd", uses=frozenset({"teacher", "text"})
+)

@@ -11,6 +11,7 @@ from turngym.trainers.judge.targets import TurnScore
 from turngym.trainers.judge.turn_filter import ScoredTurns
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 
@@ -56,3 +57,11 @@ def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
         entropy_gradient=bool(config.entropy_coef),
         settings=fingerprint(config),
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="prm-rl",
+    config=PrmRlConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"judge", "expert"}),
+)

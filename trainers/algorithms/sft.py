@@ -11,6 +11,7 @@ from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import RunConfig, fingerprint
 from turngym.trainers.losses.token_losses import NegativeLogLikelihood
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import NoTargets
 
@@ -53,3 +54,11 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
         cut_recorded=False,
         settings=fingerprint(config),
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="sft",
+    config=SftConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"expert", "noise"}),
+)

@@ -9,6 +9,7 @@ from turngym.trainers.algorithm import Algorithm, DepthController
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.losses.token_weights import Static, trajectory_weights
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
 
 
@@ -43,3 +44,11 @@ def build(config: TcodConfig, distill: DistillConfig, run: RunConfig) -> Algorit
         distill_temperature=distill.temperature,
         settings={**fingerprint(config), **fingerprint(distill)},
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="tcod",
+    config=TcodConfig,
+    build=lambda config, given: build(config, given.distill, given.run),
+    uses=frozenset({"teacher", "distill", "expert"}),
+)

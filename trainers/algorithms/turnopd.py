@@ -9,6 +9,7 @@ from turngym.trainers.algorithm import Algorithm, DepthController, Weight
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel, trajectory_weights
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import AdaptiveDepth, DepthConfig, FixedDepth
 
 
@@ -66,3 +67,11 @@ def _weight(config: TurnOpdConfig) -> Weight:
     blend = Blend(start=config.blend_start, end=config.blend_end, turn=turn)
     weights: dict[str, Weight] = {"blend": blend, "trajectory": Static(trajectory_weights), "turn": turn}
     return weights[config.weight]
+
+
+ALGORITHM = AlgorithmSpec(
+    name="turnopd",
+    config=TurnOpdConfig,
+    build=lambda config, given: build(config, given.distill, given.run),
+    uses=frozenset({"teacher", "distill"}),
+)
