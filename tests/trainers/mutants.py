@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib
 import inspect
+import itertools
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+import pytest
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
@@ -165,6 +169,61 @@ def _compiled(tree: ast.Module, function: Callable[..., Any]) -> CodeType:
     mutant = space[function.__name__]
     made: CodeType = inspect.unwrap(getattr(mutant, "fget", mutant)).__code__
     return made
+
+
+def literal_tests(file: str, request: pytest.FixtureRequest) -> list[Callable[[], None]]:
+    """The tests of `file` that draw nothing, ready to be called."""
+    found = []
+    for name, test in vars(importlib.import_module(f"test_{file}")).items():
+        if name.startswith("test_") and inspect.isfunction(test) and not hasattr(test, "hypothesis"):
+            fixtures = {part: request.getfixturevalue(part) for part in _fixtures(test)}
+            found += [partial(test, **fixtures, **given) for given in _parameters(test)]
+    return found
+
+
+def _fixtures(test: Callable[..., None]) -> set[str]:
+    given = next(_parameters(test))
+    return {name for name in inspect.signature(test).parameters if name not in given}
+
+
+def _parameters(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    for row in itertools.product(*(mark.args[1] for mark in marks)):
+        given: dict[str, Any] = {}
+        for mark, values in zip(marks, row, strict=True):
+            names = (
+                [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
+            )
+            given |= dict(zip(names, values if len(names) > 1 else (values,), strict=True))
+        yield given
+
+
+def survives(tests: list[Callable[[], None]]) -> bool:
+    for test in tests:
+        try:
+            test()
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a failed `pytest.raises` is no Exception
+            return False
+    return True
+
+
+def survivors(
+    functions: Iterable[Callable[..., Any]], tests: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The mutants of `functions` that all `tests` let pass; the tests must pass without any."""
+    for test in tests:
+        test()
+    alive = []
+    for function in functions:
+        for name, code in mutants(function):
+            # every importer shares the function object, so the code is what must change
+            with monkeypatch.context() as patch:
+                patch.setattr(function, "__code__", code)
+                if survives(tests):
+                    alive.append(name)
+    return alive
 
 
 def functions(module: ModuleType) -> list[Callable[..., Any]]:

@@ -8,14 +8,9 @@ survives must be listed below with the reason why it computes the same, and must
 from __future__ import annotations
 
 import importlib
-import inspect
-import itertools
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -85,61 +80,14 @@ SAME = {
 """Mutants that compute the same, and why."""
 
 
-def literal_tests(file: str, request: pytest.FixtureRequest) -> list[Callable[[], None]]:
-    """The tests of `file` that draw nothing, ready to be called."""
-    found = []
-    for name, test in vars(importlib.import_module(f"test_{file}")).items():
-        if name.startswith(("test_", "check_")) and inspect.isfunction(test) and not hasattr(test, "hypothesis"):
-            fixtures = {part: request.getfixturevalue(part) for part in _fixtures(test)}
-            found += [partial(test, **fixtures, **given) for given in _parameters(test)]
-    return found
-
-
-def _fixtures(test: Callable[..., None]) -> set[str]:
-    given = next(_parameters(test))
-    return {name for name in inspect.signature(test).parameters if name not in given}
-
-
-def _parameters(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
-    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
-    for row in itertools.product(*(mark.args[1] for mark in marks)):
-        given: dict[str, Any] = {}
-        for mark, values in zip(marks, row, strict=True):
-            names = (
-                [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
-            )
-            given |= dict(zip(names, values if len(names) > 1 else (values,), strict=True))
-        yield given
-
-
-def survives(tests: list[Callable[[], None]]) -> bool:
-    for test in tests:
-        try:
-            test()
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a failed `pytest.raises` is no Exception
-            return False
-    return True
-
-
 @pytest.mark.parametrize("module", TESTED, ids=lambda module: module.__name__.removeprefix("turngym.trainers."))
 @pytest.mark.filterwarnings("ignore")
 def test_no_broken_formula_passes_its_literal_tests(
     module: ModuleType, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tests = [test for file in TESTED[module] for test in literal_tests(file, request)]
-    assert survives(tests)
-    alive: list[str] = []
+    tests = [test for file in TESTED[module] for test in tools.literal_tests(file, request)]
     functions = [found for found in tools.functions(module) if not found.__qualname__.startswith(ELSEWHERE)]
-    for function in functions:
-        made = list(tools.mutants(function))
-        for name, code in made:
-            # every importer shares the function object, so the code is what must change
-            with monkeypatch.context() as patch:
-                patch.setattr(function, "__code__", code)
-                if survives(tests):
-                    alive.append(name)
+    alive = tools.survivors(functions, tests, monkeypatch)
     names = tuple(f"{function.__qualname__}: " for function in functions)
     excused = [name for name in SAME if name.startswith(names)]
     assert sorted(alive) == sorted(excused), "\n".join(["survivors:", *sorted(set(alive) - set(excused))])
