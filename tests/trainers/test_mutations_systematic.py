@@ -18,6 +18,7 @@ from turngym.trainers.judge import votes
 from turngym.trainers.losses import policy_gradient, policy_shaping, reverse_kl, token_losses, token_weights
 from turngym.trainers.losses import truncated_importance as truncated
 from turngym.trainers.rollout_plan import curriculum, demonstration_prefix, depth, group_filter, turn_stats
+from turngym.trainers.run import epochs, optimizer_step, train_loop
 from turngym.trainers.targets import critic, group_advantages, returns, targets, teacher_reward
 
 sys.path.append(str(Path(__file__).parent))
@@ -41,10 +42,17 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     group_filter: ("targets", "group_advantages"),
     turn_stats: ("turn_stats",),
     votes: ("judge_votes",),
+    epochs: ("train_step",),
+    optimizer_step: ("train_step",),
+    train_loop: ("train_step",),
 }
 """Every function of these modules is broken in every small way, and the literal tests of these files must notice."""
-ELSEWHERE = ("Critic.", "_Values.", "_head")
-"""The critic's network: `test_every_algorithm` and `test_checkpoint` train it."""
+ELSEWHERE = (
+    *("Critic.", "_Values.", "_head"),
+    *("make_optimizer", "update", "accumulate", "_forward", "_project", "_tensor"),
+    *("TrainLoop.run", "TrainLoop._write"),
+)
+"""What needs a model or a run: `test_algorithms`, `test_every_algorithm`, `test_train_loop` and `test_checkpoint`."""
 
 LAST_AXIS = "the last axis of [N, K] is axis 1"
 SQUARED = "the difference is squared"
@@ -70,6 +78,7 @@ SAME = {
     "TruncatedImportance.__call__: (tokens.behavior_logp_n < least_n).float() -> tokens.behavior_logp_n < least_n": (
         "where() with NaN makes it a float"
     ),
+    "learning_rate: 1 -> 2 (3)": "the divisor only guards a warm-up as long as the run, after which nothing falls",
     "_stack: 1 -> 2": "any negative length is the one to be worked out",
     "DropUniformGroups.__call__: True -> False": "both have one entry per episode",
     "_bucket_mean: np.unique(bucket_N, return_inverse=True, return_counts=True) -> "
