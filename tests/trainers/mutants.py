@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib
 import inspect
+import itertools
 import textwrap
-from collections.abc import Callable, Iterator
-from types import CodeType
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+import pytest
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
@@ -84,8 +89,16 @@ def _changes(node: ast.AST) -> list[Change]:
             return [lambda found: ast.Name(id=NAMES[found.id], ctx=found.ctx)]
         case ast.Constant(value=float() | int() as value) if not isinstance(value, bool):
             return [lambda found: ast.Constant(value=found.value + 1)]
+        case ast.Constant(value=True | False as value):
+            return [lambda found: ast.Constant(value=not found.value)]
         case ast.IfExp():
             return [lambda found: ast.IfExp(test=found.test, body=found.orelse, orelse=found.body)]
+        case ast.If(test=ast.Name() | ast.Attribute() | ast.Call()):
+            return [_other_branch]
+        case ast.Constant(value=str(value)):
+            return [lambda found: ast.Constant(value=f"{value}_")]
+        case ast.Call() if not _symmetric(node.func):
+            return [*_exchanges(node)]
         case _:
             return []
 
@@ -104,6 +117,39 @@ def _comparison(node: Any) -> ast.AST:
     return ast.Compare(left=node.left, ops=[SWAPS[type(node.ops[0])]()], comparators=node.comparators)
 
 
+def _other_branch(node: Any) -> ast.AST:
+    return ast.If(test=ast.UnaryOp(op=ast.Not(), operand=node.test), body=node.body, orelse=node.orelse)
+
+
+def _symmetric(function: ast.AST) -> bool:
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    return name in ("max", "min", "maximum", "minimum", "isinstance")
+
+
+def _exchanges(call: ast.Call) -> Iterator[Change]:
+    """Two arguments that stand side by side, positional or by keyword, change places."""
+    if not any(isinstance(part, ast.Starred) for part in call.args):
+        yield from (partial(_exchanged, first=first) for first in range(len(call.args) - 1))
+    named = [part.arg is not None for part in call.keywords]
+    yield from (partial(_exchanged_values, first=k) for k in range(len(named) - 1) if named[k] and named[k + 1])
+
+
+def _exchanged(node: Any, first: int) -> ast.AST:
+    args = list(node.args)
+    args[first], args[first + 1] = args[first + 1], args[first]
+    return ast.Call(func=node.func, args=args, keywords=node.keywords)
+
+
+def _exchanged_values(node: Any, first: int) -> ast.AST:
+    keywords = list(node.keywords)
+    one, two = keywords[first], keywords[first + 1]
+    keywords[first], keywords[first + 1] = (
+        ast.keyword(arg=one.arg, value=two.value),
+        ast.keyword(arg=two.arg, value=one.value),
+    )
+    return ast.Call(func=node.func, args=node.args, keywords=keywords)
+
+
 def _renamed(node: Any) -> ast.AST:
     return ast.Attribute(value=node.value, attr=NAMES[node.attr], ctx=node.ctx)
 
@@ -120,5 +166,81 @@ def _compiled(tree: ast.Module, function: Callable[..., Any]) -> CodeType:
     space: dict[str, Any] = {}
     code = compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec")
     exec(code, dict(function.__globals__), space)
-    made: CodeType = inspect.unwrap(space[function.__name__]).__code__
+    mutant = space[function.__name__]
+    made: CodeType = inspect.unwrap(getattr(mutant, "fget", mutant)).__code__
     return made
+
+
+def literal_tests(file: str, request: pytest.FixtureRequest) -> list[Callable[[], None]]:
+    """The tests of `file` that draw nothing, ready to be called."""
+    found = []
+    for name, test in vars(importlib.import_module(f"test_{file}")).items():
+        if name.startswith("test_") and inspect.isfunction(test) and not hasattr(test, "hypothesis"):
+            fixtures = {part: request.getfixturevalue(part) for part in _fixtures(test)}
+            found += [partial(test, **fixtures, **given) for given in _parameters(test)]
+    return found
+
+
+def _fixtures(test: Callable[..., None]) -> set[str]:
+    given = next(_parameters(test))
+    return {name for name in inspect.signature(test).parameters if name not in given}
+
+
+def _parameters(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    for row in itertools.product(*(mark.args[1] for mark in marks)):
+        given: dict[str, Any] = {}
+        for mark, values in zip(marks, row, strict=True):
+            names = (
+                [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
+            )
+            given |= dict(zip(names, values if len(names) > 1 else (values,), strict=True))
+        yield given
+
+
+def survives(tests: list[Callable[[], None]]) -> bool:
+    for test in tests:
+        try:
+            test()
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a failed `pytest.raises` is no Exception
+            return False
+    return True
+
+
+def survivors(
+    functions: Iterable[Callable[..., Any]], tests: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The mutants of `functions` that all `tests` let pass; the tests must pass without any."""
+    for test in tests:
+        test()
+    alive = []
+    for function in functions:
+        for name, code in mutants(function):
+            # every importer shares the function object, so the code is what must change
+            with monkeypatch.context() as patch:
+                patch.setattr(function, "__code__", code)
+                if survives(tests):
+                    alive.append(name)
+    return alive
+
+
+def functions(module: ModuleType) -> list[Callable[..., Any]]:
+    """Every function, method and property that is written in `module`."""
+    found: list[Callable[..., Any]] = []
+    for value in vars(module).values():
+        if getattr(value, "__module__", None) == module.__name__:
+            members = vars(value).values() if inspect.isclass(value) else (value,)
+            plain = (inspect.unwrap(getattr(member, "fget", None) or member) for member in members)
+            found += [member for member in plain if isinstance(member, FunctionType) and _written(member, module)]
+    return found
+
+
+def _written(function: FunctionType, module: ModuleType) -> bool:
+    """Not made by `dataclass`, nor a protocol's empty method."""
+    if function.__code__.co_filename != module.__file__:
+        return False
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(definition, ast.FunctionDef)
+    return not all(isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in definition.body)

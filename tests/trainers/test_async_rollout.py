@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 import threading
 from dataclasses import replace
@@ -15,11 +14,8 @@ import torch
 
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest
-from turngym.trainers.algorithm import Tokens
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
-from turngym.trainers.losses.token_losses import PolicyGradient
-from turngym.trainers.losses.truncated_importance import TruncatedImportance
 from turngym.trainers.run.async_rollout import AsyncConfig, AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.run.metrics import SOME_METRICS, read_metrics
 from turngym.trainers.run.rollout_schedule import Synchronous
@@ -155,41 +151,6 @@ def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:
     assert rows[0]["importance/ratio"] == pytest.approx(1.0, abs=1e-5)
     assert rows[2]["importance/truncated"] > 0.1
     assert rows[2]["importance/ratio"] < 1.0
-
-
-def tokens(now: list[float], behavior: list[float], advantage: list[float]) -> Tokens:
-    logp = torch.tensor(now, requires_grad=True)
-    zeros = torch.zeros(len(now))
-    return Tokens(
-        logp_n=logp,
-        sampled_logp_n=logp,
-        behavior_logp_n=torch.tensor(behavior),
-        advantage_n=torch.tensor(advantage),
-        off_policy_n=zeros.bool(),
-        entropy_n=zeros,
-    )
-
-
-def test_truncated_importance_by_hand() -> None:
-    """Ratios 4, 1.5, 0.5, unknown; A = -1: the gradient of l = -A min(r, cap) is min(r, cap) where nothing clips."""
-    batch = tokens(
-        [math.log(0.4), math.log(0.3), math.log(0.1), -1.0],
-        [math.log(0.1), math.log(0.2), math.log(0.2), math.nan],
-        [-1.0] * 4,
-    )
-    wide = PolicyGradient(eps_low=1.0, eps_high=0.0)
-    result = TruncatedImportance(loss=wide, cap=2.0)(batch)
-    assert result.loss_n.tolist() == pytest.approx([2.0, 1.5, 0.5, 1.0])
-    result.loss_n.sum().backward()
-    assert batch.logp_n.grad is not None
-    # min(r, cap) where l = r; the last token's ratio is 1 by definition
-    assert batch.logp_n.grad.tolist() == pytest.approx([2.0, 1.5, 0.5, 1.0])
-    assert result.diagnostics["truncated"].tolist()[:3] == [1.0, 0.0, 0.0]
-    assert result.diagnostics["ratio"].tolist()[:3] == pytest.approx([2.0, 1.5, 0.5])
-    assert result.diagnostics["ratio"][3].isnan()
-    assert result.diagnostics["truncated"][3].isnan()
-    plain = wide(tokens([math.log(0.4)], [math.log(0.1)], [-1.0]))
-    assert plain.loss_n.tolist() == pytest.approx([4.0])
 
 
 def test_settings_outside_their_range() -> None:

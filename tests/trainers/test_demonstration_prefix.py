@@ -19,6 +19,7 @@ def test_linear_strategies_by_hand() -> None:
 
 def test_fixed_spreads_over_the_prefixed_episodes() -> None:
     assert plan("fixed", count=4).ratios(3, 2) == (pytest.approx((0.2, 0.4, 0.6, 0.8)),) * 2
+    assert plan("fixed", count=2).ratios(3, 1) == (pytest.approx((0.2, 0.8)),)
     assert plan("fixed", count=1).ratios(3, 1) == ((0.8,),)
 
 
@@ -38,5 +39,10 @@ def test_linear_max_lowers_its_ceiling_by_tenths() -> None:
 def test_bad_ratios_are_named() -> None:
     with pytest.raises(ConfigError, match=r"prefix ratios are 0.9 to 0.5"):
         PrefixSchedule(low=0.9, high=0.5)
+    with pytest.raises(ConfigError, match=r"prefix ratios are 0.5 to 1.5"):
+        PrefixSchedule(low=0.5, high=1.5)
     with pytest.raises(ConfigError, match="prefix count is 0"):
         PrefixSchedule(count=0)
+    with pytest.raises(ConfigError, match="steps 0"):
+        PrefixSchedule(steps=0)
+    assert PrefixSchedule(low=0.0, steps=1).ratios(1, 0) == ()

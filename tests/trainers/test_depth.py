@@ -52,6 +52,8 @@ def test_mass_and_effective_depth_by_hand():
     # (2 * 0.5 + 3 * 1) / 3.5 = 1.14
     assert effective_depth(kl, survivors) == 1
     assert effective_depth(np.array([0.0, 0.0, 1.0]), np.array([4, 4, 4])) == 2
+    # 1e-8 is added to the mass: 4 * 4 / 5 = 3.2
+    assert effective_depth(np.array([0, 0, 0, 0, 4e-8]), np.ones(5, np.int64)) == 3
 
 
 def test_effective_depth_rounds_half_to_even():
@@ -74,6 +76,7 @@ def test_covering_depth_by_hand():
     assert covering_depth(stats(last=last), DepthConfig(p=0.4)) == 6
     assert covering_depth(stats(last=last), DepthConfig(p=0.6)) == 8
     assert covering_depth(stats(last=last), DepthConfig(p=1.0)) == 30
+    assert covering_depth(stats(last=[7, 3, 9]), DepthConfig(p=0.3, min_successes=1)) == 3
     # 0.81 of 10 needs the 9th
     assert covering_depth(stats(last=last), DepthConfig(p=0.81)) == 20
     # 0.55 * 20 is 11.000000000000002 in binary floating point, but the 11th of 20 is 0.55
@@ -167,7 +170,11 @@ def test_state_survives_json_exactly():
         ({"h_min": 0}, r"0\.\.50"),
         ({"h_min": 9, "h_max": 8}, r"9\.\.8"),
         ({"probe_interval": 0}, "probe_interval 0"),
+        ({"warmup": -1}, "warmup -1"),
+        ({"min_successes": 0}, "min_successes 0"),
         ({"rho": 1.2}, r"rho is 1\.2"),
+        ({"rho": -0.1}, r"rho is -0\.1"),
+        ({"p": 1.1}, r"p 1\.1"),
         ({"p": 0.0}, r"p 0\.0"),
         ({"cov_base": 2}, "cov_base is 2"),
     ],
@@ -175,6 +182,9 @@ def test_state_survives_json_exactly():
 def test_bad_settings_are_errors(change, message):
     with pytest.raises(ValueError, match=message):
         DepthConfig(**change)
+    edge = DepthConfig(h_min=1, h_max=1, probe_interval=1, warmup=0, min_successes=1, rho=1.0, p=1.0)
+    assert AdaptiveDepth(edge).plan(AdaptiveDepth(edge).start(), 1).cap == 1
+    assert DepthConfig(rho=0.0, cov_base=1).rho == 0.0
     with pytest.raises(ValueError, match="step is 0"):
         AdaptiveDepth().plan(AdaptiveDepth().start(), 0)
 

@@ -76,6 +76,7 @@ def test_longest_hint_of_more_than_ten_characters_among_the_yes_votes() -> None:
     assert choose_hint([vote(1.0, ten)]) is None
     assert choose_hint([vote(1.0, eleven)]) == eleven
     assert choose_hint([vote(1.0, other), vote(1.0, eleven)]) == other
+    assert choose_hint([vote(1.0, eleven), vote(1.0, other + "b"), vote(1.0, eleven)]) == other + "b"
     assert choose_hint([vote(-1.0, eleven * 3), vote(None, eleven * 2), vote(1.0, eleven), vote(1.0, None)]) == eleven
     assert choose_hint([]) is None
 

@@ -1,86 +1,58 @@
-"""Every loss and advantage, broken in every small way: the tests with literal numbers notice each of them.
+"""Every loss, target and plan, broken in every small way: the tests with literal numbers notice each of them.
 
-`mutants` makes the broken versions: operators and comparisons turned round, operands exchanged, minimum for maximum, a
-clip or a detach left out, a minus dropped, a constant moved. What survives must be listed below with the reason why it
-computes the same, and must indeed survive.
+`mutants` makes the broken versions: operators and comparisons turned round, operands and arguments exchanged, minimum
+for maximum, a clip or a detach left out, a minus dropped, a constant moved, the other branch taken, another word. What
+survives must be listed below with the reason why it computes the same, and must indeed survive.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
-import itertools
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
+from turngym.trainers.judge import votes
 from turngym.trainers.losses import policy_gradient, policy_shaping, reverse_kl, token_losses, token_weights
-from turngym.trainers.targets import critic, group_advantages, returns, teacher_reward
+from turngym.trainers.losses import truncated_importance as truncated
+from turngym.trainers.rollout_plan import curriculum, demonstration_prefix, depth, group_filter, turn_stats
+from turngym.trainers.run import epochs, optimizer_step, train_loop
+from turngym.trainers.targets import critic, group_advantages, returns, targets, teacher_reward
 
 sys.path.append(str(Path(__file__).parent))
-mutants = importlib.import_module("mutants").mutants
+tools = importlib.import_module("mutants")
 
-TESTED: dict[str, tuple[Any, ...]] = {
-    "policy_gradient": (
-        *(policy_gradient.clipped_surrogate, policy_gradient.clipped_objective),
-        *(policy_gradient.kl_k1, policy_gradient.kl_k2, policy_gradient.kl_k3),
-    ),
-    "policy_shaping": (
-        *(
-            policy_shaping.Reshape.off_policy,
-            policy_shaping.Reshape.on_policy,
-            policy_shaping.off_policy_loss,
-            policy_shaping.on_policy_loss,
-        ),
-    ),
-    "group_advantages": (
-        group_advantages.grpo_advantage,
-        group_advantages.grpo_split_advantage,
-        group_advantages.groups_with_spread,
-    ),
-    "returns": (returns.gae, returns.whiten, returns.at_last_token, returns._Grid.__init__),
-    "reverse_kl": (
-        *(reverse_kl.full_reverse_kl, reverse_kl.bin_reverse_kl, reverse_kl.raw_reverse_kl),
-        *(reverse_kl.renorm_reverse_kl, reverse_kl.topk_reverse_kl, reverse_kl.sampled_advantage),
-        *(reverse_kl.importance_weight, reverse_kl.tail_logp, reverse_kl.topk_entropy, reverse_kl._divergence),
-    ),
-    "token_weights": (
-        *(
-            token_weights.token_mean,
-            token_weights.trajectory_weights,
-            token_weights.turn_mean,
-            token_weights.reliable_turns,
-        ),
-        *(
-            token_weights.turn_weights,
-            token_weights.blend_alpha,
-            token_weights.blend_weights,
-            token_weights._bucket_mean,
-        ),
-    ),
-    "token_losses": (
-        *(token_losses.NegativeLogLikelihood.__call__, token_losses.SupportKL.__call__),
-        *(token_losses.ClippedAdvantage.__call__, token_losses.PolicyGradient.__call__),
-        *(token_losses.MixedPolicyGradient.__call__, token_losses.Regularized.__call__),
-        *(token_losses.known_behavior, token_losses.regularized),
-    ),
-    "teacher_reward": (
-        *(teacher_reward.TeacherReward.__call__, teacher_reward.GroupTeacherAdvantage.__call__),
-        *(teacher_reward.CriticAdvantage.__call__, critic.value_loss),
-        critic.explained_variance,
-        *(
-            teacher_reward.mixture_weight,
-            teacher_reward.MixtureWeighted.__call__,
-            teacher_reward.mixed,
-            teacher_reward.check_mix,
-        ),
-    ),
+TESTED: dict[ModuleType, tuple[str, ...]] = {
+    policy_gradient: ("policy_gradient",),
+    policy_shaping: ("policy_shaping",),
+    reverse_kl: ("reverse_kl",),
+    token_losses: ("token_losses",),
+    token_weights: ("token_weights",),
+    truncated: ("truncated_importance",),
+    targets: ("targets",),
+    teacher_reward: ("teacher_reward",),
+    group_advantages: ("group_advantages",),
+    returns: ("returns",),
+    critic: ("teacher_reward",),
+    depth: ("depth",),
+    curriculum: ("curriculum",),
+    demonstration_prefix: ("demonstration_prefix",),
+    group_filter: ("targets", "group_advantages"),
+    turn_stats: ("turn_stats",),
+    votes: ("judge_votes",),
+    epochs: ("train_step",),
+    optimizer_step: ("train_step",),
+    train_loop: ("train_step",),
 }
-"""By the file of their tests."""
+"""Every function of these modules is broken in every small way, and the literal tests of these files must notice."""
+ELSEWHERE = (
+    *("Critic.", "_Values.", "_head"),
+    *("make_optimizer", "update", "accumulate", "_forward", "_project", "_tensor"),
+    *("TrainLoop.run", "TrainLoop._write"),
+)
+"""What needs a model or a run: `test_algorithms`, `test_every_algorithm`, `test_train_loop` and `test_checkpoint`."""
 
 LAST_AXIS = "the last axis of [N, K] is axis 1"
 SQUARED = "the difference is squared"
@@ -101,64 +73,30 @@ SAME = {
     "turn_mean: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
     "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": "another numbering of the responses, as unique",
     "known_behavior: tokens.sampled_logp_n.detach() -> tokens.sampled_logp_n": "every loss detaches it once more",
+    "mixture_weight: np.clip(teacher_logp_N - student_logp_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT) -> "
+    "np.clip(-LOG_RATIO_LIMIT, teacher_logp_N - student_logp_N, LOG_RATIO_LIMIT)": "the middle one of three numbers",
+    "TruncatedImportance.__call__: (tokens.behavior_logp_n < least_n).float() -> tokens.behavior_logp_n < least_n": (
+        "where() with NaN makes it a float"
+    ),
+    "learning_rate: 1 -> 2 (3)": "the divisor only guards a warm-up as long as the run, after which nothing falls",
+    "_stack: 1 -> 2": "any negative length is the one to be worked out",
+    "DropUniformGroups.__call__: True -> False": "both have one entry per episode",
+    "_bucket_mean: np.unique(bucket_N, return_inverse=True, return_counts=True) -> "
+    "np.unique(bucket_N, return_inverse=True, return_counts=True)": "both are True",
+    "covering_depth: 1 -> 2 (2)": "the last episode always covers: the range ends before it matters",
+    "majority: 2 -> 3": "only the first two are looked at",
 }
 """Mutants that compute the same, and why."""
 
 
-def literal_tests(file: str, request: pytest.FixtureRequest) -> list[Callable[[], None]]:
-    """The tests of `file` that draw nothing, ready to be called."""
-    found = []
-    for name, test in vars(importlib.import_module(f"test_{file}")).items():
-        if name.startswith("test_") and inspect.isfunction(test) and not hasattr(test, "hypothesis"):
-            fixtures = {part: request.getfixturevalue(part) for part in _fixtures(test)}
-            found += [partial(test, **fixtures, **given) for given in _parameters(test)]
-    return found
-
-
-def _fixtures(test: Callable[..., None]) -> set[str]:
-    given = next(_parameters(test))
-    return {name for name in inspect.signature(test).parameters if name not in given}
-
-
-def _parameters(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
-    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
-    for row in itertools.product(*(mark.args[1] for mark in marks)):
-        given: dict[str, Any] = {}
-        for mark, values in zip(marks, row, strict=True):
-            names = (
-                [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
-            )
-            given |= dict(zip(names, values if len(names) > 1 else (values,), strict=True))
-        yield given
-
-
-def survives(tests: list[Callable[[], None]]) -> bool:
-    for test in tests:
-        try:
-            test()
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a failed `pytest.raises` is no Exception
-            return False
-    return True
-
-
-@pytest.mark.parametrize("file", TESTED)
+@pytest.mark.parametrize("module", TESTED, ids=lambda module: module.__name__.removeprefix("turngym.trainers."))
 @pytest.mark.filterwarnings("ignore")
 def test_no_broken_formula_passes_its_literal_tests(
-    file: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tests = literal_tests(file, request)
-    assert survives(tests)
-    alive, made = [], 0
-    for function in map(inspect.unwrap, TESTED[file]):
-        for name, code in mutants(function):
-            made += 1
-            # every importer shares the function object, so the code is what must change
-            with monkeypatch.context() as patch:
-                patch.setattr(function, "__code__", code)
-                if survives(tests):
-                    alive.append(name)
-    assert made >= 10
-    excused = [name for name in SAME if any(name.startswith(f"{f.__qualname__}: ") for f in TESTED[file])]
-    assert sorted(alive) == sorted(excused), "\n".join(["survivors:", *alive])
+    tests = [test for file in TESTED[module] for test in tools.literal_tests(file, request)]
+    functions = [found for found in tools.functions(module) if not found.__qualname__.startswith(ELSEWHERE)]
+    alive = tools.survivors(functions, tests, monkeypatch)
+    names = tuple(f"{function.__qualname__}: " for function in functions)
+    excused = [name for name in SAME if name.startswith(names)]
+    assert sorted(alive) == sorted(excused), "\n".join(["survivors:", *sorted(set(alive) - set(excused))])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from turngym.envs.episode import Episode
-from turngym.trainers.algorithm import Scorers
+from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.targets.critic import explained_variance, value_loss
@@ -100,6 +100,9 @@ def test_critic_advantages_by_hand(make_episode: Callable[..., Episode]) -> None
     np.testing.assert_allclose(targets.value_N, [0.5, 1.0, 1.5, 0.0, 1.0])
     plain = CriticAdvantage(reward=None, env_coef=3.0, lam=1.0)(pack(pair), pair, Scorers(**_no_teacher()))
     np.testing.assert_allclose(plain.return_N, [0.0, 0.0, 0.0, 3.0, 3.0], atol=1e-6)
+    # discounted by 1/2 and with lambda 0: V + delta = r + V' / 2
+    short = CriticAdvantage(reward=None, env_coef=3.0, gamma=0.5, lam=0.0)(pack(pair), pair, Scorers(**_no_teacher()))
+    np.testing.assert_allclose(short.return_N, [0.5, 0.75, 0.0, 0.5, 3.0], atol=1e-6)
 
 
 def test_the_weight_of_teacher_mixed_sampling_by_hand(make_episode: Callable[..., Episode]) -> None:
@@ -135,8 +138,15 @@ def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[.
     batch = pack(pair)
     with pytest.raises(TargetError, match="needs a critic"):
         CriticAdvantage(reward=None)(batch, pair, Scorers(student=Slope(0.0)))
-    with pytest.raises(TargetError, match="needs a teacher"):
+    with pytest.raises(TargetError, match="needs a teacher, and none"):
         TeacherReward()(batch, Scorers(student=Slope(0.0)))
+    nobody: Any = None
+    with pytest.raises(TargetError, match="needs a student, and none"):
+        TeacherReward(student_entropy=True)(batch, Scorers(student=nobody, teacher=Slope(-0.1)))
+    advantage = np.zeros(batch.tokens, np.float32)
+    for role, scorers in (("teacher", Scorers(student=Slope(0.0))), ("student", Scorers(student=nobody))):
+        with pytest.raises(TargetError, match=f"needs a {role}, and none"):
+            MixtureWeighted(signal=lambda *_: Targets(advantage_N=advantage), share=0.2)(batch, pair, scorers)
     with pytest.raises(TargetError, match="answered 4 positions; 5 were asked"):
         TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(-0.1, lost=1)))
     with pytest.raises(TargetError, match="must be finite"):

@@ -13,7 +13,7 @@ from torch import Tensor
 from turngym.trainers.algorithm import Tokens
 from turngym.trainers.losses.policy_gradient import kl_k1
 from turngym.trainers.losses.policy_shaping import Reshape
-from turngym.trainers.losses.reverse_kl import raw_reverse_kl
+from turngym.trainers.losses.reverse_kl import TAILS, raw_reverse_kl
 from turngym.trainers.losses.token_losses import (
     ClippedAdvantage,
     MixedPolicyGradient,
@@ -67,6 +67,15 @@ def test_support_kl_by_hand() -> None:
         SupportKL()(tokens([1.0], topk_logp_nK=STUDENT[None]))
     with pytest.raises(ValueError, match="use a top-K signal"):
         SupportKL()(tokens([1.0], teacher_logp_nK=TEACHER[None]))
+
+
+def test_divergences_are_measured_from_the_student() -> None:
+    # student (1/2, 1/4 | 1/4), teacher (1/8, 1/4 | 5/8): with the bin ln 2 + 1/4 ln 2/5; the other way round it differs
+    rows: dict[str, Any] = {"topk_logp_nK": STUDENT[None], "teacher_logp_nK": torch.tensor([[0.125, 0.25]]).log()}
+    for tail in TAILS.values():
+        found = SupportKL(tail=tail)(tokens([1.0], **rows)).diagnostics
+        close(found["kl_bin"], [LN2 + 0.25 * log(0.4)])
+        close(found["kl_raw"], [LN2])
 
 
 def test_support_kl_has_its_gradient_through_the_student_alone() -> None:

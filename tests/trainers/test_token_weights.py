@@ -120,6 +120,17 @@ def test_registry_pieces_are_the_functions(ragged):
     np.testing.assert_array_equal(late(batch, step=1, total_steps=4), trajectory_weights(batch))
 
 
+def test_thresholds_reach_the_reliable_turns(make_episode):
+    # turn 0 in 10 episodes, turn 1 in 4: a least count of 4 keeps it, a share of 1/2 does not
+    batch = pack([make_episode([([1], [2]), ([3], [4])][: 2 if n < 4 else 1], number=n) for n in range(10)])
+    for n_min, min_share, kept in ((4, 0.1, 2), (4, 0.5, 1), (5, 0.1, 1)):
+        wanted = np.where(batch.turn_N == 0, 1 / 10, 1 / 4) / 2 if kept == 2 else (batch.turn_N == 0) / 10
+        level = TurnLevel(n_min=n_min, min_share=min_share)
+        np.testing.assert_allclose(level(batch, step=1, total_steps=9), wanted)
+        np.testing.assert_allclose(Blend(turn=level)(batch, step=9, total_steps=9), wanted)
+        np.testing.assert_allclose(blend_weights(batch, 1.0, n_min=n_min, min_share=min_share), wanted)
+
+
 def test_bad_settings_are_errors(ragged):
     with pytest.raises(ValueError, match=r"alpha is 1\.5"):
         blend_weights(pack(ragged), 1.5)

@@ -90,12 +90,19 @@ def test_a_turn_without_supervised_tokens_still_has_survivors(make_episode):
     stats = turn_stats(pack([episode]), np.array([1.0, 3.0]))
     assert (stats.survivors_T.tolist(), stats.tokens_T.tolist()) == ([1, 1, 1], [1, 0, 1])
     np.testing.assert_allclose(stats.kl_T, [1, NAN, 3])
+    late = make_episode([([1], [2]), ([3], [4])], origins=["policy", "noise"])
+    # the last turn has no tokens, and only one of the two episodes reached it
+    np.testing.assert_allclose(sum_by_turn(np.array([1.0, 2.0]), pack([late, make_episode([([1], [2])])])), [3, 0])
 
 
 def test_columns_of_another_length_are_errors(ragged):
     batch = pack(ragged)
-    with pytest.raises(ValueError, match=r"entropy has shape \(3,\).*\(5,\)"):
+    with pytest.raises(ValueError, match=r"^entropy has shape \(3,\).*\(5,\)"):
         turn_stats(batch, KL, entropy_N=np.zeros(3))
+    with pytest.raises(ValueError, match=r"^teacher_entropy has shape \(3,\).*\(5,\)"):
+        turn_stats(batch, KL, teacher_entropy_N=np.zeros(3))
+    with pytest.raises(ValueError, match=r"^kl has shape \(2,\)"):
+        turn_stats(batch, np.zeros(2))
 
 
 games = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=6)

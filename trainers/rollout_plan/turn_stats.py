@@ -47,7 +47,7 @@ def turn_stats(
     Errors: ValueError for a column whose length is not N.
     """
     _check_lengths(batch, kl=kl_N, entropy=entropy_N, teacher_entropy=teacher_entropy_N)
-    turns = int(batch.depth_E.max(initial=0))
+    turns = int(batch.depth_E.max())
     all_N = np.ones(batch.tokens, np.bool_)
     success_N = batch.success_E[batch.episode_N]
     fail_N = (~batch.success_E & ~batch.truncated_E)[batch.episode_N]

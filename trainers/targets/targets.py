@@ -73,7 +73,8 @@ class SampledAdvantage:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
         student_logp_N = label_logprobs(scorers.student, batch, "student")
-        return Targets(advantage_N=sampled_advantage(student_logp_N, teacher_logp_N), label_logp_N=teacher_logp_N)
+        advantage_N = sampled_advantage(student_logp_N, teacher_logp_N)
+        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

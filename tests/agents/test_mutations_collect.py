@@ -1,0 +1,36 @@
+"""Who plays what at a step, broken in every small way: a literal test of `test_collect` notices each of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from turngym.agents import collect
+from turngym.envs.common import task_order
+
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE), str(HERE.parent / "trainers")]
+tools = importlib.import_module("mutants")
+
+ONE_EACH = "every job has one episode"
+SAME = {
+    "ExpertCollect.__call__: assert_disjoint([episode.task for episode in episodes], self.held_out) -> "
+    "assert_disjoint(self.held_out, [episode.task for episode in episodes])": "disjoint either way round",
+    "LiveCollect._demonstrated: '' -> '_'": "an expert always acts",
+    "LiveCollect._demonstrated: True -> False": ONE_EACH,
+    "LiveCollect._prefixed: True -> False": ONE_EACH,
+}
+"""Mutants that compute the same, and why."""
+
+
+def test_nothing_that_is_played_can_change_unnoticed(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = [test for test in tools.literal_tests("collect", request) if "evaluations" not in test.func.__name__]
+    found = [*tools.functions(collect), *tools.functions(task_order)]
+    functions = [function for function in found if "SharedEnv" not in function.__qualname__]  # it acts at exit too
+    alive = tools.survivors(functions, tests, monkeypatch)
+    assert sorted(alive) == sorted(SAME), "\n".join(["survivors:", *sorted(set(alive) - set(SAME))])

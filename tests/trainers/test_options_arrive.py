@@ -1,0 +1,214 @@
+"""Every option of an algorithm that changes a formula arrives at that formula, and at no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import pytest
+
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithms import grpo, grpo_kd, luffy, opd, opd_hints, ppo_kd, prm_rl, sft, tcod, turnopd
+from turngym.trainers.config import CriticConfig, DistillConfig, RunConfig
+from turngym.trainers.judge.targets import HintAdvantage, HintTopK, TurnScore
+from turngym.trainers.judge.turn_filter import HintedTurns
+from turngym.trainers.losses.policy_gradient import kl_k1, kl_k2, kl_k3
+from turngym.trainers.losses.reverse_kl import bin_reverse_kl, raw_reverse_kl, renorm_reverse_kl
+from turngym.trainers.losses.token_losses import ClippedAdvantage, PolicyGradient, SupportKL
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.rollout_plan.demonstration_prefix import PrefixSchedule
+from turngym.trainers.rollout_plan.depth import DepthConfig, FixedDepth
+from turngym.trainers.rollout_plan.group_filter import DropUniformGroups
+from turngym.trainers.targets.targets import GroupAdvantage, SampledAdvantage, StudentTopK, TeacherTopK, WithReference
+from turngym.trainers.targets.teacher_reward import GroupTeacherAdvantage, MixtureWeighted, TeacherReward
+
+RUN = RunConfig(max_turns=17)
+Build = Callable[..., Algorithm]
+
+
+def with_run(module: Any, config: type[Any]) -> Build:
+    return lambda **options: module.build(config(**options), RUN)
+
+
+def with_distill(module: Any, config: Any) -> Build:
+    return lambda **options: module.build(config, DistillConfig(**options), RUN)
+
+
+def with_both(module: Any, config: type[Any]) -> Build:
+    return lambda **options: module.build(config(**options), DistillConfig(top_k=9), RUN)
+
+
+GRPO = with_run(grpo, grpo.GrpoConfig)
+KD = with_run(grpo_kd, grpo_kd.GrpoKdConfig)
+PPO = with_run(ppo_kd, ppo_kd.PpoKdConfig)
+LUFFY = with_run(luffy, luffy.LuffyConfig)
+PRM = with_run(prm_rl, prm_rl.PrmRlConfig)
+SFT = with_run(sft, sft.SftConfig)
+OPD = with_distill(opd, opd.OpdConfig())
+HINTS = with_both(opd_hints, opd_hints.OpdHintsConfig)
+TURN = with_both(turnopd, turnopd.TurnOpdConfig)
+TCOD = with_both(tcod, tcod.TcodConfig)
+PREFIX = PrefixSchedule(strategy="linear", count=3, low=0.2, high=0.7, steps=50, share=True, seed=4)
+SCHEDULE = DepthSchedule(k_start=2, eta=3, k_max=5)
+
+ITSELF = object()
+"""The option's own value."""
+# (algorithm, option, its value, where it arrives, what stands there)
+OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
+    # the distillation that opd, turnopd and tcod share
+    (OPD, "top_k", 7, "target_fn", TeacherTopK(7)),
+    (OPD, "support", "student", "target_fn", StudentTopK(50)),
+    (OPD, "form", "topk", "token_loss", SupportKL(tail=bin_reverse_kl, importance=(0.1, 10.0))),
+    (OPD, "form", "sampled", "target_fn", SampledAdvantage()),
+    (OPD, "form", "sampled", "token_loss", ClippedAdvantage(eps_low=0.2, eps_high=0.28)),
+    (OPD, "tail", "bin", "token_loss.tail", bin_reverse_kl),
+    (OPD, "tail", "raw", "token_loss.tail", raw_reverse_kl),
+    (OPD, "tail", "renorm", "token_loss.tail", renorm_reverse_kl),
+    (OPD, "importance", (0.5, 3.0), "token_loss.importance", ITSELF),
+    (OPD, "temperature", 2.5, "distill_temperature", ITSELF),
+    # turnopd
+    (TURN, "n_min", 3, "weight.turn.n_min", ITSELF),
+    (TURN, "n_min_share", 0.4, "weight.turn.min_share", ITSELF),
+    (TURN, "blend_start", 0.25, "weight.start", ITSELF),
+    (TURN, "blend_end", 0.75, "weight.end", ITSELF),
+    (TURN, "weight", "trajectory", "weight.weigh.__name__", "trajectory_weights"),
+    (TURN, "adaptive_depth", False, "depth", FixedDepth(h_max=17)),
+    (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.config.rho", 0.3),
+    (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.config.p", 0.6),
+    (TURN, "depth", DepthConfig(h_max=9, h_min=4), "depth.config.h_max", 9),
+    (TURN, "depth", DepthConfig(h_max=90, h_min=40), "depth.config.h_max", 17),
+    (TURN, "depth", DepthConfig(h_max=90, h_min=40), "depth.config.h_min", 17),
+    (TURN, "depth", DepthConfig(warmup=5), "depth.config.warmup", 5),
+    (TURN, "depth", DepthConfig(cov_base=1), "depth.config.cov_base", 1),
+    (TURN, "weight", "turn", "target_fn", TeacherTopK(9)),
+    # tcod
+    (TCOD, "direction", "f2b", "depth", FrontToBack()),
+    (TCOD, "direction", "b2f", "depth", BackToFront(h_max=17)),
+    (TCOD, "schedule", SCHEDULE, "depth.schedule", ITSELF),
+    (TCOD, "schedule", SCHEDULE, "weight.weigh.__name__", "trajectory_weights"),
+    # grpo
+    (GRPO, "n", 5, "group", ITSELF),
+    (GRPO, "reward", "success", "target_fn", GroupAdvantage(reward="success")),
+    (GRPO, "scale", "none", "target_fn", GroupAdvantage(scale="none")),
+    (GRPO, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
+    (GRPO, "kl_coef", 0.3, "target_fn.signal", GroupAdvantage()),
+    (GRPO, "kl_coef", 0.3, "needs_reference", True),
+    (GRPO, "kl", "k1", "token_loss.kl", kl_k1),
+    (GRPO, "kl", "k2", "token_loss.kl", kl_k2),
+    (GRPO, "kl", "k3", "token_loss.kl", kl_k3),
+    (GRPO, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
+    (GRPO, "entropy_coef", 0.07, "entropy_gradient", True),
+    (GRPO, "filter_groups", True, "select", DropUniformGroups()),
+    (GRPO, "filter_groups", False, "select", None),
+    # grpo-kd
+    (KD, "n", 5, "group", ITSELF),
+    (KD, "reward", "sum", "target_fn.signal.pool", "sum"),
+    (KD, "student_entropy", True, "target_fn.signal.reward", TeacherReward(student_entropy=True)),
+    (KD, "env_coef", 0.6, "target_fn.signal.env_coef", ITSELF),
+    (KD, "scale", "none", "target_fn.signal.scale", ITSELF),
+    (KD, "kl_coef", 0.0, "target_fn", GroupTeacherAdvantage(reward=TeacherReward())),
+    (KD, "kl_coef", 0.4, "token_loss.kl_coef", ITSELF),
+    (KD, "kl", "k1", "token_loss.kl", kl_k1),
+    (KD, "teacher_mix", 0.2, "target_fn.signal.share", 0.2),
+    (KD, "teacher_mix", 0.2, "teacher_mix", 0.2),
+    # ppo-kd
+    (PPO, "teacher_coef", 0.4, "target_fn.reward", TeacherReward(coef=0.4)),
+    (PPO, "student_entropy", True, "target_fn.reward", TeacherReward(student_entropy=True)),
+    (PPO, "env_coef", 0.7, "target_fn.env_coef", ITSELF),
+    (PPO, "gamma", 0.9, "target_fn.gamma", ITSELF),
+    (PPO, "lam", 0.8, "target_fn.lam", ITSELF),
+    (PPO, "kl_coef", 0.4, "token_loss.kl_coef", ITSELF),
+    (PPO, "kl_coef", 0.4, "needs_reference", True),
+    (PPO, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
+    (PPO, "entropy_coef", 0.0, "entropy_gradient", False),
+    (PPO, "teacher_mix", 0.3, "target_fn.share", 0.3),
+    (PPO, "critic", CriticConfig(lr=0.5, clip=None), "critic", ITSELF),
+    # luffy
+    (LUFFY, "n", 5, "group", ITSELF),
+    (LUFFY, "prefix", PREFIX, "prefix", ITSELF),
+    (LUFFY, "reward", "score", "target_fn.reward", ITSELF),
+    (LUFFY, "advantage", "grpo", "target_fn.split", False),
+    (LUFFY, "advantage", "grpo_split", "target_fn.split", True),
+    (LUFFY, "scale", "none", "target_fn.scale", ITSELF),
+    (LUFFY, "alpha", 0.3, "target_fn.alpha", ITSELF),
+    (LUFFY, "beta", 0.4, "target_fn.beta", ITSELF),
+    (LUFFY, "shape", "pow", "token_loss.off.shape", ITSELF),
+    (LUFFY, "a", 0.5, "token_loss.off.a", ITSELF),
+    (LUFFY, "a", 0.5, "token_loss.on.a", ITSELF),
+    (LUFFY, "on_shape", "logp", "token_loss.on.shape", ITSELF),
+    (LUFFY, "off_clamp", (0.1, 0.9), "token_loss.off_clamp", ITSELF),
+    (LUFFY, "clip", (0.1, 0.3), "token_loss.clip", ITSELF),
+    (LUFFY, "clip", None, "token_loss.clip", ITSELF),
+    (LUFFY, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
+    (LUFFY, "kl_coef", 0.2, "token_loss.kl_coef", ITSELF),
+    (LUFFY, "kl_coef", 0.2, "target_fn.signal.beta", 1.0),
+    (LUFFY, "filter_groups", False, "select", None),
+    (LUFFY, "alpha", 1.0, "origins", ("policy", "demonstration")),
+    # prm-rl
+    (PRM, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
+    (PRM, "kl_coef", 0.3, "target_fn.signal", TurnScore()),
+    (PRM, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
+    (PRM, "mask_neutral", True, "select.mask_neutral", ITSELF),
+    (PRM, "exclude", "openclaw", "select.exclude", ITSELF),
+    # opd-hints
+    (HINTS, "form", "sampled", "target_fn.signal", HintAdvantage(0.0)),
+    (HINTS, "form", "topk", "target_fn.signal", HintTopK(9, 0.0)),
+    (HINTS, "form", "topk", "token_loss.loss", SupportKL(tail=bin_reverse_kl, importance=(0.1, 10.0))),
+    (HINTS, "form", "topk", "token_loss.kl_coef", 0.02),
+    (HINTS, "reject_below", 0.05, "target_fn.signal", HintAdvantage(0.05)),
+    (HINTS, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
+    (HINTS, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
+    (HINTS, "entropy_coef", 0.07, "select", HintedTurns()),
+    # sft
+    (SFT, "train_on", "both", "origins", ("demonstration", "policy")),
+    (SFT, "train_on", "policy", "origins", ("policy",)),
+    (SFT, "train_on", "demonstration", "origins", ("demonstration",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("build", "option", "value", "place", "wanted"),
+    OPTIONS,
+    ids=[f"{row[1]}={row[2]}-{row[3]}"[:80] for row in OPTIONS],
+)
+def test_an_option_arrives(build: Build, option: str, value: Any, place: str, wanted: Any) -> None:
+    wanted = value if wanted is ITSELF else wanted
+    found = attrgetter(place)(build(**{option: value}))
+    assert found == wanted
+    assert isinstance(found, type(wanted))
+
+
+@pytest.mark.parametrize("build", [GRPO, KD, PPO, PRM, HINTS])
+def test_the_lower_and_the_upper_clip_are_told_apart(build: Build) -> None:
+    loss = build(clip=(0.15, 0.35)).token_loss
+    assert isinstance(loss, PolicyGradient)
+    assert (loss.eps_low, loss.eps_high) == (0.15, 0.35)
+
+
+def test_the_clip_of_the_sampled_form() -> None:
+    assert OPD(form="sampled", clip=(0.15, 0.35)).token_loss == ClippedAdvantage(eps_low=0.15, eps_high=0.35)
+
+
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (SFT, ("token_mean", "episode_mean", "turn_mean")),
+        (lambda weight: opd.build(opd.OpdConfig(weight=weight), DistillConfig(), RUN), ("trajectory", "turn_mean")),
+        *((build, ("trajectory", "token_mean", "turn_mean")) for build in (GRPO, KD, LUFFY, PRM, HINTS)),
+    ],
+)
+def test_the_weighting_is_the_one_that_was_named(build: Build, names: tuple[str, ...]) -> None:
+    assert [build(weight=name).weight for name in names] == [WEIGHTS[name] for name in names]
+
+
+def test_the_depth_is_the_runs() -> None:
+    for build in (SFT, OPD, GRPO, KD, PPO, LUFFY, PRM, HINTS):
+        assert build().depth == FixedDepth(h_max=17)
+
+
+def test_teacher_mixed_sampling_weighs_the_advantage_below_the_reference() -> None:
+    inner = GroupTeacherAdvantage(reward=TeacherReward())
+    assert KD(teacher_mix=0.2).target_fn == WithReference(signal=MixtureWeighted(signal=inner, share=0.2))
+    assert KD(kl_coef=0.0, teacher_mix=0.2).target_fn == MixtureWeighted(signal=inner, share=0.2)

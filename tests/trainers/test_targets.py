@@ -1,0 +1,215 @@
+"""What tokens are compared with, by hand: which model is asked what, and what stands where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turngym.envs.episode import Episode, Status, TopK
+from turngym.trainers.algorithm import Scorers
+from turngym.trainers.batch import pack
+from turngym.trainers.rollout_plan.group_filter import DropUniformGroups
+from turngym.trainers.targets.targets import (
+    GroupAdvantage,
+    NoTargets,
+    SampledAdvantage,
+    SplitAdvantage,
+    StudentTopK,
+    TargetError,
+    TeacherTopK,
+    WithReference,
+    label_logprobs,
+    rewards,
+    rows,
+)
+
+Make = Callable[..., Episode]
+ROWS = [[1, 2, 3, 10, 11, 4, 12, 9], [5, 6, 20, 21]]
+LABELS = [[3, 4, 6], [2, 3]]
+"""Where the labels 10, 11, 12 and 20, 21 stand."""
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Id i has log-probability `slope` times i; the likeliest ids at position p are `first` + p and those after it."""
+
+    slope: float
+    first: int = 0
+    asked: list[Any] = field(default_factory=list)
+
+    def _note(self, ids: Sequence[Any], positions: Sequence[Any]) -> None:
+        assert all(row.dtype == np.int32 for row in ids)
+        self.asked.append(([row.tolist() for row in ids], [where.tolist() for where in positions]))
+
+    def logprobs(self, ids: Sequence[Any], positions: Sequence[Any]) -> list[Any]:
+        self._note(ids, positions)
+        return [(self.slope * row[where]).astype(np.float32) for row, where in zip(ids, positions, strict=True)]
+
+    def topk(self, ids: Sequence[Any], positions: Sequence[Any], k: int) -> list[TopK]:
+        self._note(ids, positions)
+        found = [(self.first + where[:, None] + np.arange(k)).astype(np.int32) for where in positions]
+        return [TopK(ids=top, logp=(self.slope * top).astype(np.float32)) for top in found]
+
+
+@dataclass(frozen=True)
+class Chosen(Slope):
+    """Scores chosen ids too."""
+
+    def gather(self, ids: Sequence[Any], positions: Sequence[Any], support: Sequence[Any]) -> list[Any]:
+        self._note(ids, positions)
+        return [self.slope * chosen.astype(np.float64) for chosen in support]
+
+
+@dataclass(frozen=True)
+class Says:
+    """Answers what it was given, whatever the question."""
+
+    values: Any
+
+    def logprobs(self, ids: Any, positions: Any) -> list[Any]:
+        return [np.asarray(self.values, np.float32)]
+
+    def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
+        raise AssertionError("nobody asks for this")
+
+
+def luffy_group(make_episode: Make) -> list[Episode]:
+    """One group: D, a demonstrated turn of 10, 11 and an own one of 12, return 1; own episodes with return 0 and 1."""
+    d = make_episode(
+        [([1, 2, 3], [10, 11]), ([4], [12])], number=0, group=7, success=True, origins=["demonstration", "policy"]
+    )
+    b = make_episode([([5, 6], [20, 21])], number=1, group=7)
+    c = make_episode([([5], [22])], number=2, group=7, success=True)
+    return [d, b, c]
+
+
+def test_rows_and_the_places_of_their_labels(ragged: list[Episode]) -> None:
+    ids, places = rows(pack(ragged))
+    assert [row.tolist() for row in ids] == ROWS
+    assert [where.tolist() for where in places] == LABELS
+
+
+def test_sampled_advantage_is_teacher_minus_student(ragged: list[Episode]) -> None:
+    teacher, student = Slope(-0.1), Slope(-0.05)
+    targets = SampledAdvantage()(pack(ragged), ragged, Scorers(student=student, teacher=teacher))
+    # log q - log p = -0.05 times the label: the teacher likes each id less than the student does
+    np.testing.assert_allclose(targets.advantage_N, [-0.5, -0.55, -0.6, -1.0, -1.05], rtol=1e-6)
+    np.testing.assert_allclose(targets.label_logp_N, [-1.0, -1.1, -1.2, -2.0, -2.1], rtol=1e-6)
+    assert teacher.asked == student.asked == [(ROWS, LABELS)]
+
+
+def test_teachers_likeliest_ids(ragged: list[Episode]) -> None:
+    teacher = Slope(-0.1, first=30)
+    targets = TeacherTopK(2)(pack(ragged), ragged, Scorers(student=Slope(0.0), teacher=teacher))
+    assert targets.topk_ids_NK is not None
+    assert targets.topk_logp_NK is not None
+    assert targets.topk_ids_NK.tolist() == [[33, 34], [34, 35], [36, 37], [32, 33], [33, 34]]
+    np.testing.assert_allclose(targets.topk_logp_NK[:, 0], [-3.3, -3.4, -3.6, -3.2, -3.3], rtol=1e-6)
+    assert (targets.topk_ids_NK.dtype, targets.topk_logp_NK.dtype) == (np.int64, np.float32)
+    assert teacher.asked == [(ROWS, LABELS)]
+
+
+def test_students_likeliest_ids_under_the_teacher(ragged: list[Episode]) -> None:
+    teacher, student = Chosen(-0.1, first=30), Slope(-0.5, first=40)
+    targets = StudentTopK(2)(pack(ragged), ragged, Scorers(student=student, teacher=teacher))
+    assert targets.topk_ids_NK is not None
+    assert targets.topk_logp_NK is not None
+    assert targets.topk_ids_NK.tolist() == [[43, 44], [44, 45], [46, 47], [42, 43], [43, 44]]
+    np.testing.assert_allclose(targets.topk_logp_NK[:, 1], [-4.4, -4.5, -4.7, -4.3, -4.4], rtol=1e-6)
+    assert (targets.topk_ids_NK.dtype, targets.topk_logp_NK.dtype) == (np.int64, np.float32)
+    assert student.asked == teacher.asked == [(ROWS, LABELS)]
+    with pytest.raises(TargetError, match=r"scores chosen ids; Slope has no gather"):
+        StudentTopK(2)(pack(ragged), ragged, Scorers(student=student, teacher=Slope(0.0)))
+
+
+def test_group_advantages_reach_every_token(make_episode: Make) -> None:
+    group = luffy_group(make_episode)
+    batch = pack(group, origins=("policy", "demonstration"))
+    scorers = Scorers(student=Slope(0.0))
+    plain = GroupAdvantage(scale="none")(batch, group, scorers).advantage_N
+    np.testing.assert_allclose(plain, [1 / 3] * 3 + [-2 / 3] * 2 + [1 / 3], rtol=1e-6)
+    unit = (1 / 3) ** 0.5 + 1e-6
+    found = GroupAdvantage()(batch, group, scorers).advantage_N
+    np.testing.assert_allclose(found, np.array([1 / 3] * 3 + [-2 / 3] * 2 + [1 / 3]) / unit, rtol=1e-6)
+
+
+def test_demonstrated_and_own_tokens_have_their_own_factors(make_episode: Make) -> None:
+    group = luffy_group(make_episode)
+    batch, scorers = pack(group, origins=("policy", "demonstration")), Scorers(student=Slope(0.0))
+    # the two own episodes have mean 1/2: D +1/2, B -1/2, C +1/2; times 3 where demonstrated, 5 elsewhere
+    found = SplitAdvantage(scale="none", alpha=3.0, beta=5.0)(batch, group, scorers).advantage_N
+    np.testing.assert_allclose(found, [1.5, 1.5, 2.5, -2.5, -2.5, 2.5])
+    # all three have mean 2/3
+    found = SplitAdvantage(scale="none", alpha=3.0, beta=6.0, split=False)(batch, group, scorers).advantage_N
+    np.testing.assert_allclose(found, [1.0, 1.0, 2.0, -4.0, -4.0, 2.0], rtol=1e-6)
+    # own rewards 0 and 1: unbiased std sqrt(1/2)
+    found = SplitAdvantage()(batch, group, scorers).advantage_N
+    np.testing.assert_allclose(found, np.array([1, 1, 1, -1, -1, 1]) * 0.5 / (0.5**0.5 + 1e-6), rtol=1e-6)
+
+
+def test_what_an_episode_is_worth(make_episode: Make) -> None:
+    rich = replace(make_episode([([1], [2])], success=True, episode_return=2.5), score=0.25)
+    failed = make_episode([([1], [3])], status=Status.ERROR_ENV)
+    poor = replace(make_episode([([1], [4])], episode_return=-1.0), score=0.75)
+    episodes = [failed, rich, poor]
+    batch = pack(episodes)
+    assert rewards(batch, episodes, "return").tolist() == [2.5, -1.0]
+    assert rewards(batch, episodes, "success").tolist() == [1.0, 0.0]
+    assert rewards(batch, episodes, "score").tolist() == [0.25, 0.75]
+    # in one group the advantage tells which reward was taken
+    scorers = Scorers(student=Slope(0.0))
+    for made in (GroupAdvantage(reward="success", scale="none"), SplitAdvantage(reward="success", scale="none")):
+        np.testing.assert_allclose(made(batch, episodes, scorers).advantage_N, [0.5, -0.5])
+
+
+def test_the_reference_is_added_to_another_target(ragged: list[Episode]) -> None:
+    student, teacher, reference = Slope(-0.05), Slope(-0.1), Slope(-0.2)
+    scorers = Scorers(student=student, teacher=teacher, reference=reference)
+    targets = WithReference(signal=SampledAdvantage())(pack(ragged), ragged, scorers)
+    np.testing.assert_allclose(targets.advantage_N, [-0.5, -0.55, -0.6, -1.0, -1.05], rtol=1e-6)
+    np.testing.assert_allclose(targets.reference_logp_N, [-2.0, -2.2, -2.4, -4.0, -4.2], rtol=1e-6)
+    assert NoTargets()(pack(ragged), ragged, scorers).advantage_N is None
+
+
+def test_models_that_are_missing_are_named(ragged: list[Episode]) -> None:
+    batch, alone = pack(ragged), Scorers(student=Slope(0.0))
+    with pytest.raises(TargetError, match=r"needs a teacher, and none was given"):
+        SampledAdvantage()(batch, ragged, alone)
+    with pytest.raises(TargetError, match=r"needs a student, and none was given"):
+        SampledAdvantage()(batch, ragged, Scorers(student=None, teacher=Slope(0.0)))  # type: ignore[arg-type]
+    with pytest.raises(TargetError, match=r"needs a reference \(the frozen initial policy\), and none"):
+        WithReference(signal=NoTargets())(batch, ragged, alone)
+    with pytest.raises(TargetError, match="compares the student with a teacher, and no teacher"):
+        TeacherTopK()(batch, ragged, alone)
+
+
+def test_answers_that_do_not_fit_are_named(ragged: list[Episode]) -> None:
+    batch = pack(ragged)
+    with pytest.raises(TargetError, match="answered 4 positions; 5 were asked"):
+        label_logprobs(Says([-1.0] * 4), batch, "teacher")
+    with pytest.raises(TargetError, match=r"answered .*nan.* for token 2 \(turn 1 of task/0\)"):
+        label_logprobs(Says([-1, -1, np.nan, -1, np.inf]), batch, "teacher")
+    with pytest.raises(TargetError, match=r"for token 4 \(turn 0 of task/1\)"):
+        label_logprobs(Says([[-1, -1]] * 4 + [[-1, -np.inf]]), batch, "teacher")
+
+
+def test_groups_without_contrast_are_dropped(make_episode: Make) -> None:
+    def episode(number: int, group: int, success: bool, **more: Any) -> Episode:
+        return make_episode([([1], [2])], number=number, group=group, success=success, **more)
+
+    episodes = [
+        episode(0, 1, True),
+        episode(1, 2, True),
+        episode(2, 1, False),
+        episode(3, 2, True),
+        episode(4, 3, False),
+        episode(5, 3, False),
+        # an error is no failure: group 2 stays without contrast
+        episode(6, 2, False, status=Status.ERROR_ENGINE),
+    ]
+    assert [kept.task.task_id for kept in DropUniformGroups()(episodes)] == ["task/0", "task/2"]
+    assert DropUniformGroups()([]) == []

@@ -1,0 +1,365 @@
+"""One training step by hand: what is asked of each part, and which of its numbers goes where."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turngym.envs.episode import Episode, Status
+from turngym.envs.protocols import CollectRequest
+from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets
+from turngym.trainers.batch import pack
+from turngym.trainers.config import OptimizerConfig, RunConfig
+from turngym.trainers.distributed.world import SINGLE
+from turngym.trainers.run import epochs, train_loop
+from turngym.trainers.run.epochs import Epochs, Schedule, minibatches, run_epochs
+from turngym.trainers.run.optimizer_step import Forward, UpdateResult, learning_rate
+from turngym.trainers.run.run_folder import RunState
+from turngym.trainers.run.train_loop import TrainError, TrainLoop
+
+# as the token loss gives them, at the five tokens 10 11 | 12 and 20 21 of the ragged episodes
+KL_BIN, KL_RAW = np.array([1, 2, 5, 3, 4], np.float32), np.array([10, 20, 50, 30, 40], np.float32)
+ONES = np.ones(5, np.float32)
+COLUMNS = {"loss": ONES, "logp": -ONES, "sampled_logp": -ONES, "entropy": ONES, "kl_bin": KL_BIN, "kl_raw": KL_RAW}
+RUN = RunConfig(
+    steps=9,
+    episodes=6,
+    temperature=0.7,
+    micro_tokens=77,
+    head_chunk=33,
+    autocast="bfloat16-body",
+    gradient_checkpointing=True,
+    packing=False,
+    eval_every=2,
+)
+
+
+class Depth:
+    """Plans what it was told, and notes what it was shown."""
+
+    def __init__(self) -> None:
+        self.planned: list[Any] = []
+        self.shown: list[Any] = []
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan:
+        self.planned.append((state, step))
+        return DepthPlan(cap=5, probe=True, demonstration_turns=3)
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: Any) -> DepthState:
+        self.shown.append((state, plan, stats))
+        return DepthState(hbar=4.5)
+
+
+class Bench:
+    """A training loop whose parts note what they are asked."""
+
+    def __init__(self, **algorithm: Any) -> None:
+        self.asked: list[Any] = []
+        self.rows: list[dict[str, Any]] = []
+        self.updated: list[int] = []
+        self.evaluated: list[int] = []
+        self.phases: list[str] = []
+        self.depth = Depth()
+        parts: dict[str, Any] = {
+            "depth": self.depth,
+            "group": 2,
+            "prefix": SimpleNamespace(ratios=lambda step, groups: ((step / 10,),) * groups),
+            "select": None,
+            "origins": ("policy",),
+            "target_fn": self.target_fn,
+            "distill_temperature": 1.5,
+            "entropy_gradient": True,
+        }
+        self.trainer: Any = SimpleNamespace(
+            algorithm=SimpleNamespace(**(parts | algorithm)),
+            run=RUN,
+            optimizer=OptimizerConfig(lr=0.5),
+            model="student",
+            teacher="teacher",
+            reference="reference",
+            vocab_size=60,
+            world=SINGLE,
+            out=Path("out"),
+            collect="the source",
+            on_update=self.updated.append,
+            evaluate=self.evaluate,
+            order=lambda step, planned, collect: (planned(step), self.answer(collect)),
+            progress=SimpleNamespace(phase=self.phases.append, row=lambda row: None),
+        )
+        state = RunState(step=3, depth=DepthState(hbar=7.0), train_seconds=100.0)
+        log: Any = SimpleNamespace(write=self.rows.append)
+        nothing: Any = None
+        critic: Any = "critic"
+        self.loop = TrainLoop(self.trainer, nothing, nothing, log, state, critic)
+        self.episodes: list[Episode] = []
+
+    def answer(self, collect: Any) -> list[Episode]:
+        self.asked.append(collect)
+        return self.episodes
+
+    def target_fn(self, batch: Any, kept: Any, scorers: Scorers) -> Targets:
+        self.asked.append((batch.label_N.tolist(), kept, scorers))
+        return Targets(advantage_N=ONES)
+
+    def evaluate(self, step: int) -> Any:
+        self.evaluated.append(step)
+        return SimpleNamespace(avg=0.5, low=0.25, high=0.75, extra={"turns": 3.0})
+
+
+def learned(asked: list[Any], columns: dict[str, Any]) -> Callable[..., Epochs]:
+    def run(*given: Any) -> Epochs:
+        asked.append(given)
+        result = UpdateResult(loss=0.5, grad_norm=2.0, skipped=False, columns={}, terms={})
+        fresh_N = np.ones(5, np.bool_)
+        return Epochs(results=[result], columns=columns, weight_N=ONES / 5, fresh_N=fresh_N, lr=0.5)
+
+    return run
+
+
+def stepped(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch, columns: dict[str, Any], **more: Any) -> Bench:
+    bench, plan = Bench(**more), DepthPlan(cap=5, probe=True)
+    monkeypatch.setattr(train_loop, "run_epochs", learned(bench.asked, columns))
+    bench.loop._step(time.perf_counter() - 50.0, plan, ragged)
+    return bench
+
+
+def test_the_depth_controller_sees_the_raw_divergence(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = stepped(ragged, monkeypatch, COLUMNS)
+    ((state, plan, stats),) = bench.depth.shown
+    assert (state, plan) == (DepthState(hbar=7.0), DepthPlan(cap=5, probe=True))
+    # turn 0: (10 + 20 + 30 + 40) / 4 of the raw form, which may be negative; turn 1: 50
+    assert stats.kl_T.tolist() == [25.0, 50.0]
+    assert (stats.survivors_T.tolist(), stats.last_turn_E.tolist(), stats.reward_E.tolist()) == ([2, 1], [1, 0], [0, 1])
+    (row,) = bench.rows
+    assert (row["kl_bin"], row["kl_raw"], row["turn/kl"], row["turn/kl_raw"]) == (3.0, 30.0, [2.5, 5.0], [25.0, 50.0])
+    assert (row["step"], row["kind"], row["depth/hbar"], row["depth/cap"]) == (4, "train", 4.5, 5)
+    assert bench.loop.state.depth == DepthState(hbar=4.5)
+    without = stepped(ragged, monkeypatch, {k: v for k, v in COLUMNS.items() if not k.startswith("kl_")})
+    assert without.depth.shown[0][2].kl_T.tolist() == [0.0, 0.0]
+
+
+def test_a_step_hands_on_what_was_kept(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = stepped(ragged, monkeypatch, COLUMNS, select=lambda episodes: episodes[::-1])
+    labels, kept, scorers = bench.asked[0]
+    assert (labels, kept) == ([20, 21, 10, 11, 12], ragged[::-1])
+    assert (scorers.teacher, scorers.reference, scorers.critic) == ("teacher", "reference", "critic")
+    student: Any = scorers.student
+    assert (student.model, student.vocab_size, student.temperature, student.max_tokens) == ("student", 60, 1.5, 77)
+    model, _, batch, episodes, targets, algorithm, schedule, forward, critic = bench.asked[1]
+    assert (model, batch.label_N.tolist(), episodes, critic) == ("student", labels, kept, "critic")
+    assert targets.advantage_N is ONES
+    assert algorithm is bench.trainer.algorithm
+    assert schedule == Schedule(config=OptimizerConfig(lr=0.5), step=4, total_steps=9)
+    assert forward == bench.loop._forward()
+    assert bench.updated == [4]
+    assert bench.loop.state.step == 4
+    assert bench.loop.state.train_seconds > 100.0
+    (row,) = bench.rows
+    assert row["time/train_s"] == bench.loop.state.train_seconds
+    assert row["time/step_s"] == pytest.approx(row["time/train_s"] - 100.0)
+    parts = [row[f"time/{name}_s"] for name in ("rollout", "teacher", "update")]
+    assert all(part >= 0 for part in parts)
+    assert sum(parts) == pytest.approx(row["time/step_s"])
+    assert parts[0] == pytest.approx(50.0, abs=5.0)
+    assert bench.phases == ["teacher", "update"]
+    assert row["tokens_per_s"] == pytest.approx(5 / row["time/step_s"])
+    # the labels of the first episode have a behavior policy of version 0: three versions behind step 3
+    assert (row["staleness_mean"], row["staleness_max"]) == (3.0, 3)
+
+
+def test_a_step_in_which_nothing_is_kept(
+    ragged: list[Episode], make_episode: Callable[..., Episode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = make_episode([([1], [2])], status=Status.ERROR_ENV)
+    bench = stepped([*ragged, failed], monkeypatch, COLUMNS, select=lambda episodes: [])
+    assert (bench.asked, bench.depth.shown, bench.updated) == ([], [], [4])
+    (row,) = bench.rows
+    assert {name: row[name] for name in ("step", "kind", "episodes", "episodes_dropped", "success", "depth/cap")} == {
+        "step": 4,
+        "kind": "train",
+        "episodes": 0,
+        "episodes_dropped": 3,
+        "success": 0.5,
+        "depth/cap": 5,
+    }
+    assert (bench.loop.state.step, bench.loop.state.depth) == (4, DepthState(hbar=7.0))
+    assert row["time/train_s"] == bench.loop.state.train_seconds > 100.0
+    bench.trainer.on_update = None
+    assert row["time/train_s"] == pytest.approx(150.0, abs=5.0)
+    bench.loop._skip(time.perf_counter(), DepthPlan(cap=5), ragged)
+    assert bench.loop.state.step == 5
+
+
+def test_what_is_asked_of_the_rollouts(ragged: list[Episode]) -> None:
+    bench = Bench()
+    planned = bench.loop._planned(4)
+    assert planned.request == CollectRequest(
+        step=4,
+        episodes=6,
+        max_turns=5,
+        temperature=0.7,
+        demonstration_turns=3,
+        group=2,
+        prefix_ratios=((0.4,), (0.4,), (0.4,)),
+    )
+    assert planned.plan == DepthPlan(cap=5, probe=True, demonstration_turns=3)
+    assert bench.depth.planned == [(DepthState(hbar=7.0), 4)]
+    assert Bench(prefix=None).loop._planned(4).request.prefix_ratios == ()
+    bench.episodes = ragged
+    _, plan, found = bench.loop._collect()
+    assert (plan, found, bench.asked) == (planned.plan, ragged, ["the source"])
+    assert bench.depth.planned[-1] == (DepthState(hbar=7.0), 4)
+    assert bench.phases == ["rollout"]
+    with pytest.raises(TrainError, match=r"step 4: all 0 episodes failed; the first: the source returned none$"):
+        Bench().loop._collect()
+    bench.episodes = [replace(ragged[0], status=Status.ERROR_ENGINE, meta={"error": "no memory"})]
+    with pytest.raises(TrainError, match="step 4: all 1 episodes failed; the first: no memory"):
+        bench.loop._collect()
+    bench.episodes = [replace(ragged[0], status=Status.ERROR_ENGINE), ragged[1]]
+    assert bench.loop._collect()[2] == bench.episodes
+
+
+def test_how_the_forward_passes_are_computed() -> None:
+    bench = Bench()
+    assert bench.loop._forward() == Forward(
+        micro_tokens=77,
+        head_chunk=33,
+        vocab_size=60,
+        distill_temperature=1.5,
+        sampling_temperature=0.7,
+        entropy_gradient=True,
+        autocast=True,
+        autocast_head=False,
+        gradient_checkpointing=True,
+        packing=False,
+        world=SINGLE,
+    )
+    for word, wanted in (("off", (False, False)), ("bfloat16", (True, True))):
+        bench.trainer.run = replace(RUN, autocast=word)
+        assert (bench.loop._forward().autocast, bench.loop._forward().autocast_head) == wanted
+
+
+def test_when_a_run_is_evaluated() -> None:
+    bench = Bench()
+    for step in (0, 1, 2, 2, 3, 9):
+        bench.loop.state = replace(bench.loop.state, step=step)
+        bench.loop._maybe_evaluate()
+    assert bench.evaluated == [0, 2, 9]  # the last step too
+    assert bench.phases == ["evaluate"] * 3
+    row = bench.rows[1]
+    assert {name: row[name] for name in row if name != "time/eval_s"} == {
+        "step": 2,
+        "kind": "eval",
+        "eval/avg": 0.5,
+        "eval/low": 0.25,
+        "eval/high": 0.75,
+        "eval/turns": 3.0,
+        "time/train_s": 100.0,
+    }
+    assert 0 <= row["time/eval_s"] < 60
+    for change in ({"evaluate": None}, {"run": replace(RUN, eval_every=0)}):
+        quiet = Bench()
+        for name, value in change.items():
+            setattr(quiet.trainer, name, value)
+        quiet.loop._maybe_evaluate()
+        assert (quiet.evaluated, quiet.rows) == ([], [])
+
+
+class Critic:
+    """Notes what it is taught."""
+
+    def __init__(self) -> None:
+        self.taught: list[Any] = []
+
+    def update(self, batch: Any, return_N: Any, value_N: Any) -> float:
+        self.taught.append((batch.label_N.tolist(), return_N.tolist(), value_N.tolist()))
+        return float(len(self.taught))
+
+
+def test_epochs_and_minibatches_by_hand(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def update(model: Any, optimizer: Any, part: Any, **given: Any) -> UpdateResult:
+        terms = dict(term() for term in given["terms"])
+        calls.append({"model": model, "optimizer": optimizer, "labels": part.label_N.tolist(), **given, "terms": terms})
+        columns = {"loss": (part.label_N + 100 * len(calls)).astype(np.float32)}
+        return UpdateResult(loss=float(len(calls)), grad_norm=1.0, skipped=False, columns=columns, terms=terms)
+
+    def weight(part: Any, *, step: int, total_steps: int) -> Any:
+        assert (step, total_steps) == (2, 4)
+        return np.arange(1.0, part.tokens + 1) / sum(range(1, part.tokens + 1))
+
+    monkeypatch.setattr(epochs, "update", update)
+    batch, critic = pack(ragged), Critic()
+    numbers = np.arange(5, dtype=np.float32)
+    targets = Targets(advantage_N=numbers, return_N=numbers * 2, value_N=numbers * 3)
+    term = SimpleNamespace(name="lpt", backward=lambda model, step, world: float(step) if world is SINGLE else -1.0)
+    algorithm: Any = SimpleNamespace(weight=weight, token_loss="loss", origins=("policy",), terms=(term,))
+    config = OptimizerConfig(lr=1.0, ppo_epochs=2, minibatches=2, max_grad_norm=0.3, schedule="linear")
+    given: Any = ("model", "optimizer", batch, ragged, targets, algorithm)
+    done = run_epochs(*given, Schedule(config=config, step=2, total_steps=4), Forward(micro_tokens=7), critic)  # type: ignore[arg-type]
+    assert [call["labels"] for call in calls] == [[10, 11, 12], [20, 21]] * 2
+    first = calls[0]
+    assert (first["model"], first["optimizer"], first["token_loss"]) == ("model", "optimizer", "loss")
+    assert (first["forward"].micro_tokens, first["lr"], first["max_grad_norm"]) == (7, 0.75, 0.3)
+    assert first["terms"] == {"lpt": 2.0}
+    assert calls[1]["targets"].advantage_N.tolist() == [3.0, 4.0]
+    assert calls[1]["weight_N"].tolist() == pytest.approx([1 / 3, 2 / 3])
+    # the weights of both minibatches together sum to 1
+    assert done.weight_N.tolist() == pytest.approx([1 / 12, 2 / 12, 3 / 12, 1 / 6, 2 / 6])
+    # columns are those of the first epoch; only the first minibatch was seen before any update
+    assert done.columns["loss"].tolist() == [110.0, 111.0, 112.0, 220.0, 221.0]
+    assert done.fresh_N.tolist() == [True, True, True, False, False]
+    assert ([result.loss for result in done.results], done.lr) == ([1.0, 2.0, 3.0, 4.0], 0.75)
+    assert critic.taught[1] == ([20, 21], [6.0, 8.0], [9.0, 12.0])
+    assert done.critic_losses == [1.0, 2.0, 3.0, 4.0]
+    # returns 0 2 4 6 8 and values 0 3 6 9 12: var(R - V) / var(R) = 2 / 8
+    assert done.critic_explained == pytest.approx(0.75)
+
+
+def test_a_critic_learns_only_from_returns(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch) -> None:
+    result = UpdateResult(loss=0.0, grad_norm=1.0, skipped=False, columns={}, terms={})
+    monkeypatch.setattr(epochs, "update", lambda *_, **__: result)
+    algorithm: Any = SimpleNamespace(
+        weight=lambda part, **_: np.ones(part.tokens), token_loss=None, origins=("policy",), terms=()
+    )
+    schedule = Schedule(config=OptimizerConfig(), step=1, total_steps=1)
+    for targets in (Targets(return_N=ONES), Targets(value_N=ONES), Targets()):
+        critic: Any = Critic()
+        done = run_epochs(None, None, pack(ragged), ragged, targets, algorithm, schedule, Forward(), critic)  # type: ignore[arg-type]
+        assert (critic.taught, list(done.critic_losses), done.critic_explained) == ([], [], None)
+        assert done.fresh_N.all()
+
+
+def test_minibatches_by_hand(ragged: list[Episode], make_episode: Callable[..., Episode]) -> None:
+    failed = make_episode([([1], [9])], status=Status.ERROR_ENV)
+    third = make_episode([([7], [30]), ([8], [31])], origins=["demonstration", "policy"])
+    episodes = [failed, *ragged, third]
+    batch = pack(episodes, origins=("policy", "demonstration"))
+    targets = Targets(advantage_N=np.arange(7, dtype=np.float32))
+    algorithm: Any = SimpleNamespace(origins=("policy", "demonstration"))
+    parts = minibatches(batch, episodes, targets, algorithm, 2)
+    assert [part.label_N.tolist() for part, *_ in parts] == [[10, 11, 12, 30, 31], [20, 21]]
+    assert [tokens.tolist() for *_, tokens in parts] == [[0, 1, 2, 5, 6], [3, 4]]
+    found = [chosen.advantage_N.tolist() for _, chosen, _ in parts if chosen.advantage_N is not None]
+    assert found == [[0.0, 1.0, 2.0, 5.0, 6.0], [3.0, 4.0]]
+    assert [len(minibatches(batch, episodes, targets, algorithm, count)) for count in (1, 3, 9)] == [1, 3, 3]
+    ((whole, same, tokens),) = minibatches(batch, episodes, targets, algorithm, 1)
+    assert (whole is batch, same is targets, tokens.tolist()) == (True, True, list(range(7)))
+
+
+def test_the_learning_rate_by_step() -> None:
+    config = OptimizerConfig(lr=0.5, lr_warmup=1, schedule="linear")
+    assert [learning_rate(config, step, 5) for step in (1, 2, 3, 5)] == [0.25, 0.5, 0.375, 0.125]
+    cosine = replace(config, schedule="cosine", lr_warmup=0)
+    assert [learning_rate(cosine, step, 4) for step in (1, 3)] == pytest.approx([0.5, 0.25])
+    assert learning_rate(replace(config, schedule="constant"), 5, 5) == 0.5
+    # warm-up as long as the run: it ends where the fall would begin
+    assert [learning_rate(replace(config, lr_warmup=3), step, 3) for step in (1, 3)] == [0.125, 0.375]
