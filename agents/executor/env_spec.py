@@ -1,4 +1,4 @@
-"""An environment by name: what can be sent to another process, which makes it there."""
+"""An environment by id and arguments: picklable, so that another process can make it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
+
+import turngym.envs  # noqa: F401  (registers the ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,4 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> gym.Env[str, str]:
-        import turngym.envs  # noqa: F401  (registers the ids)
-
         return gym.make(self.env_id, disable_env_checker=True, **self.kwargs)
