@@ -33,7 +33,7 @@ try:
     from turngym.trainers.algorithms.tcod import TcodConfig
     from turngym.trainers.algorithms.turnopd import TurnOpdConfig
     from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-    from turngym.trainers.distributed.run import divided
+    from turngym.trainers.distributed.run import distribute_trainer
     from turngym.trainers.distributed.world import World, on_all_ranks
     from turngym.trainers.losses.lm_loss import LmLossConfig
     from turngym.trainers.models.lora import LoraConfig
@@ -169,7 +169,7 @@ def run(options: Options, world: World) -> RunResult:
     if world.size > 1 and options.device == "auto":
         options = replace(options, device=local_device())
     with open_workers(options.crew) as play:
-        trainer: Trainer = divided(
+        trainer: Trainer = distribute_trainer(
             on_all_ranks(world, lambda: build_trainer(options, play)), world, shard_teacher=options.shard_teacher
         )
         return trainer.train(resume=options.resume)

@@ -15,7 +15,7 @@ from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
-from turngym.trainers.distributed.run import Silent, shared_scorer
+from turngym.trainers.distributed.run import NullMetricsLog, shared_scorer
 from turngym.trainers.distributed.world import on_all_ranks
 from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.models.scorer import LocalScorer
@@ -67,7 +67,7 @@ class TrainLoop:
     trainer: Trainer
     optimizer: Any
     folder: RunFolder
-    log: MetricsLog | Silent
+    log: MetricsLog | NullMetricsLog
     state: RunState
     critic: Critic | None
 
