@@ -18,10 +18,10 @@ import gymnasium as gym
 import tyro
 
 import turngym.envs  # noqa: F401  (registers the ids)
+from turngym.agents.environments import json_object
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import Panel, collect_tasks, list_panels, load_panel, make_panel, verify_panel, write_panel
 from turngym.envs.suggest import did_you_mean
-from turngym.scripts.wiring import json_object
 
 _SHOWN = 20
 

@@ -1,139 +1,115 @@
-"""Evaluation on a panel: every task n times, resumed where it stopped, refused where the tasks are not the panel's."""
+"""Evaluate an agent on a task panel, from Python or the command line: Avg@n, pass@k, rows by category, rates."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from turngym.agents.agent import Agent
-from turngym.agents.evaluation.scores import Scores, score
-from turngym.agents.evaluation.tables import progress_bar
-from turngym.agents.rollout import Job, MakeEnv, PlayJobs, rollout
-from turngym.envs.core import Task, TurngymError
-from turngym.envs.episode import Episode
-from turngym.envs.panels import Panel
-from turngym.envs.trace import TraceProblem, TraceWriter, read_trace
-
-
-class EvaluationError(TurngymError):
-    """An evaluation that cannot start or go on: a trace of something else, tasks that are not the panel's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalResult:
-    """A finished evaluation."""
-
-    episodes: tuple[Episode, ...]
-    """Sample by sample, tasks in panel order."""
-    scores: Scores
-    settings: Mapping[str, Any]
-    seconds: float
-    """Wall clock of this call; what was resumed is not in it."""
-    resumed: int = 0
-    """Episodes that were found in the trace."""
-    problems: tuple[TraceProblem, ...] = field(default=())
-    """Lines of the trace that could not be read."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {**self.settings, "seconds": round(self.seconds, 3), "scores": self.scores.to_json()}
+from turngym.agents.environments import env_maker, probe
+from turngym.agents.evaluation.tables import write_json
+from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
+from turngym.agents.executor.open_workers import WorkerOptions, open_workers
+from turngym.agents.named_agent import AgentSettings, OpenedAgent, as_opened
+from turngym.agents.sglang.options import PolicyServer
+from turngym.envs.core import TurngymError
+from turngym.envs.panels import Panel, load_panel, verify_panel
 
 
 def evaluate(
-    tasks: Panel | Sequence[Task],
-    make_env: MakeEnv,
-    agent: Agent,
+    panel: str | Path | Panel,
+    agent: str | Agent | OpenedAgent = "expert",
     *,
     samples: int = 4,
-    temperature: float | None = 0.85,
     seed: int = 0,
     slots: int = 64,
-    trace: str | Path | None = None,
-    system: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    progress: bool = False,
-    play: PlayJobs = rollout,
+    out: str | Path | None = None,
+    limit: int | None = None,
+    data: str | None = None,
+    max_turns: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    workers: int | WorkerOptions = 0,
+    servers: PolicyServer | None = None,
+    verify: bool = True,
+    progress: bool = True,
+    **settings: Unpack[AgentSettings],
 ) -> EvalResult:
-    """Play every task `samples` times and score it (Avg@4 at temperature 0.85 unless told otherwise).
+    """Play every task of `panel` `samples` times with `agent` and score it, as `turngym eval` does.
 
-    With `trace`, every episode is appended as it finishes, and a later call plays only what is missing; episodes that
-    ended in an error are played again. `temperature` is a note for the record: the agent's own sampling decides. So are
-    `settings` (JSON-able: environment arguments, the model's fingerprint, ...): a trace with others is refused.
-    `play` plays the episodes, in this process or in others.
+    Args:
+        panel: name (newest version), full name, path of a manifest, or a `Panel`.
+        agent: a name as on the command line (`expert`, `random`, `replay:TRACE`, `model:FOLDER`,
+            `package.module:name`), or an agent object.
+        samples: episodes per task.
+        seed: same seed, same episodes, whatever `slots` and `workers`.
+        slots: episodes played, and requests generated, at a time.
+        out: folder for results.json and trace.jsonl; an interrupted evaluation with the same folder goes on.
+        limit: play only the first so many tasks.
+        data: folder of the data; by default where the environment looks for it.
+        max_turns: turns before an episode is cut; by default the environment's own limit.
+        env_kwargs: further arguments for gym.make.
+        workers: processes that play; 0: this one.
+        servers: SGLang servers that play with the weights of `model:FOLDER`.
+        verify: check every task's hash against the panel before anything is played.
+        progress: a bar on standard error.
+        settings: fields of `AgentOptions` by name: temperature=0.85, noise, channel, max_new_tokens, device, ...
 
     Raises:
-        EvaluationError: `samples` below 1, no tasks, or a trace that holds other tasks, settings or seeds.
-        TaskError: the environment's task has another sha256 than the panel's.
+        TurngymError: an unknown panel or agent, tasks that are not the panel's, a folder with another evaluation.
     """
-    chosen = tasks.tasks if isinstance(tasks, Panel) else tuple(tasks)
-    if samples < 1 or not chosen:
-        raise EvaluationError(f"{len(chosen)} tasks with {samples} samples each: both must be at least 1")
-    played = {"agent": agent.name, "temperature": temperature, **(settings or {})}
-    done, problems = _finished(trace, chosen, {**played, "seed": seed})
-    jobs = [
-        Job(task_id=task.task_id, sample=sample, group=place, seed=seed, sha256=task.sha256)
-        for sample in range(samples)
-        for place, task in enumerate(chosen)
-        if (task.task_id, sample) not in done
-    ]
-    resumed = samples * len(chosen) - len(jobs)
-    start = time.perf_counter()
-    with ExitStack() as stack:
-        writer = None if trace is None else stack.enter_context(TraceWriter(trace))
-        report = stack.enter_context(progress_bar("evaluate", len(jobs), enabled=progress))
-
-        def keep(episode: Episode) -> None:
-            if writer is not None:
-                writer.write(episode)
-            done[episode.task.task_id, episode.sample] = episode
-            report(episode)
-
-        play(jobs, make_env, agent, slots=slots, on_episode=keep, system=system, meta=played)
-    ordered = tuple(done[task.task_id, sample] for sample in range(samples) for task in chosen)
-    record = {**_panel_settings(tasks, chosen), **played, "samples": samples, "seed": seed}
-    return EvalResult(
-        episodes=ordered,
-        scores=score(ordered),
-        settings=record,
-        seconds=time.perf_counter() - start,
-        resumed=resumed,
-        problems=tuple(problems),
-    )
+    panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
+    overrides = {**(env_kwargs or {}), **_given(data=data, max_turns=max_turns)}
+    kwargs = {**panel.make_kwargs, **overrides}
+    make_env = env_maker(panel.env_id, **kwargs)
+    if verify:
+        _check(panel, make_env())
+    opened = as_opened(agent, {**settings, "slots": slots}, lambda: probe(panel.env_id, kwargs), servers)
+    crew = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    with open_workers(crew) as play:
+        result = evaluate_tasks(
+            panel if limit is None else panel.tasks[:limit],
+            env_maker(panel.env_id, **kwargs, channel=opened.channel),
+            opened.agent,
+            samples=samples,
+            temperature=opened.temperature,
+            seed=seed,
+            slots=slots,
+            trace=None if out is None else Path(out) / "trace.jsonl",
+            system=opened.system,
+            settings=_note(overrides, opened),
+            progress=progress,
+            play=play,
+        )
+    named = {"panel": panel.full_name, "panel_sha256": panel.sha256, "limit": limit}
+    result = replace(result, settings={**result.settings, **named})
+    if out is not None:
+        write_json(Path(out) / "results.json", result.to_json())
+    return result
 
 
-def _finished(
-    trace: str | Path | None, tasks: Iterable[Task], settings: Mapping[str, Any]
-) -> tuple[dict[tuple[str, int], Episode], list[TraceProblem]]:
-    """Finished episodes of these tasks in `trace` by (task id, sample), after checking that they belong here."""
-    if trace is None or not Path(trace).exists():
-        return {}, []
-    episodes, problems = read_trace(trace)
-    wanted = {task.task_id: task.sha256 for task in tasks}
-    done: dict[tuple[str, int], Episode] = {}
-    for number, episode in enumerate(episodes):
-        where = f"{trace}, episode {number} ({episode.task.task_id} sample {episode.sample})"
-        found = {**episode.meta, "seed": episode.seed}
-        for name, value in settings.items():
-            if found.get(name) != value:
-                raise EvaluationError(
-                    f"{where}: played with {name} {found.get(name)!r}, this evaluation has {value!r}; continue "
-                    "with the old setting or write to another folder"
-                )
-        if episode.status.is_error or episode.task.task_id not in wanted:
-            continue
-        if episode.task.sha256 != wanted[episode.task.task_id]:
-            raise EvaluationError(
-                f"{where}: sha256 {episode.task.sha256}, the panel says {wanted[episode.task.task_id]}; "
-                "the trace was played on other data: write to another folder"
-            )
-        done[episode.task.task_id, episode.sample] = episode
-    return done, problems
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _panel_settings(tasks: Panel | Sequence[Task], chosen: Sequence[Task]) -> dict[str, Any]:
-    if isinstance(tasks, Panel):
-        return {"panel": tasks.full_name, "panel_sha256": tasks.sha256, "tasks": len(chosen)}
-    return {"panel": None, "panel_sha256": None, "tasks": len(chosen)}
+def _note(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
+    """What else the episodes depend on, besides panel, seed and agent name."""
+    note: dict[str, Any] = {"make": {name: overrides[name] for name in sorted(overrides) if name != "data"}}
+    if opened.channel is not None:
+        note["channel"] = opened.channel
+    if opened.fingerprint is not None:
+        note["model"] = opened.fingerprint
+    return note
+
+
+def _check(panel: Panel, env: Any) -> None:
+    try:
+        problems = verify_panel(panel, env)
+    finally:
+        env.close()
+    if problems:
+        raise TurngymError(
+            f"{len(problems)} of {len(panel.tasks)} tasks are not those of {panel.full_name}: {problems[0]}; get the "
+            "data that the panel names (`turngym panel verify` lists every difference)"
+        )

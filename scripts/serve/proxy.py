@@ -23,11 +23,11 @@ from typing import Annotated, Literal
 
 import tyro
 
+from turngym.agents.judges.make_judge import JudgeOptions
 from turngym.agents.proxy.settings import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.sglang.options import TrainServers
 from turngym.envs.core import TurngymError
-from turngym.scripts.judge_wiring import JudgeOptions
-from turngym.scripts.server_wiring import TrainServers
 
 try:
     from turngym.trainers.algorithms.opd import OpdConfig

@@ -48,7 +48,7 @@ def build(config: OpdConfig, distill: DistillConfig, run: RunConfig) -> Algorith
     return Algorithm(
         name="opd",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=signal,
+        target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,
         distill_temperature=distill.temperature,

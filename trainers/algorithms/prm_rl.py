@@ -46,11 +46,12 @@ def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="prm-rl",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=WithReference(signal=TurnScore()) if config.kl_coef else TurnScore(),
+        target_fn=WithReference(signal=TurnScore()) if config.kl_coef else TurnScore(),
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),
         select=ScoredTurns(mask_neutral=config.mask_neutral, exclude=config.exclude),
         needs_teacher=False,
+        judge="score",
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
         settings=fingerprint(config),

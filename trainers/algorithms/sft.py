@@ -49,11 +49,13 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="sft",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=NoTargets(),
+        target_fn=NoTargets(),
         weight=WEIGHTS[config.weight],
         token_loss=NegativeLogLikelihood(),
         origins=tuple(TRAIN_ON[config.train_on]),
         needs_teacher=False,
+        collects="expert",
+        cut_recorded=False,
         settings=fingerprint(config),
     )
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm import Algorithm, DepthController
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.losses.token_weights import Static, trajectory_weights
 from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
-from turngym.trainers.rollout_plan.depth import DepthController
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ def build(config: TcodConfig, distill: DistillConfig, run: RunConfig) -> Algorit
     return Algorithm(
         name="tcod",
         depth=depths[config.direction],
-        signal=signal,
+        target_fn=signal,
         weight=Static(trajectory_weights),
         token_loss=token_loss,
         distill_temperature=distill.temperature,

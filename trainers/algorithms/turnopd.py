@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm import Algorithm, DepthController, Weight
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
-from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel, Weight, trajectory_weights
-from turngym.trainers.rollout_plan.depth import AdaptiveDepth, DepthConfig, DepthController, FixedDepth
+from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel, trajectory_weights
+from turngym.trainers.rollout_plan.depth import AdaptiveDepth, DepthConfig, FixedDepth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def build(config: TurnOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
     return Algorithm(
         name="turnopd",
         depth=_depth(config, run),
-        signal=signal,
+        target_fn=signal,
         weight=_weight(config),
         token_loss=token_loss,
         distill_temperature=distill.temperature,

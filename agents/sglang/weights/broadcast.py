@@ -14,8 +14,9 @@ from torch import Tensor
 
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.errors import ServerError, SyncError
+from turngym.agents.sglang.options import Busy
 from turngym.agents.sglang.weights.process_group import create_group, destroy_group, free_port
-from turngym.agents.sglang.weights.sync import Busy, check_weights_arrived, generation_paused
+from turngym.agents.sglang.weights.sync import check_weights_arrived, generation_paused
 
 Named = tuple[str, Tensor]
 SENT_AS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
