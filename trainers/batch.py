@@ -42,7 +42,6 @@ class RolloutBatch:
     """0-based turn of the label."""
     episode_N: IntArray
     """Index in E."""
-    group_N: IntArray
     row_N: IntArray
     behavior_logp_N: FloatArray
     """Log-probability as sampled, nats; NaN where unknown."""
@@ -53,7 +52,6 @@ class RolloutBatch:
     success_E: BoolArray
     depth_E: IntArray
     """Number of turns played, whoever chose them."""
-    status_E: tuple[Status, ...]
     truncated_E: BoolArray
     """Stopped by the trainer's depth cap (`truncated_depth`): trains, but never feeds statistics."""
     group_E: IntArray
@@ -86,7 +84,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
     Error episodes are left out and counted. Observation, template and tool tokens are inputs only. Turns of origin
     "noise", turns that say why they are `excluded` and demonstrations that the environment `refused` are never
     supervised. Ids are taken as sampled; nothing is tokenized here.
-    Source: algorithms specification section 0 (token-in, token-out; the single label shift).
+    Source: docs/algorithms.md#supervised-tokens.
     Errors: `BatchError` for an unknown origin, a response that nothing precedes, or nothing to train on.
     """
     _check_origins(origins)
@@ -112,7 +110,7 @@ class _Columns:
         self.labels: list[IntArray] = []
         self.predictors: list[IntArray] = []
         self.behavior: list[FloatArray] = []
-        self.spans: list[tuple[int, int, int, int, int, bool]] = []
+        self.spans: list[tuple[int, int, int, int, bool]] = []
 
     def add_row(self, ids: NDArray[np.int32]) -> int:
         start = self.length
@@ -128,14 +126,14 @@ class _Columns:
         logp = np.full(count, np.nan, dtype=np.float32) if turn.logprobs is None else turn.logprobs
         self.behavior.append(np.asarray(logp, dtype=np.float32))
         off_policy = turn.origin == "demonstration"
-        self.spans.append((count, turn.index, index, episode.group, len(self.inputs) - 1, off_policy))
+        self.spans.append((count, turn.index, index, len(self.inputs) - 1, off_policy))
 
     def batch(self, kept: Sequence[Episode], source: Sequence[int], excluded: int) -> RolloutBatch:
         lengths = np.array([len(ids) for ids in self.inputs], dtype=np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         row_M = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
         spans = np.array(self.spans, dtype=np.int64)
-        turn, episode, group, row, off_policy = (np.repeat(column, spans[:, 0]) for column in spans[:, 1:].T)
+        turn, episode, row, off_policy = (np.repeat(column, spans[:, 0]) for column in spans[:, 1:].T)
         return RolloutBatch(
             input_ids_M=np.concatenate(self.inputs),
             row_M=row_M,
@@ -145,14 +143,12 @@ class _Columns:
             label_N=np.concatenate(self.labels),
             turn_N=turn,
             episode_N=episode,
-            group_N=group,
             row_N=row,
             behavior_logp_N=np.concatenate(self.behavior),
             off_policy_N=off_policy.astype(np.bool_),
             reward_E=np.array([e.episode_return for e in kept], dtype=np.float64),
             success_E=np.array([e.success for e in kept], dtype=np.bool_),
             depth_E=np.array([e.depth for e in kept], dtype=np.int64),
-            status_E=tuple(e.status for e in kept),
             truncated_E=np.array([e.status == Status.TRUNCATED_DEPTH for e in kept], dtype=np.bool_),
             group_E=np.array([e.group for e in kept], dtype=np.int64),
             task_ids=tuple(e.task.task_id for e in kept),

@@ -21,7 +21,7 @@ from turngym.agents.sglang.open_servers import eval_policy, train_policy
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Judge, JudgeRequest, Judgment
-from turngym.scripts.serve.proxy import ServeProxy, named
+from turngym.scripts.serve.proxy_options import ServeProxy, named
 from turngym.scripts.serve.proxy_training import Lines, Training
 from turngym.scripts.train import Options
 from turngym.scripts.train_build import JUDGED, build_algorithm

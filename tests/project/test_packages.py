@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from wheels import clean_venv, turngym_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
+ROOT_PACKAGE = ROOT / "scripts" / "turngym"
+"""`turngym` itself: the version and `python -m turngym`."""
+
+
+def installed(path: Path) -> str:
+    """Where a file of the checkout lies in a wheel."""
+    if path.is_relative_to(ROOT_PACKAGE):
+        return f"turngym/{path.relative_to(ROOT_PACKAGE).as_posix()}"
+    return f"turngym/{path.relative_to(ROOT).as_posix()}"
 
 
 def project() -> dict[str, Any]:
@@ -23,9 +31,10 @@ def project() -> dict[str, Any]:
 
 
 def package_folders() -> dict[str, Path]:
-    """`turngym.<room>...` -> folder, for every folder with `__init__.py`."""
-    found = (init.parent for room in ROOMS for init in (ROOT / room).rglob("__init__.py"))
-    return {"turngym." + ".".join(folder.relative_to(ROOT).parts): folder for folder in sorted(found)}
+    """`turngym` and `turngym.<room>...` -> folder, for every folder with `__init__.py`."""
+    found = {init.parent for room in ROOMS for init in (ROOT / room).rglob("__init__.py")} - {ROOT_PACKAGE}
+    named = {"turngym." + ".".join(folder.relative_to(ROOT).parts): folder for folder in sorted(found)}
+    return {"turngym": ROOT_PACKAGE, **named}
 
 
 def test_the_list_equals_the_folders() -> None:
@@ -36,7 +45,8 @@ def test_the_list_equals_the_folders() -> None:
 
 def test_the_mapping_covers_the_rooms() -> None:
     mapping = project()["tool"]["setuptools"]["package-dir"]
-    assert mapping == {f"turngym.{room}": room for room in ROOMS if (ROOT / room).is_dir()}
+    rooms = {f"turngym.{room}": room for room in ROOMS if (ROOT / room).is_dir()}
+    assert mapping == {"turngym": str(ROOT_PACKAGE.relative_to(ROOT)), **rooms}
 
 
 def test_no_module_lives_outside_a_package() -> None:
@@ -56,25 +66,9 @@ def test_nothing_puts_bare_names_on_the_path() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a clean copy of the checkout, built without network by the installed setuptools."""
+    """A wheel of a clean copy of the checkout."""
     pytest.importorskip("setuptools")
-    source = tmp_path_factory.mktemp("source")
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\0")
-    for name in filter(None, files):
-        if (ROOT / name).is_file() and not name.startswith("tests/"):
-            target = source / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((ROOT / name).read_bytes())
-    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    out = tmp_path_factory.mktemp("wheel")
-    done = subprocess.run([sys.executable, "-c", code, str(out)], cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return next(out.glob("*.whl"))
+    return turngym_wheel(tmp_path_factory.mktemp("build"))
 
 
 def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
@@ -83,10 +77,12 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
     for package, folder in package_folders().items():
         for pattern in ("*.py", *listed.get(package, ())):
             for path in folder.glob(pattern):
-                assert f"turngym/{path.relative_to(ROOT).as_posix()}" in names, f"{path} is missing from the wheel"
+                assert installed(path) in names, f"{path} is missing from the wheel"
     data = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in (".json", ".html", ".pddl")]
-    assert all(f"turngym/{path.relative_to(ROOT).as_posix()}" in names for path in data), "a data file is not packaged"
-    assert not [name for name in names if re.match(r"(envs|agents|trainers|scripts|tests|turngym/__init__)", name)]
+    assert all(installed(path) in names for path in data), "a data file is not packaged"
+    assert not [
+        name for name in names if re.match(r"(envs|agents|trainers|scripts|tests|turngym/scripts/turngym)", name)
+    ]
 
 
 IMPORT_ALL = """
@@ -94,6 +90,7 @@ import importlib.util, pathlib, pkgutil, sys
 import turngym
 
 here = str(pathlib.Path(sys.prefix).resolve())
+assert turngym.__version__[0].isdigit(), turngym.__version__
 assert [str(pathlib.Path(path).resolve()).startswith(here) for path in turngym.__path__] == [True], turngym.__path__
 for name in ("envs", "agents", "trainers", "retrieval", "scripts", "turngym.tests"):
     assert importlib.util.find_spec(name) is None, name + " is importable under its bare name"
@@ -111,21 +108,6 @@ assert "turngym/ALFWorld-v0" in gymnasium.registry
 EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib", "textworld", "pyarrow"}
 
 
-def clean_venv(folder: Path, wheel: Path) -> Path:
-    """A new environment with the wheel and, through a .pth file, the dependencies that are installed here.
-
-    A .pth file adds a folder without running the .pth files in it, so an editable install here stays invisible there.
-    """
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    scheme = "nt" if os.name == "nt" else "venv"
-    site = Path(sysconfig.get_path("purelib", scheme, vars={"base": str(folder), "platbase": str(folder)}))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    folders = {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
-    (site / "dependencies.pth").write_text("\n".join(sorted(folders)) + "\n", encoding="utf-8")
-    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-
-
 def test_a_wheel_in_a_clean_venv_imports_everything(wheel: Path, tmp_path: Path) -> None:
     python = clean_venv(tmp_path / "venv", wheel)
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
@@ -141,6 +123,8 @@ def test_a_wheel_in_a_clean_venv_imports_everything(wheel: Path, tmp_path: Path)
         if path.stem != "__main__"
     }
     # walk_packages does not name what is inside a package that could not be imported
-    assert {row[-1] for row in rows} >= {name for name in wanted if not any(row[0] == "lacks" for row in rows)}
-    command = [python, "-m", "turngym.scripts", "panel", "list"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, env=env).returncode == 0
+    assert {"turngym", *(row[-1] for row in rows)} >= {
+        name for name in wanted if not any(row[0] == "lacks" for row in rows)
+    }
+    for command in (["-m", "turngym.scripts", "panel", "list"], ["-m", "turngym", "--version"]):
+        assert subprocess.run([python, *command], cwd=tmp_path, capture_output=True, env=env).returncode == 0

@@ -23,6 +23,7 @@ from turngym.scripts import train
 from turngym.scripts.bench.learn import jobs
 from turngym.scripts.bench.learn import main as learn
 from turngym.scripts.bench.learn.jobs import Job, Runner
+from turngym.scripts.bench.learn.options import Size
 from turngym.scripts.bench.learn.recipes import MUST_RISE, RECIPES, choose
 from turngym.scripts.bench.learn.rise import over_seeds, rise
 from turngym.scripts.bench.learn.text import write_text
@@ -103,7 +104,7 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
             assert parsed.run.steps == job.steps
             assert parsed.out == job.folder
             if parsed.algorithm == "prm-rl":
-                assert parsed.optimizer.passes == 1, "of an option that comes twice the last one counts"
+                assert parsed.optimizer.ppo_epochs == 1, "of an option that comes twice the last one counts"
     hinted = planned["opd-hints"][1]
     assert hinted.needs is planned["hints"][0]
     assert str(hinted.needs.model) in hinted.command
@@ -118,7 +119,7 @@ def test_a_world_says_how_much_is_trained_unless_the_user_does() -> None:
     sizes = [learn.size_of(learn.LearnBench(env=env), load_world(env)) for env in ("alfworld", "webshop", "search")]
     assert [(size.steps, size.episodes, size.every) for size in sizes] == [(24, 64, 12), (24, 64, 12), (36, 256, 18)]
     asked = learn.LearnBench(env="search", episodes=8, steps=4, evaluations=4)
-    assert learn.size_of(asked, load_world("search")) == learn.Size(steps=4, episodes=8, every=1)
+    assert learn.size_of(asked, load_world("search")) == Size(steps=4, episodes=8, every=1)
     with pytest.raises(TurngymError, match="--steps 24 cannot be cut into 5 equal parts"):
         learn.size_of(learn.LearnBench(evaluations=5), load_world("alfworld"))
     with pytest.raises(TurngymError, match="--episodes is 0"):
@@ -227,15 +228,15 @@ def test_a_run_without_its_last_evaluation_is_not_finished(tmp_path: Path) -> No
 
 
 def test_a_complete_first_evaluation_is_played_once(tmp_path: Path) -> None:
-    jobs = [job(tmp_path, name, same_start="s") for name in ("first", "second")]
-    trace = jobs[0].folder / jobs.START
+    both = [job(tmp_path, name, same_start="s") for name in ("first", "second")]
+    trace = both[0].folder / jobs.START
     trace.parent.mkdir(parents=True)
     trace.write_text("episodes\n")
-    jobs.borrow_start(jobs[1], jobs)
-    assert not (jobs[1].folder / jobs.START).exists(), "it may be half written"
-    (jobs[0].folder / jobs.METRICS).write_text(json.dumps({"step": 0, "kind": "eval"}) + "\n")
-    jobs.borrow_start(jobs[1], jobs)
-    assert (jobs[1].folder / jobs.START).read_text() == "episodes\n"
+    jobs.borrow_start(both[1], both)
+    assert not (both[1].folder / jobs.START).exists(), "it may be half written"
+    (both[0].folder / jobs.METRICS).write_text(json.dumps({"step": 0, "kind": "eval"}) + "\n")
+    jobs.borrow_start(both[1], both)
+    assert (both[1].folder / jobs.START).read_text() == "episodes\n"
 
 
 @pytest.mark.parametrize(("env", "said"), [("alfworld", "<action>go to "), ("search", "\n<search>")])

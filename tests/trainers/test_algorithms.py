@@ -75,7 +75,7 @@ def test_accumulation_changes_nothing(name: str) -> None:
 
 
 def test_gradient_is_that_of_the_written_formula() -> None:
-    """OPD on two ragged episodes against logits of whole episodes and the formula as it stands in the specification."""
+    """OPD on two ragged episodes against logits of whole episodes and formulas (5) and (10) of docs/algorithms.md."""
     model, teacher = toy.tiny(1), toy.tiny(2, 6.0)
     episodes = rollouts(model)[:2]
     algorithm = ALGORITHMS["opd"]
@@ -104,7 +104,7 @@ def test_gradient_is_that_of_the_written_formula() -> None:
 @pytest.mark.parametrize("name", ["opd", "opd student support"])
 def test_distillation_brings_the_student_to_its_teacher(name: str) -> None:
     algorithm, model = ALGORITHMS[name], toy.tiny(1)
-    config, kl = OptimizerConfig(lr=6e-3, passes=3), []
+    config, kl = OptimizerConfig(lr=6e-3, ppo_epochs=3), []
     teacher, optimizer = LocalScorer(model=toy.tiny(2, 12.0)), make_optimizer(model, config)
     for step in range(1, 16):
         episodes = rollouts(model, step)
@@ -121,7 +121,11 @@ def test_sft_learns_demonstrations_and_ignores_noise() -> None:
     model = toy.tiny(1)
     optimizer = make_optimizer(model, OptimizerConfig())
     episodes = toy.demonstrations(32)
-    losses = [sft.sft_update(model, optimizer, episodes, lr=5e-3).loss for _ in range(40)]
+    algorithm = sft.build(sft.SftConfig(), RUN)
+    batch = pack(episodes, origins=algorithm.origins)
+    schedule = Schedule(config=OptimizerConfig(lr=5e-3, ppo_epochs=40), step=1, total_steps=1)
+    done = run_epochs(model, optimizer, batch, episodes, Targets(), algorithm, schedule, Forward())
+    losses = [result.loss for result in done.results]
     assert losses[0] == pytest.approx(np.log(60), rel=0.05)
     assert losses[-1] < 0.6 * losses[0]
     half = [
@@ -133,7 +137,7 @@ def test_sft_learns_demonstrations_and_ignores_noise() -> None:
 def test_reference_numbers_are_the_defaults() -> None:
     run, optimizer, distill, depth = RunConfig(), OptimizerConfig(), DistillConfig(), turnopd.TurnOpdConfig().depth
     assert (run.steps, run.episodes, run.temperature, run.max_turns) == (100, 64, 1.0, 50)
-    assert (optimizer.lr, optimizer.passes, optimizer.minibatches) == (1e-6, 1, 1)
+    assert (optimizer.lr, optimizer.ppo_epochs, optimizer.minibatches) == (1e-6, 1, 1)
     assert (distill.top_k, distill.tail, distill.support, distill.importance) == (50, "bin", "teacher", (0.1, 10.0))
     assert (depth.h_min, depth.h_max, depth.warmup, depth.probe_interval) == (2, 50, 3, 8)
     assert (depth.rho, depth.p, depth.min_successes, depth.cov_base, depth.use_success) == (0.7, 0.8, 8, 0, True)
@@ -187,9 +191,9 @@ def test_minibatches_share_out_whole_episodes_with_their_targets() -> None:
     assert len(minibatches(batch, episodes, marks, algorithm, 99)) == 12
 
 
-def test_passes_and_minibatches_are_optimizer_updates() -> None:
+def test_epochs_and_minibatches_are_optimizer_updates() -> None:
     model = toy.tiny(1)
-    config = OptimizerConfig(lr=1e-3, passes=2, minibatches=3)
+    config = OptimizerConfig(lr=1e-3, ppo_epochs=2, minibatches=3)
     optimizer, episodes, algorithm = make_optimizer(model, config), rollouts(model), ALGORITHMS["opd"]
     batch = pack(episodes)
     targets = algorithm.target_fn(

@@ -1,6 +1,6 @@
 """Bad input to training is a clear error or a counted drop, never silent zeros. The rest of the list is tested here:
 
-- a teacher with the wrong number of log-probabilities: `test_algorithms` (top-K), `test_kd_signals` (sampled ids),
+- a teacher with the wrong number of log-probabilities: `test_algorithms` (top-K), `test_teacher_reward` (sampled ids),
   `test_opd_hints` (hinted prompts)
 - a judge that answers rubbish: `test_judge_votes` (text), `tests/agents/test_judge_models` (an endpoint's body)
 - a hint with control tokens: `test_hints_that_forge_turns_or_do_not_fit_are_refused` in

@@ -27,7 +27,6 @@ def test_two_ragged_episodes_by_hand(ragged):
     assert batch.turn_N.tolist() == [0, 0, 1, 0, 0]
     assert batch.episode_N.tolist() == [0, 0, 0, 1, 1]
     assert batch.row_N.tolist() == [0, 0, 0, 1, 1]
-    assert batch.group_N.tolist() == [7, 7, 7, 8, 8]
     np.testing.assert_array_equal(batch.behavior_logp_N, np.array([-0.5, -1, -2, np.nan, np.nan], np.float32))
     assert batch.off_policy_N.tolist() == [False] * 5
     assert (batch.reward_E.tolist(), batch.success_E.tolist()) == ([0.0, 1.0], [False, True])
@@ -59,7 +58,6 @@ def test_a_depth_cap_is_a_truncation_that_trains(make_episode):
     own_limit = make_episode([([1], [3])], status=Status.TRUNCATED_TURNS)
     batch = pack([capped, own_limit])
     assert batch.truncated_E.tolist() == [True, False]
-    assert batch.status_E == (Status.TRUNCATED_DEPTH, Status.TRUNCATED_TURNS)
     assert batch.label_N.tolist() == [2, 3]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turngym.trainers.rollout_plan.curriculum import PRESETS, BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
 from turngym.trainers.rollout_plan.depth import DepthPlan
 
 
@@ -14,12 +14,11 @@ def test_schedule_by_hand():
     assert [DepthSchedule(k_start=3, eta=1, k_max=5).depth(n) for n in range(4)] == [3, 4, 5, 5]
 
 
-def test_presets_are_the_published_ones():
-    assert (PRESETS["alfworld"].eta, PRESETS["alfworld"].k_max, PRESETS["alfworld"].k_start) == (6, 30, 1)
-    assert (PRESETS["webshop"].eta, PRESETS["webshop"].k_max, PRESETS["webshop"].k_start) == (4, 15, 1)
-    assert PRESETS["alfworld"].depth(6 * 28) == 29
-    assert PRESETS["alfworld"].depth(6 * 29) == PRESETS["alfworld"].depth(10_000) == 30
-    assert PRESETS["webshop"].depth(4 * 14) == 15
+def test_defaults_are_the_published_ones_for_alfworld():
+    schedule = DepthSchedule()
+    assert (schedule.eta, schedule.k_max, schedule.k_start) == (6, 30, 1)
+    assert schedule.depth(6 * 28) == 29
+    assert schedule.depth(6 * 29) == schedule.depth(10_000) == 30
 
 
 def test_front_to_back_caps_the_depth():

@@ -111,7 +111,7 @@ MUTANTS: list[tuple[Callable[..., Any], str, str, Callable[[Any], None]]] = [
     (turn_filter.without, "turn.index in reasons", "False", check_masks),
     (targets.TurnScore.__call__, "majority(turn.judge_scores)", "sum(turn.judge_scores)", check_scores),
     (targets.TurnScore.__call__, "0.0 if turn", "np.nan if turn", check_scores),
-    (targets.HintAdvantage.__call__, "theirs - mine", "mine - theirs", check_hints),
+    (targets.HintAdvantage.__call__, '"student"), teacher_logp_N', '"student") * 0, teacher_logp_N', check_hints),
     (targets.hint_teacher, "scorers.teacher is None", "scorers.reference is not None", check_hints),
     (targets.score_hinted, "len(prompt), len(prompt) +", "len(prompt) + 1, len(prompt) + 1 +", check_hints),
     (targets.score_hinted, "prompt = turn.hint_prompt_ids", "prompt = episode.prompt_ids(turn)", check_hints),

@@ -25,11 +25,11 @@ sys.path.append(str(Path(__file__).parent))
 mutants = importlib.import_module("mutants").mutants
 
 TESTED: dict[str, tuple[Any, ...]] = {
-    "surrogate": (
-        *(policy_gradient.clipped_surrogate, policy_gradient.clip_fraction),
+    "policy_gradient": (
+        *(policy_gradient.clipped_surrogate, policy_gradient.clipped_objective),
         *(policy_gradient.kl_k1, policy_gradient.kl_k2, policy_gradient.kl_k3),
     ),
-    "reshape": (
+    "policy_shaping": (
         *(
             policy_shaping.Reshape.off_policy,
             policy_shaping.Reshape.on_policy,
@@ -37,18 +37,18 @@ TESTED: dict[str, tuple[Any, ...]] = {
             policy_shaping.on_policy_loss,
         ),
     ),
-    "advantages": (
+    "group_advantages": (
         group_advantages.grpo_advantage,
         group_advantages.grpo_split_advantage,
         group_advantages.groups_with_spread,
     ),
-    "returns": (returns.gae, returns.minillm_returns, returns.whiten, returns.at_last_token, returns._Grid.__init__),
+    "returns": (returns.gae, returns.whiten, returns.at_last_token, returns._Grid.__init__),
     "reverse_kl": (
         *(reverse_kl.full_reverse_kl, reverse_kl.bin_reverse_kl, reverse_kl.raw_reverse_kl),
         *(reverse_kl.renorm_reverse_kl, reverse_kl.topk_reverse_kl, reverse_kl.sampled_advantage),
         *(reverse_kl.importance_weight, reverse_kl.tail_logp, reverse_kl.topk_entropy, reverse_kl._divergence),
     ),
-    "weights": (
+    "token_weights": (
         *(
             token_weights.token_mean,
             token_weights.trajectory_weights,
@@ -68,9 +68,9 @@ TESTED: dict[str, tuple[Any, ...]] = {
         *(token_losses.MixedPolicyGradient.__call__, token_losses.Regularized.__call__),
         *(token_losses.known_behavior, token_losses.regularized),
     ),
-    "kd_signals": (
+    "teacher_reward": (
         *(teacher_reward.TeacherReward.__call__, teacher_reward.GroupTeacherAdvantage.__call__),
-        *(teacher_reward.CriticAdvantage.__call__, teacher_reward.MiniLLMAdvantage.__call__, critic.value_loss),
+        *(teacher_reward.CriticAdvantage.__call__, critic.value_loss),
         critic.explained_variance,
         *(
             teacher_reward.mixture_weight,

@@ -1,4 +1,4 @@
-"""GAE and MiniLLM's returns on two ragged episodes, worked out by hand, and against a literal loop."""
+"""GAE on two ragged episodes, worked out by hand, and against a literal loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.trainers.targets.group_advantages import AdvantageError
-from turngym.trainers.targets.returns import at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.targets.returns import at_last_token, gae, whiten
 
 EPISODE = np.array([0, 0, 0, 2])
 REWARD = np.array([1.0, 0.0, 2.0, 5.0])
@@ -26,12 +26,6 @@ def test_without_discount_returns_are_sums_of_rewards() -> None:
     advantage, returns = gae(REWARD, VALUE, EPISODE, gamma=1.0, lam=1.0)
     np.testing.assert_allclose(returns, [3.0, 2.0, 2.0, 5.0])
     np.testing.assert_allclose(advantage, [2.5, 1.0, 0.5, 2.0])
-
-
-def test_minillm_by_hand() -> None:
-    found = minillm_returns(REWARD, EPISODE, gamma=0.5)
-    np.testing.assert_allclose(found, [(1 + 0 + 0.5) / 1.75, (0 + 1) / 1.5, 2.0, 5.0])
-    np.testing.assert_allclose(minillm_returns(REWARD, EPISODE, gamma=1.0), [1.0, 1.0, 2.0, 5.0])
 
 
 def test_whitening_and_last_tokens() -> None:
@@ -73,4 +67,4 @@ def test_errors_name_the_token() -> None:
     with pytest.raises(AdvantageError, match=r"lam is 1\.5"):
         gae(REWARD, VALUE, EPISODE, lam=1.5)
     with pytest.raises(AdvantageError, match=r"gamma is 1\.5"):
-        minillm_returns(REWARD, EPISODE, gamma=1.5)
+        gae(REWARD, VALUE, EPISODE, gamma=1.5)

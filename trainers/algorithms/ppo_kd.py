@@ -1,7 +1,12 @@
-"""PPO with a critic, whose reward is the teacher's log-likelihood of what the student said; with or without L_PT."""
+"""PPO with a critic, whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
+
+Read next: trainers/targets/teacher_reward.py, trainers/targets/returns.py, trainers/targets/critic.py,
+trainers/run/epochs.py, trainers/losses/lm_loss.py.
+"""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 
 from turngym.trainers.algorithm import Algorithm, TargetFn, Term
@@ -9,6 +14,7 @@ from turngym.trainers.config import ConfigError, CriticConfig, RunConfig, finger
 from turngym.trainers.losses.policy_gradient import kl_k3
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec, BuildContext
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 from turngym.trainers.targets.teacher_reward import CriticAdvantage, TeacherReward, check_mix, mixed
@@ -51,8 +57,10 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
     r_t = teacher_coef (log q - [log p]) + env_coef R at the last token; A = whitened GAE(gamma, lam) over supervised
     tokens; l_i = surrogate(A) + kl_coef KL_i - entropy_coef H_i; the critic has its own loss and optimizer. With
     `terms` (ppo-minillm) lambda * L_PT is added; `bonus` is the literal form of that term, a constant in the reward.
-    Source: algorithms specification section 8, Algorithms 3 and 4.
-    Differs from the paper: L_PT is a loss, since a constant bonus carries no gradient.
+    Source: [kd-rewards] Algorithm 3; docs/algorithms.md#ppo-kd.
+    Source: [kd-rewards] Algorithm 4; docs/algorithms.md#ppo-minillm.
+    Differs from the paper: rewards by token, not one for the whole output; L_PT is a loss, since a constant bonus
+    carries no gradient.
     """
     low, high = config.clip
     reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)
@@ -80,3 +88,22 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
         entropy_gradient=bool(config.entropy_coef),
         settings=fingerprint(config),
     )
+
+
+def _with_text(config: PpoKdConfig, given: BuildContext) -> Algorithm:
+    bonus = given.lm_loss.in_reward
+    if not bonus:
+        return build(config, given.run, (given.text_term(),))
+    warnings.warn("--lm-loss.in-reward adds a constant to every reward: it carries no gradient", stacklevel=2)
+    return build(config, given.run, bonus=bonus)
+
+
+ALGORITHM = AlgorithmSpec(
+    name="ppo-kd",
+    config=PpoKdConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"teacher"}),
+)
+WITH_TEXT = AlgorithmSpec(
+    name="ppo-minillm", config=PpoKdConfig, build=_with_text, section="ppo-kd", uses=frozenset({"teacher", "text"})
+)

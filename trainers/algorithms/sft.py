@@ -1,4 +1,8 @@
-"""Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default."""
+"""Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default.
+
+Read next: trainers/losses/token_losses.py, trainers/losses/token_weights.py, trainers/batch.py,
+trainers/run/optimizer_step.py.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import nn
-
-from turngym.envs.episode import Episode, Origin
-from turngym.trainers.algorithm import Algorithm, Targets
-from turngym.trainers.batch import pack
+from turngym.envs.episode import Origin
+from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import RunConfig, fingerprint
 from turngym.trainers.losses.token_losses import NegativeLogLikelihood
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.run.optimizer_step import Forward, UpdateResult, update
 from turngym.trainers.targets.targets import NoTargets
 
 
@@ -43,7 +43,7 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
     l_i = -log p(label_i | everything before it); w_i = 1 / N (token mean) or 1 / (E n_tok(episode)) (episode mean).
     Only responses of the chosen origins carry loss: observations, templates and injected noise are context.
     One forward over an episode trains all of its turns.
-    Source: algorithms specification sections 0 and 11.
+    Source: docs/algorithms.md#sft.
     Differs from the paper: none; the papers' teachers are published models, ours must be made.
     """
     return Algorithm(
@@ -60,27 +60,9 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
     )
 
 
-def sft_update(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    episodes: Sequence[Episode],
-    *,
-    lr: float,
-    config: SftConfig | None = None,
-    micro_tokens: int = 8192,
-    max_grad_norm: float = 1.0,
-) -> UpdateResult:
-    """One update on `episodes` without a training loop around it; `loss` is the mean negative log-likelihood, nats."""
-    algorithm = build(config or SftConfig(), RunConfig())
-    batch = pack(episodes, origins=algorithm.origins)
-    return update(
-        model,
-        optimizer,
-        batch,
-        targets=Targets(),
-        weight_N=algorithm.weight(batch, step=1, total_steps=1),
-        token_loss=algorithm.token_loss,
-        forward=Forward(micro_tokens=micro_tokens),
-        lr=lr,
-        max_grad_norm=max_grad_norm,
-    )
+ALGORITHM = AlgorithmSpec(
+    name="sft",
+    config=SftConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"expert", "noise"}),
+)

@@ -15,6 +15,7 @@ from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.judge.episodes import turn_name
 from turngym.trainers.judge.votes import majority
+from turngym.trainers.losses.reverse_kl import sampled_advantage
 from turngym.trainers.targets.targets import TargetError, label_logprobs
 
 
@@ -23,7 +24,7 @@ class TurnScore:
     """A_i = majority of the judge's votes on the turn of i, in {-1, 0, 1}; 0 where the turn was never judged.
 
     Turns that must not count are excluded before (`ScoredTurns`). Nothing is normalized.
-    Source: algorithms specification section 5.
+    Source: [openclaw-rl] section 4.1; docs/algorithms.md#turn-score.
     """
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
@@ -37,7 +38,8 @@ class TurnScore:
 class HintAdvantage:
     """A_i = log q(label_i | prompt with the hint) - log p(label_i | prompt), p before the update and detached, nats.
 
-    q is the teacher, or the frozen initial policy where there is none. Source: algorithms specification section 6.
+    q is the teacher, or the frozen initial policy where there is none.
+    Source: [openclaw-rl] section 4.2; docs/algorithms.md#hinted-advantage.
     Raises TargetError for a turn without `hint_prompt_ids`, or not exactly R finite log-probabilities for its R tokens.
     """
 
@@ -45,19 +47,18 @@ class HintAdvantage:
     """A_i = 0 behind the first token of a response to which q gives less than this probability."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        theirs = score_hinted(batch, episodes, lambda ids, places: hint_teacher(scorers).logprobs(ids, places))
-        mine = label_logprobs(scorers.student, batch, "student")
-        advantage_N = (theirs - mine).astype(np.float32)
+        teacher_logp_N = score_hinted(batch, episodes, lambda ids, places: hint_teacher(scorers).logprobs(ids, places))
+        advantage_N = sampled_advantage(label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
         if self.reject_below:
-            advantage_N[~up_to_rejection(batch, episodes, theirs, self.reject_below)] = 0.0
-        return Targets(advantage_N=advantage_N, label_logp_N=theirs)
+            advantage_N[~up_to_rejection(batch, episodes, teacher_logp_N, self.reject_below)] = 0.0
+        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N)
 
 
 @dataclass(frozen=True, slots=True)
 class HintTopK:
     """The K most likely ids of the teacher that has read the hint, for the reverse KL on its support.
 
-    Source: algorithms specification sections 1 and 6.
+    Source: [openclaw-rl] Option B; docs/algorithms.md#hinted-advantage.
     """
 
     k: int = 50

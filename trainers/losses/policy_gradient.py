@@ -34,7 +34,7 @@ def clipped_surrogate(
 
     `logp_N` (with gradient) and `behavior_logp_N` are log-probabilities, nats, of the sampled ids; `advantage_N` any
     unit. r = exp(clamp(logp - behavior, -20, 20)); l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)).
-    Source: algorithms specification sections 1, 5 and 6 (eps 0.2 / 0.28).
+    Source: [ppo] eq. 7, [dapo] section 3.1; docs/algorithms.md#clipped-surrogate (eps 0.2 / 0.28).
     Errors: ValueError for a bound outside 0 <= eps_low <= 1, 0 <= eps_high, or behavior that is not known (NaN).
     """
     if not 0.0 <= eps_low <= 1.0 or eps_high < 0.0:
@@ -47,32 +47,44 @@ def clipped_surrogate(
         )
     advantage_N, behavior_logp_N = advantage_N.detach(), behavior_logp_N.detach()
     ratio_N = (logp_N - behavior_logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    loss_N, clipped_N = clipped_objective(ratio_N, advantage_N, eps_low, eps_high)
+    return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=clipped_N)
+
+
+def clipped_objective(ratio_N: Tensor, advantage_N: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
+    """l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)) of any ratio r: loss [N], and bool [N] where it is clipped.
+
+    `advantage_N` must be detached.
+    """
+    # the maximum of two losses: the clip may only take a gain away, never hide a loss
     loss_N = torch.maximum(-advantage_N * ratio_N, -advantage_N * ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high))
     above = (advantage_N > 0) & (ratio_N > 1.0 + eps_high)
     below = (advantage_N < 0) & (ratio_N < 1.0 - eps_low)
-    return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=above | below)
-
-
-def clip_fraction(clipped_N: Tensor) -> float:
-    """Share of tokens whose gradient the clip took away, in [0, 1]; 0 for no tokens."""
-    return float(clipped_N.float().mean()) if clipped_N.numel() else 0.0
+    return loss_N, above | below
 
 
 def kl_k1(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
     """KL estimate logp - reference: [N], nats; unbiased, either sign.
 
     As a loss on the policy's own samples its gradient is zero in expectation. Cut to +-10.
+    Source: [kl-approx]; docs/algorithms.md#kl-estimators.
     """
     return (logp_N - reference_logp_N.detach()).clamp(-KL_LIMIT, KL_LIMIT)
 
 
 def kl_k2(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
-    """KL estimate (logp - reference)^2 / 2: [N], nats; at least 0, biased, with the exact gradient. Cut to 10."""
+    """KL estimate (logp - reference)^2 / 2: [N], nats; at least 0, biased, with the exact gradient. Cut to 10.
+
+    Source: [kl-approx]; docs/algorithms.md#kl-estimators.
+    """
     return (0.5 * (logp_N - reference_logp_N.detach()).square()).clamp(max=KL_LIMIT)
 
 
 def kl_k3(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
-    """KL estimate exp(d) - 1 - d with d = reference - logp cut to +-20: [N], nats; at least 0, unbiased. Cut to 10."""
+    """KL estimate exp(d) - 1 - d with d = reference - logp cut to +-20: [N], nats; at least 0, unbiased. Cut to 10.
+
+    Source: [kl-approx], [grpo] eq. 4; docs/algorithms.md#kl-estimators.
+    """
     d_N = (reference_logp_N.detach() - logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return (d_N.expm1() - d_N).clamp(max=KL_LIMIT)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from turngym.trainers.algorithm import DepthPlan, DepthState, DepthStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthSchedule:
-    """Depth that grows by one turn every `eta` steps; the defaults are TCOD's for ALFWorld."""
+    """Depth that grows by one turn every `eta` steps; the defaults are TCOD's for ALFWorld.
+
+    For WebShop the paper has eta 4 and k_max 15.
+    """
 
     k_start: int = 1
     """Turns in the first step."""
@@ -30,18 +31,12 @@ class DepthSchedule:
     def depth(self, n: int) -> int:
         """Turns at step `n`, 0-based: k = min(k_start + floor(n / eta), k_max).
 
-        Source: TCOD; algorithms specification section 4. Errors: ValueError for a negative step.
-        Differs from the paper: steps count from 0, as in its published code, 1 + n // eta.
+        Errors: ValueError for a negative step. Source: [tcod] eq. 4; docs/algorithms.md#depth-curriculum.
+        Differs from the paper: steps count from 0, as in its published code, 1 + n // eta; in the paper from 1.
         """
         if n < 0:
             raise ValueError(f"n is {n}; the schedule counts steps 0, 1, 2, ...")
         return min(self.k_start + n // self.eta, self.k_max)
-
-
-PRESETS: Mapping[str, DepthSchedule] = MappingProxyType(
-    {"alfworld": DepthSchedule(eta=6, k_max=30), "webshop": DepthSchedule(eta=4, k_max=15)}
-)
-"""TCOD's schedules by environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

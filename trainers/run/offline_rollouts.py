@@ -73,8 +73,3 @@ def _first_turns(episode: Episode, cap: int | None) -> Episode:
         score=turns[-1].progress or 0.0,
         final_observation=episode.turns[cap].observation,
     )
-
-
-def steps_for(epochs: float, episodes: int, batch: int) -> int:
-    """Training steps that go through `episodes` recorded episodes `epochs` times; at least 1."""
-    return max(1, -(-round(epochs * episodes) // batch))

@@ -13,7 +13,7 @@ from turngym.envs.episode import Episode
 from turngym.trainers.algorithm import DepthPlan, DepthState, Targets
 from turngym.trainers.batch import RolloutBatch, refused
 from turngym.trainers.judge.stats import judge_row
-from turngym.trainers.rollout_plan.turn_stats import deep_third, turn_stats
+from turngym.trainers.rollout_plan.turn_stats import deep_third, loss_share, sum_by_turn, turn_stats
 from turngym.trainers.run.epochs import Epochs
 from turngym.trainers.run.research_metrics import research_row, turn_tokens
 
@@ -128,16 +128,15 @@ def _off_policy(batch: RolloutBatch, columns: Columns) -> dict[str, Any]:
 
 def turn_row(batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64]) -> dict[str, list[Any]]:
     """The same by turn, as lists over turns; nothing where no token has a divergence from a teacher."""
-    share_T = _sums(np.abs(weight_N * columns["loss"]), batch)
     row: dict[str, NDArray[Any]] = {
-        "turn/loss_share": share_T / max(float(share_T.sum()), 1e-30),
-        "turn/weight": _sums(weight_N, batch),
+        "turn/loss_share": loss_share(columns["loss"], weight_N, batch),
+        "turn/weight": sum_by_turn(weight_N, batch),
     }
     kl_N = columns.get("kl_bin", np.zeros(batch.tokens, np.float32))
     stats = turn_stats(batch, kl_N, entropy_N=columns.get("entropy"), teacher_entropy_N=columns.get("teacher_entropy"))
     row |= {"turn/survivors": stats.survivors_T, "turn/entropy": stats.entropy_T, "turn/tokens": turn_tokens(batch)}
     if "kl_bin" in columns:
-        raw = turn_stats(batch, columns["kl_raw"], weight_N=weight_N)
+        raw = turn_stats(batch, columns["kl_raw"])
         row |= {"turn/kl": stats.kl_T, "turn/kl_raw": raw.kl_T, "turn/teacher_entropy": stats.teacher_entropy_T}
         row |= {"turn/kl_success": stats.kl_success_T, "turn/kl_failure": stats.kl_fail_T}
     return {name: values.tolist() for name, values in row.items()}
@@ -160,8 +159,3 @@ def _mean(values: NDArray[np.float32] | None) -> float | None:
 
 def _known_mean(values: NDArray[np.float32]) -> float | None:
     return _mean(values[np.isfinite(values)])
-
-
-def _sums(values: NDArray[np.floating], batch: RolloutBatch) -> NDArray[np.float64]:
-    sums_T = np.bincount(batch.turn_N, weights=values, minlength=int(batch.depth_E.max()))
-    return sums_T.astype(np.float64)

@@ -19,8 +19,8 @@ def gae(
     Tokens of one episode are adjacent and in order; the token after t is the next supervised one, however many
     observation tokens lie between. delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, both zero
     beyond the last token; return_t = A_t + V_t.
-    Source: algorithms specification section 8 (PPO). Errors: AdvantageError for shapes, factors or numbers that do not
-    fit, or an episode whose tokens are not adjacent.
+    Source: [gae] eq. 16, [ppo] eq. 11; docs/algorithms.md#generalized-advantage-estimation.
+    Errors: AdvantageError for shapes, factors or numbers that do not fit, or an episode whose tokens are not adjacent.
     """
     _check(episode_N, gamma, {"reward": reward_N, "value": value_N})
     if not 0.0 <= lam <= 1.0:
@@ -36,24 +36,6 @@ def gae(
         advantage[:, column] = carried
     advantage_N = place.take(advantage)
     return advantage_N, advantage_N + value_N
-
-
-def minillm_returns(reward_N: FloatN, episode_N: IntN, *, gamma: float = 0.95) -> FloatN:
-    """MiniLLM's length-normalized return of the tokens from each one on: float64 [N], nats per token.
-
-    R_t = sum_{s >= t} gamma^(s - t) r_s / sum_{s >= t} gamma^(s - t), s over the episode's supervised tokens,
-    r = log q - log p. With gamma = 1 it is their plain mean.
-    Source: MiniLLM; algorithms specification section 8.
-    """
-    _check(episode_N, gamma, {"reward": reward_N})
-    place = _Grid(episode_N)
-    reward, mask = place.fill(reward_N), place.fill(np.ones(len(reward_N)))
-    total, length = np.zeros_like(reward), np.zeros_like(reward)
-    sums, counts = np.zeros(len(reward)), np.zeros(len(reward))
-    for column in reversed(range(reward.shape[1])):
-        sums, counts = reward[:, column] + gamma * sums, mask[:, column] + gamma * counts
-        total[:, column], length[:, column] = sums, counts
-    return place.take(total) / place.take(length)
 
 
 def whiten(advantage_N: FloatN, eps: float = 1e-8) -> FloatN:

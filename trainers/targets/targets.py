@@ -14,6 +14,7 @@ from turngym.envs.episode import Episode
 from turngym.envs.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.losses.reverse_kl import sampled_advantage
 from turngym.trainers.models.scorer import SupportScorer
 from turngym.trainers.targets.group_advantages import grpo_advantage, grpo_split_advantage
 
@@ -70,9 +71,9 @@ class SampledAdvantage:
     """A_i = log q - log p on the sampled id, student detached and before the update."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        theirs = label_logprobs(scorers.teacher, batch, "teacher")
-        mine = label_logprobs(scorers.student, batch, "student")
-        return Targets(advantage_N=(theirs - mine).astype(np.float32), label_logp_N=theirs)
+        teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
+        student_logp_N = label_logprobs(scorers.student, batch, "student")
+        return Targets(advantage_N=sampled_advantage(student_logp_N, teacher_logp_N), label_logp_N=teacher_logp_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,10 @@ from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError, RunConfig
 from turngym.trainers.targets.critic import explained_variance, value_loss
-from turngym.trainers.targets.targets import NoTargets, TargetError
+from turngym.trainers.targets.targets import NoTargets, SampledAdvantage, TargetError
 from turngym.trainers.targets.teacher_reward import (
     CriticAdvantage,
     GroupTeacherAdvantage,
-    MiniLLMAdvantage,
     MixtureWeighted,
     TeacherReward,
     check_mix,
@@ -103,14 +102,6 @@ def test_critic_advantages_by_hand(make_episode: Callable[..., Episode]) -> None
     np.testing.assert_allclose(plain.return_N, [0.0, 0.0, 0.0, 3.0, 3.0], atol=1e-6)
 
 
-def test_minillm_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
-    pair = one_group(make_episode)
-    # log q - log p: -0.5, -0.55, -0.6 | -1, -1.05; gamma 0.5
-    wanted = [(-0.5 - 0.275 - 0.15) / 1.75, (-0.55 - 0.3) / 1.5, -0.6, (-1.0 - 0.525) / 1.5, -1.05]
-    found = MiniLLMAdvantage(gamma=0.5)(pack(pair), pair, SCORERS).advantage_N
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-
-
 def test_the_weight_of_teacher_mixed_sampling_by_hand(make_episode: Callable[..., Episode]) -> None:
     p, q = np.log([0.5, 0.25, 0.5, 1e-12]), np.log([0.25, 0.5, 0.5, 1.0])
     # p / (0.8 p + 0.2 q): 0.5 / 0.45, 0.25 / 0.3, 1; the last log-ratio of 27.6 is cut to 20
@@ -119,20 +110,16 @@ def test_the_weight_of_teacher_mixed_sampling_by_hand(make_episode: Callable[...
     np.testing.assert_allclose(mixture_weight(q, p, 0.2)[3], 1.25, rtol=1e-6)
     np.testing.assert_allclose(mixture_weight(p, q, 0.0), np.ones(4))
     pair = one_group(make_episode)
-    plain, weighed = (
-        signal(pack(pair), pair, SCORERS)
-        for signal in (MiniLLMAdvantage(), MixtureWeighted(signal=MiniLLMAdvantage(), share=0.2))
-    )
-    # log q - log p is -0.05 times the label
-    ratio = np.exp(-0.05 * np.array([10, 11, 12, 20, 21]))
-    assert plain.advantage_N is not None
-    np.testing.assert_allclose(weighed.advantage_N, plain.advantage_N / (0.8 + 0.2 * ratio), rtol=1e-5)
+    weighed = MixtureWeighted(signal=SampledAdvantage(), share=0.2)(pack(pair), pair, SCORERS)
+    # log q - log p is -0.05 times the label, and here the advantage too
+    gap = -0.05 * np.array([10, 11, 12, 20, 21])
+    np.testing.assert_allclose(weighed.advantage_N, gap / (0.8 + 0.2 * np.exp(gap)), rtol=1e-5)
     with pytest.raises(TargetError, match="weighs advantages"):
         MixtureWeighted(signal=NoTargets(), share=0.2)(pack(pair), pair, SCORERS)
 
 
 def test_when_rollouts_may_be_mixed() -> None:
-    signal = MiniLLMAdvantage()
+    signal = NoTargets()
     assert mixed(signal, 0.0, RunConfig(temperature=0.7)) is signal
     assert mixed(signal, 0.2, RunConfig()) == MixtureWeighted(signal=signal, share=0.2)
     with pytest.raises(ConfigError, match=r"it is 0\.7"):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from turngym.trainers.batch import pack
 from turngym.trainers.losses.reverse_kl import bin_reverse_kl, topk_reverse_kl
 from turngym.trainers.losses.token_weights import trajectory_weights
-from turngym.trainers.models.lm_head import Projected, project, teacher_topk, topk
+from turngym.trainers.models.lm_head import Projected, project, topk
 from turngym.trainers.models.microbatch import pad_rows, split_rows
 
 N, D, V, K = 13, 5, 11, 4
@@ -104,7 +104,7 @@ def test_low_precision_logits_are_normalized_in_single():
 def test_topk_is_sorted_detached_and_of_the_full_softmax():
     x = inputs()
     head = torch.nn.Linear(D, V).double()
-    ids, logp = teacher_topk(x["hidden"].requires_grad_(), head, K, chunk=3)
+    ids, logp = topk(x["hidden"].requires_grad_(), head, K, chunk=3)
     dense = head(x["hidden"]).log_softmax(-1)
     best = dense.topk(K)
     assert torch.equal(ids, best.indices)
@@ -149,7 +149,7 @@ def test_only_one_chunk_of_logits_ever_exists():
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             out = project(hidden, counting, label, ids, chunk=chunk, entropy=True)
         (out.logp_N.sum() + out.topk_logp_NK.sum()).backward()
-        teacher_topk(hidden, counting, 2, chunk=chunk)
+        topk(hidden, counting, 2, chunk=chunk)
     assert watch.rows == chunk
     assert set(seen) == {chunk}
     assert len(seen) == 3 * rows // chunk  # forward, again in backward, and the top K once
