@@ -1,4 +1,4 @@
-"""One episode: the job that asks for it, its state while it is played, and the record that it becomes."""
+"""Runs one episode: the job that describes it, its state while it is played, and the finished record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Job:
 class EpisodeRunner:
     """An episode in progress."""
 
-    place: int
+    number: int
     """Number of the job."""
     job: Job
     env: Any
@@ -51,16 +51,18 @@ class EpisodeRunner:
     goal_rate: float | None = None
     """Share of goal conditions met, where the environment tells."""
     status: Status | None = None
-    """None while it goes on."""
+    """None while the episode runs."""
     error: str = ""
     timings: dict[str, float] = field(default_factory=dict)
 
-    def take(self, reply: Reply, cap: int | None = None) -> None:
-        """Hand `reply` to the environment and record the turn; `cap` is the trainer's limit of turns."""
+    def step(self, reply: Reply, max_turns: int | None = None) -> None:
+        """Hand `reply` to the environment and record the turn; `max_turns` is the trainer's depth cap."""
         if reply.ends is not None:
             self.status, self.error = reply.ends, reply.error
             if reply.logprobs is not None:
-                self.turns.append(replace(_turn(self.conversation, reply, _unseen(self), 0.0), excluded="broken off"))
+                self.turns.append(
+                    replace(_turn(self.conversation, reply, _info_of_aborted(self), 0.0), excluded="broken off")
+                )
             return
         start = time.perf_counter()
         try:
@@ -74,7 +76,7 @@ class EpisodeRunner:
             self.status = Status.COMPLETED
         elif truncated:
             self.status = Status.TRUNCATED_TURNS
-        elif cap is not None and self.conversation.turn >= cap:
+        elif max_turns is not None and self.conversation.turn >= max_turns:
             self.status = Status.TRUNCATED_DEPTH
 
     def record(self, reply: Reply, observation: str, reward: float, info: Mapping[str, Any]) -> None:
@@ -115,7 +117,7 @@ class EpisodeRunner:
         )
 
 
-def begin(env: Any, job: Job, *, place: int = 0, system: str | None, renderer: ChatRenderer | None) -> EpisodeRunner:
+def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: ChatRenderer | None) -> EpisodeRunner:
     """Reset `env` to the job's task; the first observation waits for an answer.
 
     `system` None: the environment's instructions, and the channel's where the renderer's template does not give them.
@@ -138,10 +140,10 @@ def begin(env: Any, job: Job, *, place: int = 0, system: str | None, renderer: C
         observation=observation,
         admissible=guard.admissible(),
         env=guard,
-        key=f"{place}:{task.task_id}:{job.sample}",
+        key=f"{number}:{task.task_id}:{job.sample}",
     )
     timings = {"env": time.perf_counter() - start, "generate": 0.0}
-    return EpisodeRunner(place=place, job=job, env=env, guard=guard, conversation=conversation, timings=timings)
+    return EpisodeRunner(number=number, job=job, env=env, guard=guard, conversation=conversation, timings=timings)
 
 
 def failed_episode(
@@ -168,22 +170,22 @@ def _system_text(guard: ActionGuard, renderer: ChatRenderer | None) -> str:
     return f"{guard.instructions}\n\n{guard.channel.instructions(guard.tool)}"
 
 
-def _segments(play: EpisodeRunner) -> tuple[NDArray[np.int32], ...]:
-    """Ids up to the last response that became a turn: a prompt that was never answered is nobody's."""
-    thread = play.conversation.thread
-    if thread is None or not play.turns:
+def _segments(runner: EpisodeRunner) -> tuple[NDArray[np.int32], ...]:
+    """Ids up to the last response that became a turn: a prompt without a response is left out."""
+    history = runner.conversation.thread
+    if history is None or not runner.turns:
         return ()
-    ends = {turn.segment: turn.response_span[1] for turn in play.turns}
-    return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(thread.segments[: max(ends) + 1]))
+    ends = {turn.segment: turn.response_span[1] for turn in runner.turns}
+    return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(history.segments[: max(ends) + 1]))
 
 
-def _unseen(play: EpisodeRunner) -> Mapping[str, Any]:
-    """What the environment says to a response that it was never given."""
-    return {"action": None, "verdict": Verdict.MALFORMED, "score": play.score, "goal_rate": play.goal_rate}
+def _info_of_aborted(runner: EpisodeRunner) -> Mapping[str, Any]:
+    """Stands in for `info` where a response was aborted: the environment was never given it."""
+    return {"action": None, "verdict": Verdict.MALFORMED, "score": runner.score, "goal_rate": runner.goal_rate}
 
 
 def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], reward: float) -> Turn:
-    thread = conversation.thread
+    history = conversation.thread
     goals = info.get("goal_rate")
     return Turn(
         index=conversation.turn,
@@ -194,9 +196,9 @@ def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], rew
         verdict=Verdict(info["verdict"]),
         reward=reward,
         progress=float(info["score"] if goals is None else goals),
-        segment=0 if thread is None else thread.segment,
-        prompt_span=(0, 0) if thread is None else thread.prompt_span,
-        response_span=(0, 0) if thread is None else thread.response_span,
+        segment=0 if history is None else history.segment,
+        prompt_span=(0, 0) if history is None else history.prompt_span,
+        response_span=(0, 0) if history is None else history.response_span,
         logprobs=reply.logprobs,
         finish=reply.finish,
         policy_version=reply.policy_version,

@@ -16,8 +16,8 @@ from turngym.envs.core import EnvBackendError, Task, TurngymError, Verdict
 from turngym.envs.episode import Episode, Status
 from turngym.envs.protocols import GenerateRequest, Generation, Sampling
 
-NOTHING: NDArray[np.int32] = np.empty(0, np.int32)
-NOTHING.setflags(write=False)
+NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
+NO_IDS.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,9 @@ class EpisodeSession:
         self._request: GenerateRequest | None = None
         self._episode: Episode | None = None
         self._env = pool.acquire_env()
-        self._play: EpisodeRunner | None = None
+        self._runner: EpisodeRunner | None = None
         try:
-            self._play = begin(self._env, job, place=pool.number(), system=pool.system, renderer=pool.renderer)
+            self._runner = begin(self._env, job, number=pool.number(), system=pool.system, renderer=pool.renderer)
         except EnvBackendError as error:
             self._discard()
             self._episode = failed_episode(job, pool.env_id, error, {})
@@ -86,7 +86,7 @@ class EpisodeSession:
         except BaseException:
             self._discard()
             raise
-        self._present()
+        self._render_prompt()
 
     @property
     def request(self) -> GenerateRequest | None:
@@ -105,15 +105,15 @@ class EpisodeSession:
     @property
     def task(self) -> Task | None:
         """What is played; None where the environment failed before it could say."""
-        return None if self._play is None else self._play.conversation.task
+        return None if self._runner is None else self._runner.conversation.task
 
     @property
     def admissible(self) -> tuple[str, ...] | None:
-        return None if self._play is None else self._play.conversation.admissible
+        return None if self._runner is None else self._runner.conversation.admissible
 
     @property
     def success(self) -> bool:
-        return self._play is not None and self._play.success
+        return self._runner is not None and self._runner.success
 
     def step(self, generation: Generation) -> Stepped:
         """Answer with sampled ids; they are kept as they are. Log-probabilities that are NaN are unknown.
@@ -122,8 +122,8 @@ class EpisodeSession:
         Raises AgentError after the end or without a tokenizer. Any other exception than a failing back end is a
         mistake: it propagates, and the environment is not used again.
         """
-        play, renderer = self._in_progress(), self._pool.renderer
-        if renderer is None or play.conversation.thread is None:
+        runner, renderer = self._in_progress(), self._pool.renderer
+        if renderer is None or runner.conversation.thread is None:
             raise AgentError(
                 "this session has no tokenizer: give the SessionPool a renderer, or answer with step_text()"
             )
@@ -131,7 +131,7 @@ class EpisodeSession:
         if not len(ids) or ids.shape != logprobs.shape:
             raise AgentError(f"{len(ids)} sampled ids with {len(logprobs)} log-probabilities: each id needs its own")
         with self._pool.lock:
-            text = renderer.respond(play.conversation.thread, ids)
+            text = renderer.respond(runner.conversation.thread, ids)
         aborted = generation.finish == "aborted"
         reply = Reply(
             text=text,
@@ -142,19 +142,19 @@ class EpisodeSession:
             ends=Status.ERROR_ENGINE if aborted else None,
             error="the response was broken off" if aborted else "",
         )
-        return self._take(play, reply)
+        return self._step(runner, reply)
 
     def step_text(self, text: str) -> Stepped:
         """Answer with text; with a tokenizer its ids are kept, too, without log-probabilities."""
-        play = self._in_progress()
+        runner = self._in_progress()
         with self._pool.lock:
-            reply = self._writer.write_text(play.conversation, text)
-        return self._take(play, reply)
+            reply = self._writer.write_text(runner.conversation, text)
+        return self._step(runner, reply)
 
     def step_action(self, action: str) -> Stepped:
         """Answer with an action that a trainer has already read from the response (a function call's argument)."""
-        play = self._in_progress()
-        channel = play.conversation.channel
+        runner = self._in_progress()
+        channel = runner.conversation.channel
         try:
             text = action if channel is None else channel.format(action)
         except TurngymError:
@@ -163,9 +163,9 @@ class EpisodeSession:
 
     def end(self, status: Status, error: str = "") -> None:
         """End the episode before its next response."""
-        play = self._in_progress()
-        play.take(Reply(ends=status, error=error))
-        self._finish(play)
+        runner = self._in_progress()
+        runner.step(Reply(ends=status, error=error))
+        self._finish(runner)
 
     def episode(self) -> Episode:
         """The record. Raises AgentError while the episode goes on."""
@@ -181,51 +181,51 @@ class EpisodeSession:
             self._pool.return_env(env)
 
     def _in_progress(self) -> EpisodeRunner:
-        if self._play is None or self._episode is not None or self._env is None:
+        if self._runner is None or self._episode is not None or self._env is None:
             raise AgentError("the episode is over or its session closed: open another session")
-        return self._play
+        return self._runner
 
-    def _take(self, play: EpisodeRunner, reply: Reply) -> Stepped:
-        turns = len(play.turns)
+    def _step(self, runner: EpisodeRunner, reply: Reply) -> Stepped:
+        turns = len(runner.turns)
         try:
-            play.take(reply, self._pool.max_depth)
+            runner.step(reply, self._pool.max_depth)
         except BaseException:
             self._discard()
             raise
-        last = play.turns[-1] if len(play.turns) > turns and reply.ends is None else None
+        last = runner.turns[-1] if len(runner.turns) > turns and reply.ends is None else None
         if last is not None:
-            self._messages += [_message("assistant", reply.text), _message("user", play.conversation.observation)]
-        ids = NOTHING
-        if play.status is None:
-            ids = self._present()
-        if play.status is not None:
-            self._finish(play)
+            self._messages += [_message("assistant", reply.text), _message("user", runner.conversation.observation)]
+        ids = NO_IDS
+        if runner.status is None:
+            ids = self._render_prompt()
+        if runner.status is not None:
+            self._finish(runner)
         return Stepped(
-            observation=play.conversation.observation if last is not None else play.error,
+            observation=runner.conversation.observation if last is not None else runner.error,
             observation_ids=ids,
             reward=0.0 if last is None else last.reward,
             verdict=None if last is None else last.verdict,
             done=self.done,
         )
 
-    def _present(self) -> NDArray[np.int32]:
+    def _render_prompt(self) -> NDArray[np.int32]:
         """Let the waiting observation stand as a prompt; its ids. A full context ends the episode."""
-        play = self._play
-        assert play is not None
-        conversation = play.conversation
+        runner = self._runner
+        assert runner is not None
+        conversation = runner.conversation
         if not self._messages:
             system = [_message("system", conversation.system)] if conversation.system else []
             self._messages = [*system, _message("user", conversation.observation)]
         with self._pool.lock:
             thread = self._writer.present(conversation)
         if thread is None:
-            return NOTHING
+            return NO_IDS
         sampling, limit = self._pool.sampling, self._pool.max_context
         room = sampling.max_new_tokens if limit is None else limit - thread.buffer.size
         if room < 1:
-            play.take(Reply(ends=Status.TRUNCATED_TOKENS))
-            self._finish(play)
-            return NOTHING
+            runner.step(Reply(ends=Status.TRUNCATED_TOKENS))
+            self._finish(runner)
+            return NO_IDS
         self._request = GenerateRequest(
             session=f"{conversation.key}/0",
             prompt_ids=thread.buffer.view(),
@@ -234,10 +234,10 @@ class EpisodeSession:
         )
         return self._request.prompt_ids[slice(*thread.prompt_span)]
 
-    def _finish(self, play: EpisodeRunner) -> None:
+    def _finish(self, runner: EpisodeRunner) -> None:
         self._request = None
-        self._episode = play.episode({})
-        if play.status is Status.ERROR_ENV:
+        self._episode = runner.episode({})
+        if runner.status is Status.ERROR_ENV:
             self._discard()
 
     def _discard(self) -> None:

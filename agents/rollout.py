@@ -1,11 +1,11 @@
-"""The rollout driver: many independent episodes over a pool of environments, answered in batches."""
+"""The rollout: many independent episodes over a pool of environments, with responses generated in batches."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from turngym.agents.agent import Agent, AgentError, Reply
 from turngym.agents.episode_runner import EpisodeRunner, Job, begin, failed_episode
@@ -13,25 +13,36 @@ from turngym.envs.core import EnvBackendError
 from turngym.envs.episode import Episode, Status
 from turngym.envs.guard import guard_of
 
-__all__ = ["Job", "MakeEnv", "PlayJobs", "Rollout", "rollout"]
+__all__ = ["SLOTS", "Job", "MakeEnv", "PlayJobs", "Rollout", "RolloutOptions", "rollout"]
 
 MakeEnv = Callable[[], Any]
 """Makes one environment: an `ActionGuard`, alone or inside wrappers."""
 
 
+SLOTS = 64
+"""Episodes that are played at the same time, where the caller does not say."""
+
+
+class RolloutOptions(TypedDict, total=False):
+    """Keyword options of every rollout; all may be left out."""
+
+    slots: int
+    """Most episodes that are played at the same time."""
+    max_turns: int | None
+    """Depth cap: an episode that reaches it ends as `truncated_depth`. None: only the environment's own limit."""
+    on_episode: Callable[[Episode], None] | None
+    """Called in the caller's process as each episode finishes."""
+    system: str | None
+    """The system message. None: the environment's instructions, and the channel's."""
+    meta: dict[str, Any] | None
+    """Added to every episode's `meta`."""
+
+
 class PlayJobs(Protocol):
-    """Whoever plays jobs: `rollout` in this process, or `executor.ParallelRollout` in others."""
+    """A function that plays jobs: `rollout` in this process, `executor.ParallelRollout` in worker processes."""
 
     def __call__(
-        self,
-        jobs: Sequence[Job],
-        make_env: MakeEnv,
-        agent: Agent,
-        slots: int = 64,
-        max_turns: int | None = None,
-        on_episode: Callable[[Episode], None] | None = None,
-        system: str | None = None,
-        meta: dict[str, Any] | None = None,
+        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutOptions]
     ) -> list[Episode]:
         """Episodes in the order of the jobs; `on_episode` is called in this process as each one finishes."""
 
@@ -55,7 +66,7 @@ class Rollout:
         make_env: MakeEnv,
         agent: Agent,
         *,
-        slots: int = 64,
+        slots: int = SLOTS,
         max_turns: int | None = None,
         on_episode: Callable[[Episode], None] | None = None,
         system: str | None = None,
@@ -68,7 +79,7 @@ class Rollout:
         self._make_env = make_env
         self._agent = agent
         self._slots = slots
-        self._cap = max_turns
+        self._max_turns = max_turns
         self._on_episode = on_episode
         self._system = system
         self._meta = {"agent": agent.name, **(meta or {})}
@@ -85,7 +96,7 @@ class Rollout:
         except BaseException:
             self.abandon()
             raise
-        return [done[place] for place in range(len(jobs))]
+        return [done[number] for number in range(len(jobs))]
 
     def advance(self, waiting: deque[tuple[int, Job]]) -> list[tuple[int, Episode]]:
         """Begin what fits of `waiting` (numbered jobs, taken from the left) and play one round of everything begun.
@@ -95,12 +106,12 @@ class Rollout:
         """
         done: list[tuple[int, Episode]] = []
         while waiting and len(self._active) < self._slots:
-            place, job = waiting.popleft()
-            play = self._begin(place, job)
-            if isinstance(play, Episode):
-                self._finish(play, done, place)
+            number, job = waiting.popleft()
+            runner = self._begin(number, job)
+            if isinstance(runner, Episode):
+                self._finish(runner, done, number)
             else:
-                self._active.append(play)
+                self._active.append(runner)
         if self._active:
             self._active = self._round(self._active, done)
         return done
@@ -113,9 +124,9 @@ class Rollout:
     def abandon(self) -> None:
         """Give up every episode in progress and close every environment."""
         # Which of these already went back to the pool is unknown: none may be used again.
-        for play in self._active:
-            self._agent.release(play.conversation)
-            play.env.close()
+        for runner in self._active:
+            self._agent.release(runner.conversation)
+            runner.env.close()
         self._active = []
         self.close()
 
@@ -124,10 +135,10 @@ class Rollout:
         while self._idle:
             self._idle.pop().close()
 
-    def _begin(self, place: int, job: Job) -> EpisodeRunner | Episode:
+    def _begin(self, number: int, job: Job) -> EpisodeRunner | Episode:
         env = self._idle.pop() if self._idle else self._make_env()
         try:
-            return begin(env, job, place=place, system=self._system, renderer=self._agent.writer.renderer)
+            return begin(env, job, number=number, system=self._system, renderer=self._agent.writer.renderer)
         except EnvBackendError as error:
             env.close()
             return failed_episode(job, guard_of(env).env_id, error, self._meta)
@@ -135,58 +146,49 @@ class Rollout:
     def _round(self, active: list[EpisodeRunner], done: list[tuple[int, Episode]]) -> list[EpisodeRunner]:
         """One turn for everything that waits; what goes on."""
         replies = self._answer(active)
-        going: list[EpisodeRunner] = []
-        for play, reply in zip(active, replies, strict=True):
-            play.take(reply, self._cap)
-            if play.status is None:
-                going.append(play)
+        continuing: list[EpisodeRunner] = []
+        for runner, reply in zip(active, replies, strict=True):
+            runner.step(reply, self._max_turns)
+            if runner.status is None:
+                continuing.append(runner)
                 continue
-            self._agent.release(play.conversation)
-            if play.status is Status.ERROR_ENV:
-                play.env.close()
+            self._agent.release(runner.conversation)
+            if runner.status is Status.ERROR_ENV:
+                runner.env.close()
             else:
-                self._idle.append(play.env)
-            self._finish(play.episode(self._meta), done, play.place)
-        return going
+                self._idle.append(runner.env)
+            self._finish(runner.episode(self._meta), done, runner.number)
+        return continuing
 
     def _answer(self, active: list[EpisodeRunner]) -> list[Reply]:
-        waiting = [play for play in active if play.conversation.turn >= len(play.job.demonstration)]
+        waiting = [runner for runner in active if runner.conversation.turn >= len(runner.job.demonstration)]
         start = time.perf_counter()
-        replied = self._agent.respond([play.conversation for play in waiting]) if waiting else []
-        if len(replied) != len(waiting):
-            raise AgentError(f"agent {self._agent.name!r} answered {len(replied)} of {len(waiting)} conversations")
-        answers = iter(replied)
-        share = (time.perf_counter() - start) / max(len(waiting), 1)
+        generated = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
+        if len(generated) != len(waiting):
+            raise AgentError(f"agent {self._agent.name!r} answered {len(generated)} of {len(waiting)} conversations")
+        answers = iter(generated)
+        seconds_each = (time.perf_counter() - start) / max(len(waiting), 1)
         replies = []
-        for play in active:
-            turn = play.conversation.turn
-            if turn < len(play.job.demonstration):
+        for runner in active:
+            turn = runner.conversation.turn
+            if turn < len(runner.job.demonstration):
                 replies.append(
-                    self._agent.writer.write(play.conversation, play.job.demonstration[turn], "demonstration")
+                    self._agent.writer.write(runner.conversation, runner.job.demonstration[turn], "demonstration")
                 )
             else:
-                play.timings["generate"] += share
+                runner.timings["generate"] += seconds_each
                 replies.append(next(answers))
         return replies
 
-    def _finish(self, episode: Episode, done: list[tuple[int, Episode]], place: int) -> None:
-        done.append((place, episode))
+    def _finish(self, episode: Episode, done: list[tuple[int, Episode]], number: int) -> None:
+        done.append((number, episode))
         if self._on_episode is not None:
             self._on_episode(episode)
 
 
-def rollout(
-    jobs: Sequence[Job],
-    make_env: MakeEnv,
-    agent: Agent,
-    slots: int = 64,
-    max_turns: int | None = None,
-    on_episode: Callable[[Episode], None] | None = None,
-    system: str | None = None,
-    meta: dict[str, Any] | None = None,
-) -> list[Episode]:
+def rollout(jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutOptions]) -> list[Episode]:
     """Play `jobs` and close the environments; see `Rollout`, which keeps them open between calls."""
-    driver = Rollout(make_env, agent, slots=slots, max_turns=max_turns, on_episode=on_episode, system=system, meta=meta)
+    driver = Rollout(make_env, agent, **options)
     try:
         return driver.run(jobs)
     finally:

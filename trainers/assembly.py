@@ -19,7 +19,7 @@ from turngym.envs.protocols import Collect, Scorer
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import ConfigError
 from turngym.trainers.distributed.processes import local_device
-from turngym.trainers.distributed.run import divided
+from turngym.trainers.distributed.run import distribute_trainer
 from turngym.trainers.distributed.world import World, on_all_ranks
 from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.models.load import load_scorer, load_student
@@ -48,7 +48,7 @@ def run_training(
         trainer.on_start = lambda: _keep_config(config, command)
         if not progress:
             trainer.progress = NoProgress()
-        shared: Trainer = divided(trainer, world, shard_teacher=config.models.shard_teacher)
+        shared: Trainer = distribute_trainer(trainer, world, shard_teacher=config.models.shard_teacher)
         return shared.train(resume=config.models.resume)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from turngym.envs.protocols import Collect, EvalPoint, Scorer
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
-from turngym.trainers.distributed.run import SharedServers, Silent
+from turngym.trainers.distributed.run import NullMetricsLog, SharedServers
 from turngym.trainers.distributed.world import SINGLE, World
 from turngym.trainers.models.packing import check_packing
 from turngym.trainers.run.checkpoint import MODEL
@@ -63,7 +63,7 @@ class Trainer:
     servers: SharedServers | None = None
     """Engine servers that play with the student's weights; of several processes one sends them."""
     world: World = SINGLE
-    """The processes of the run; more than one are set up by `distributed.run.divided`."""
+    """The processes of the run; more than one are set up by `distributed.run.distribute_trainer`."""
 
     def train(self, *, resume: bool = False) -> RunResult:
         """Run until `run.steps`; Ctrl-C saves, then raises KeyboardInterrupt. Never overwrites another run."""
@@ -85,7 +85,7 @@ class Trainer:
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
         if self.on_start is not None and not self.world.rank:
             self.on_start()
-        log = Silent() if self.world.rank else self._log()
+        log = NullMetricsLog() if self.world.rank else self._log()
         log.truncate(state.step, state.evaluated)
         log.open(state.step)
         session = TrainLoop(self, optimizer, folder, log, state, critic)

@@ -1,15 +1,15 @@
-"""A rollout in this process that another thread may break off."""
+"""A rollout in this process that another thread can cancel."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Unpack
 
 from turngym.agents.agent import Agent, Conversation, Reply, ResponseWriter
 from turngym.agents.episode_runner import Job
 from turngym.agents.executor.core import ExecutorError
-from turngym.agents.rollout import MakeEnv, rollout
+from turngym.agents.rollout import MakeEnv, RolloutOptions, rollout
 from turngym.envs.episode import Episode
 
 
@@ -20,27 +20,19 @@ class CancellableRollout:
         self._cancelled = threading.Event()
 
     def __call__(
-        self,
-        jobs: Sequence[Job],
-        make_env: MakeEnv,
-        agent: Agent,
-        slots: int = 64,
-        max_turns: int | None = None,
-        on_episode: Callable[[Episode], None] | None = None,
-        system: str | None = None,
-        meta: dict[str, Any] | None = None,
+        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutOptions]
     ) -> list[Episode]:
         """Play `jobs`; see `rollout`."""
-        watched = _Watched(agent, self._cancelled)
-        return rollout(jobs, make_env, watched, slots, max_turns, on_episode, system, meta)
+        cancellable = _CancellableAgent(agent, self._cancelled)
+        return rollout(jobs, make_env, cancellable, **options)
 
     def cancel(self) -> None:
-        """End the run of another thread, and every later one."""
+        """Make the rollout of another thread, and every later one, end with ExecutorError."""
         self._cancelled.set()
 
 
-class _Watched:
-    """An agent that answers until it is told to stop."""
+class _CancellableAgent:
+    """An agent that raises instead of answering once the rollout is cancelled."""
 
     def __init__(self, agent: Agent, cancelled: threading.Event) -> None:
         self._agent = agent

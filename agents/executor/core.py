@@ -1,4 +1,4 @@
-"""The executor seam: workers somewhere, each of them one `Worker` object whose methods are called from here."""
+"""Protocol of an executor: numbered workers, each a `Worker` object elsewhere whose methods are called from here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ExecutorError(AgentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of a call: a value, an exception that the worker raised, or the reason why the worker is gone."""
+    """The result of a call: a value, an exception that the worker raised, or why the worker died."""
 
     worker: int
     value: Any = None
@@ -23,13 +23,13 @@ class Answer:
 
 
 class Workers(Protocol):
-    """Processes on this machine or actors on a cluster, numbered from 0. Who plays what is decided by the caller."""
+    """Processes on this machine or actors on a cluster, numbered from 0. The scheduler decides what each plays."""
 
     @property
     def count(self) -> int: ...
 
     def call(self, worker: int, method: str, *args: Any) -> None:
-        """Ask for `method` of `worker`; `wait` brings the answer. One call at a time and worker.
+        """Call `method` of `worker`; `wait` returns the answer. One call at a time for each worker.
 
         A worker that was never started, or was stopped, is started first, with nothing in its memory.
         """
@@ -38,10 +38,10 @@ class Workers(Protocol):
         """Answers that have come, waiting at most `timeout` seconds for the first. A death answers the call too."""
 
     def share(self, payload: bytes) -> Any:
-        """A handle of `payload`: as an argument of `call` it reaches the worker as the bytes."""
+        """Store `payload` once for all workers; passed to `call`, the returned handle arrives as the bytes."""
 
-    def forget(self, handle: Any) -> None:
-        """The handle is not needed any more."""
+    def free(self, handle: Any) -> None:
+        """Free a shared payload."""
 
     def stop(self, worker: int) -> None:
         """End `worker` at once, alive or not; its answer will not come."""

@@ -1,4 +1,4 @@
-"""An environment by name: what can be sent to another process, which makes it there."""
+"""An environment by id and arguments: picklable, so that another process can make it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ class SharedFile:
 class _Child:
     process: Any
     pipe: Any
-    asked: bool = False
+    busy: bool = False
+    """A call has not been answered."""
 
 
 class LocalWorkers:
@@ -64,26 +65,26 @@ class LocalWorkers:
 
     def call(self, worker: int, method: str, *args: Any) -> None:
         child = self._children.get(worker) or self._start(worker)
-        assert not child.asked, f"worker {worker} has not answered yet"
+        assert not child.busy, f"worker {worker} has not answered yet"
         try:
             child.pipe.send((method, args))
-            child.asked = True
+            child.busy = True
         except OSError:
-            self._deaths.append(Answer(worker=worker, died=self._obituary(worker)))
+            self._deaths.append(Answer(worker=worker, died=self._death_reason(worker)))
 
     def wait(self, timeout: float) -> list[Answer]:
         answers, self._deaths = self._deaths, []
-        asked = {child.pipe: number for number, child in self._children.items() if child.asked}
-        if answers or not asked:
+        pending = {child.pipe: number for number, child in self._children.items() if child.busy}
+        if answers or not pending:
             return answers
-        for ready in connection.wait(list(asked), timeout):
-            worker = asked[ready]  # type: ignore[index]
+        for ready in connection.wait(list(pending), timeout):
+            worker = pending[ready]  # type: ignore[index]
             try:
                 good, value = self._children[worker].pipe.recv()
             except (EOFError, OSError, pickle.UnpicklingError):
-                answers.append(Answer(worker=worker, died=self._obituary(worker)))
+                answers.append(Answer(worker=worker, died=self._death_reason(worker)))
                 continue
-            self._children[worker].asked = False
+            self._children[worker].busy = False
             answers.append(Answer(worker=worker, value=value) if good else Answer(worker=worker, error=value))
         return answers
 
@@ -95,7 +96,7 @@ class LocalWorkers:
         path.write_bytes(payload)
         return SharedFile(str(path))
 
-    def forget(self, handle: SharedFile) -> None:
+    def free(self, handle: SharedFile) -> None:
         Path(handle.path).unlink(missing_ok=True)
 
     def stop(self, worker: int) -> None:
@@ -108,9 +109,9 @@ class LocalWorkers:
     def close(self) -> None:
         for child in self._children.values():
             child.pipe.close()  # the end of its pipe tells a worker to close its environments
-        patience = time.monotonic() + GRACE
+        deadline = time.monotonic() + GRACE
         for worker, child in list(self._children.items()):
-            child.process.join(max(0.0, patience - time.monotonic()))
+            child.process.join(max(0.0, deadline - time.monotonic()))
             self.stop(worker)
         self._deaths.clear()
         if self._folder is not None:
@@ -126,7 +127,7 @@ class LocalWorkers:
         self._children[worker] = _Child(process, ours)
         return self._children[worker]
 
-    def _obituary(self, worker: int) -> str:
+    def _death_reason(self, worker: int) -> str:
         process = self._children[worker].process
         process.join(5.0)
         self.stop(worker)
@@ -141,8 +142,8 @@ class LocalWorkers:
 
 
 def serve(pipe: Any, threads: int) -> None:
-    """The life of a worker process: one `Worker`, whose methods the other end of `pipe` calls."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; what it means is decided there
+    """Main loop of a worker process: one `Worker`, whose methods are called through `pipe`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; only the parent handles it
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     worker = Worker()
@@ -156,15 +157,15 @@ def serve(pipe: Any, threads: int) -> None:
             plain = [Path(arg.path).read_bytes() if isinstance(arg, SharedFile) else arg for arg in args]
             answer: tuple[bool, Any] = (True, getattr(worker, method)(*plain))
         except Exception as error:
-            answer = (False, portable(error))
+            answer = (False, picklable(error))
         try:
             pipe.send(answer)
         except OSError:
             return
 
 
-def portable(error: Exception) -> Exception:
-    """`error` with its traceback as a note, or what can be said of it if it cannot be sent."""
+def picklable(error: Exception) -> Exception:
+    """`error` with its traceback as a note, or a summary of it where it cannot be pickled."""
     trace = "".join(traceback.format_exception(error))
     error.add_note(f"in a worker:\n{trace}")
     try:

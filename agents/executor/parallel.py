@@ -1,11 +1,11 @@
-"""Rollouts by several workers: the same episodes as in one process, whoever plays them and whoever dies."""
+"""Rollouts in parallel workers: the same episodes as in one process, whichever worker plays them, even if some die."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from turngym.agents.agent import Agent
 from turngym.agents.episode_runner import Job
@@ -13,7 +13,7 @@ from turngym.agents.executor.core import Answer, ExecutorError, Workers
 from turngym.agents.executor.scheduler import JobScheduler, WorkerState
 from turngym.agents.executor.serialization import pack
 from turngym.agents.executor.worker import Load, RolloutSpec
-from turngym.agents.rollout import MakeEnv
+from turngym.agents.rollout import SLOTS, MakeEnv, RolloutOptions
 from turngym.envs.episode import Episode
 
 POLL = 0.25
@@ -21,13 +21,13 @@ POLL = 0.25
 
 
 @dataclass(slots=True)
-class _Engine:
-    """An engine of this process as the workers know it."""
+class _SharedEngine:
+    """A local engine of this process, and the payloads from which workers make and update their copies."""
 
     engine: Any
     stamp: int
     version: int
-    whole: Any
+    packed: Any
     """Handle of the packed engine."""
     weights: Any = None
     """Handle of newer weights, if they have changed since."""
@@ -56,28 +56,21 @@ class ParallelRollout:
         self._workers = workers
         self._retries = retries
         self._patience = patience
-        self._engines: list[_Engine] = []
-        self._unneeded: list[Any] = []
-        self._reading: dict[int, list[Any]] = {}
-        self._held: dict[int, dict[int, tuple[int, int]]] = {}
-        self._seats = [WorkerState() for _ in range(workers.count)]
+        self._engines: list[_SharedEngine] = []
+        self._stale_handles: list[Any] = []
+        self._sent_payloads: dict[int, list[Any]] = {}
+        self._loaded: dict[int, dict[int, tuple[int, int]]] = {}
+        self._worker_states = [WorkerState() for _ in range(workers.count)]
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
         self.deaths: list[str] = []
         """Why workers were lost, since construction."""
 
     def __call__(
-        self,
-        jobs: Sequence[Job],
-        make_env: MakeEnv,
-        agent: Agent,
-        slots: int = 64,
-        max_turns: int | None = None,
-        on_episode: Callable[[Episode], None] | None = None,
-        system: str | None = None,
-        meta: dict[str, Any] | None = None,
+        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutOptions]
     ) -> list[Episode]:
-        """Play `jobs`; see `rollout`."""
+        """Play `jobs` in the workers; options as for `rollout`."""
+        slots = options.get("slots", SLOTS)
         if slots < 1:
             raise ExecutorError(f"slots is {slots}; at least 1 episode must be played at a time")
         with self._lock:
@@ -85,30 +78,30 @@ class ParallelRollout:
                 make_env=make_env,
                 agent=agent,
                 slots=-(-slots // self._workers.count),
-                max_turns=max_turns,
-                system=system,
-                meta=meta or {},
+                max_turns=options.get("max_turns"),
+                system=options.get("system"),
+                meta=options.get("meta") or {},
             )
             data, engines = pack(spec)
-            self._forget()
-            places = [self._number(engine) for engine in engines]
+            self._free_stale_handles()
+            engine_numbers = [self._engine_number(engine) for engine in engines]
             scheduler = JobScheduler(
                 jobs=jobs,
                 workers=self._workers,
-                seats=self._seats,
+                worker_states=self._worker_states,
                 spec=spec,
                 retries=self._retries,
                 patience=self._patience,
-                begin=lambda worker: self._begin(worker, data, places),
-                on_episode=on_episode,
-                lost=self._lost,
+                start_worker=lambda worker: self._start_worker(worker, data, engine_numbers),
+                on_episode=options.get("on_episode"),
+                on_death=self._on_death,
             )
             return self._run(scheduler)
 
     @property
     def playing(self) -> tuple[int, ...]:
-        """How many episodes each worker has in hand."""
-        return tuple(len(seat.jobs) for seat in self._seats)
+        """Number of episodes that each worker plays now."""
+        return tuple(len(worker_state.jobs) for worker_state in self._worker_states)
 
     def cancel(self) -> None:
         """Make the run of another thread, and every later one, end with ExecutorError."""
@@ -117,11 +110,11 @@ class ParallelRollout:
     def close(self) -> None:
         """End the workers; a later run starts them again."""
         self._workers.close()
-        self._held.clear()
+        self._loaded.clear()
         self._engines.clear()
-        self._unneeded.clear()
-        self._reading.clear()
-        self._seats = [WorkerState() for _ in range(self._workers.count)]
+        self._stale_handles.clear()
+        self._sent_payloads.clear()
+        self._worker_states = [WorkerState() for _ in range(self._workers.count)]
 
     def _run(self, scheduler: JobScheduler) -> list[Episode]:
         try:
@@ -129,11 +122,11 @@ class ParallelRollout:
                 if self._cancelled.is_set():
                     raise ExecutorError("the rollout was cancelled")
                 scheduler.assign()
-                scheduler.take(self._workers.wait(POLL))
+                scheduler.collect(self._workers.wait(POLL))
                 scheduler.kill_hung_workers()
         except KeyboardInterrupt:
             try:
-                scheduler.take(self._workers.wait(0.0))
+                scheduler.collect(self._workers.wait(0.0))
             finally:
                 self.close()
             raise
@@ -142,37 +135,38 @@ class ParallelRollout:
             raise
         return scheduler.episodes()
 
-    def _lost(self, answer: Answer) -> None:
+    def _on_death(self, answer: Answer) -> None:
         self.deaths.append(answer.died)
-        self._held.pop(answer.worker, None)
+        self._loaded.pop(answer.worker, None)
 
-    def _begin(self, worker: int, data: bytes, places: Sequence[int]) -> None:
-        """Ask `worker` to begin, with whatever it lacks of the engines."""
-        held, loads, payloads = self._held.setdefault(worker, {}), [], []
-        for number in dict.fromkeys(places):
+    def _start_worker(self, worker: int, data: bytes, engine_numbers: Sequence[int]) -> None:
+        """Call `worker` to start this run, with the engines and weights that it lacks."""
+        loaded, loads, payloads = self._loaded.setdefault(worker, {}), [], []
+        for number in dict.fromkeys(engine_numbers):
             known = self._engines[number]
             newest = (known.stamp, known.version)
-            if number not in held:
-                loads.append(Load(engine=number, whole=True, version=0))
-                payloads.append(known.whole)
-            if known.weights is not None and held.get(number) != newest:
-                loads.append(Load(engine=number, whole=False, version=known.version))
+            if number not in loaded:
+                loads.append(Load(engine=number, full_engine=True, version=0))
+                payloads.append(known.packed)
+            if known.weights is not None and loaded.get(number) != newest:
+                loads.append(Load(engine=number, full_engine=False, version=known.version))
                 payloads.append(known.weights)
-            held[number] = newest
-        self._reading[worker] = payloads
-        self._workers.call(worker, "begin", data, places, loads, *payloads)
+            loaded[number] = newest
+        self._sent_payloads[worker] = payloads
+        self._workers.call(worker, "begin", data, engine_numbers, loads, *payloads)
 
-    def _forget(self) -> None:
-        """Drop old weights, but for those that a slow worker may still be reading."""
-        slow = [worker for worker, seat in enumerate(self._seats) if seat.asked]
-        read = [handle for worker in slow for handle in self._reading.get(worker, ())]
-        for handle in self._unneeded:
-            if handle not in read:
-                self._workers.forget(handle)
-        self._unneeded = [handle for handle in self._unneeded if handle in read]
+    def _free_stale_handles(self) -> None:
+        """Free old weights, except those that a busy worker may still be reading."""
+        busy = [worker for worker, worker_state in enumerate(self._worker_states) if worker_state.busy]
+        in_use = [handle for worker in busy for handle in self._sent_payloads.get(worker, ())]
+        for handle in self._stale_handles:
+            if handle not in in_use:
+                self._workers.free(handle)
+        self._stale_handles = [handle for handle in self._stale_handles if handle in in_use]
 
-    def _number(self, engine: Any) -> int:
+    def _engine_number(self, engine: Any) -> int:
         """The workers' number of `engine`; its weights are shared anew if they have changed."""
+        # late: needs torch, which rollouts without a local engine do without
         from turngym.agents.local_engine.replica import pack_engine, pack_weights
 
         for number, known in enumerate(self._engines):
@@ -180,10 +174,10 @@ class ParallelRollout:
                 continue
             if (known.stamp, known.version) != (engine.stamp, engine.policy_version):
                 if known.weights is not None:
-                    self._unneeded.append(known.weights)
+                    self._stale_handles.append(known.weights)
                 known.weights = self._workers.share(pack_weights(engine))
                 known.stamp, known.version = engine.stamp, engine.policy_version
             return number
-        whole = self._workers.share(pack_engine(engine))
-        self._engines.append(_Engine(engine, engine.stamp, engine.policy_version, whole))
+        packed = self._workers.share(pack_engine(engine))
+        self._engines.append(_SharedEngine(engine, engine.stamp, engine.policy_version, packed))
         return len(self._engines) - 1

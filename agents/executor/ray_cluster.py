@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.executor.core import Answer, ExecutorError
-from turngym.agents.executor.local import portable
+from turngym.agents.executor.local import picklable
 from turngym.agents.executor.worker import Worker
 
 
@@ -36,38 +36,38 @@ class RayWorkers:
         self._ours = not ray.is_initialized()
         if self._ours:
             self._connect(address, cpus * count)
-        claims = {"num_cpus": cpus, "num_gpus": gpus}
-        self._actor_class = self._ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **claims)(Actor)
+        resources = {"num_cpus": cpus, "num_gpus": gpus}
+        self._actor_class = self._ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **resources)(Actor)
         self._actors: dict[int, Any] = {}
-        self._asked: dict[int, Any] = {}
+        self._pending: dict[int, Any] = {}
 
     @property
     def count(self) -> int:
         return self._count
 
     def call(self, worker: int, method: str, *args: Any) -> None:
-        assert worker not in self._asked, f"worker {worker} has not answered yet"
+        assert worker not in self._pending, f"worker {worker} has not answered yet"
         if worker not in self._actors:
             self._actors[worker] = self._actor_class.remote()
-        self._asked[worker] = self._actors[worker].call.remote(method, *args)
+        self._pending[worker] = self._actors[worker].call.remote(method, *args)
 
     def wait(self, timeout: float) -> list[Answer]:
-        if not self._asked:
+        if not self._pending:
             return []
-        calls = {call: worker for worker, call in self._asked.items()}
+        calls = {call: worker for worker, call in self._pending.items()}
         ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout)
-        if ready:  # whoever else has answered by now
+        if ready:  # and all other calls that have been answered by now
             ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
         return [self._answer(calls[call], call) for call in ready]
 
     def share(self, payload: bytes) -> Any:
         return self._ray.put(np.frombuffer(payload, np.uint8))
 
-    def forget(self, handle: Any) -> None:
-        """Ray frees what nobody refers to."""
+    def free(self, handle: Any) -> None:
+        """Does nothing: Ray frees objects that are no longer referenced."""
 
     def stop(self, worker: int) -> None:
-        self._asked.pop(worker, None)
+        self._pending.pop(worker, None)
         actor = self._actors.pop(worker, None)
         if actor is not None:
             self._ray.kill(actor)
@@ -90,7 +90,7 @@ class RayWorkers:
             raise ExecutorError(f"cannot connect to {where}: {str(error).strip().splitlines()[0]}") from error
 
     def _answer(self, worker: int, call: Any) -> Answer:
-        del self._asked[worker]
+        del self._pending[worker]
         try:
             good, value = pickle.loads(self._ray.get(call))
         except self._ray.exceptions.RayError as error:
@@ -110,5 +110,5 @@ class Actor:
         try:
             answer: tuple[bool, Any] = (True, getattr(self._worker, method)(*args))
         except Exception as error:
-            answer = (False, portable(error))
+            answer = (False, picklable(error))
         return pickle.dumps(answer)

@@ -1,4 +1,4 @@
-"""Who plays what: jobs given out to workers, taken back from the dead, and kept in order when they are done."""
+"""Schedules jobs on workers: assigns them, retries those of a dead worker, and keeps results in job order."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from turngym.envs.episode import Episode, Status
 
 @dataclass(slots=True)
 class WorkerState:
-    """A worker as the scheduler knows it. Seats outlive a run: a slow starter may owe an answer to the run before."""
+    """A worker as the scheduler knows it. It outlives a run: a slow one may still owe an answer to the run before."""
 
-    asked: bool = False
+    busy: bool = False
     """A call has not been answered."""
-    state: Literal["away", "beginning", "ready"] = "away"
-    """How far it is with this run."""
-    since: float = 0.0
-    """When it was last asked."""
+    phase: Literal["not_started", "starting", "ready"] = "not_started"
+    """Where the worker is in this run."""
+    called_at: float = 0.0
+    """When it was last called (time.monotonic)."""
     jobs: set[int] = field(default_factory=set)
-    """What it plays."""
+    """Numbers of the jobs that it plays."""
 
 
 @dataclass(slots=True, kw_only=True)
 class JobScheduler:
-    """One run. Which worker plays a job, and when, is left to chance and changes no episode."""
+    """The schedule of one run. Which worker plays a job, and when, depends on timing and changes no episode."""
 
     jobs: Sequence[Job]
     workers: Workers
-    seats: Sequence[WorkerState]
+    worker_states: Sequence[WorkerState]
     spec: RolloutSpec
     retries: int
     patience: float
-    begin: Callable[[int], None]
+    start_worker: Callable[[int], None]
     """Sends a worker what it needs for this run."""
-    lost: Callable[[Answer], None]
-    """Told of every death."""
+    on_death: Callable[[Answer], None]
+    """Called for every worker that died."""
     on_episode: Callable[[Episode], None] | None
-    _fresh: deque[int] = field(init=False)
-    _alone: deque[int] = field(default_factory=deque)
-    """On their last chance: each is played by itself."""
-    _losses: Counter[int] = field(default_factory=Counter)
+    _queue: deque[int] = field(init=False)
+    _solo_queue: deque[int] = field(default_factory=deque)
+    """Jobs on their last attempt: each is played alone in its worker, so that a job which kills it takes no other."""
+    _worker_deaths: Counter[int] = field(default_factory=Counter)
     _arrived: deque[tuple[int, Episode]] = field(default_factory=deque)
     _done: dict[int, Episode] = field(default_factory=dict)
-    _bad_starts: int = 0
+    _failed_starts: int = 0
 
     def __post_init__(self) -> None:
-        self._fresh = deque(range(len(self.jobs)))
-        for seat in self.seats:
-            seat.state = "away"
-            seat.jobs.clear()
+        self._queue = deque(range(len(self.jobs)))
+        for worker_state in self.worker_states:
+            worker_state.phase = "not_started"
+            worker_state.jobs.clear()
 
     @property
     def finished(self) -> bool:
@@ -66,42 +66,44 @@ class JobScheduler:
         return [self._done[number] for number in range(len(self.jobs))]
 
     def assign(self) -> None:
-        """Ask every worker that waits: to begin, or to play on with as many jobs as it should have."""
-        for worker, seat in enumerate(self.seats):
-            if seat.asked:
+        """Call every idle worker: to start, or to go on with as many jobs as it should have."""
+        for worker, worker_state in enumerate(self.worker_states):
+            if worker_state.busy:
                 continue
-            if seat.state == "ready":
-                chosen = self._choose(seat)
-                seat.jobs.update(chosen)
-                if seat.jobs:
-                    self._stamp(seat)
+            if worker_state.phase == "ready":
+                chosen = self._next_jobs(worker_state)
+                worker_state.jobs.update(chosen)
+                if worker_state.jobs:
+                    self._mark_called(worker_state)
                     self.workers.call(worker, "advance", [(number, self.jobs[number]) for number in chosen])
-            elif len(self._fresh) + len(self._alone) > sum(other.state == "beginning" for other in self.seats):
-                seat.state = "beginning"
-                self._stamp(seat)
-                self.begin(worker)
+            elif len(self._queue) + len(self._solo_queue) > sum(
+                other.phase == "starting" for other in self.worker_states
+            ):
+                worker_state.phase = "starting"
+                self._mark_called(worker_state)
+                self.start_worker(worker)
 
-    def take(self, answers: Iterable[Answer]) -> None:
-        """What the workers said. Raises what one of them raised, after everything that finished has been kept."""
+    def collect(self, answers: Iterable[Answer]) -> None:
+        """Take in the workers' answers. Raises what a worker raised, after all finished episodes are recorded."""
         errors = []
         for answer in answers:
-            seat = self.seats[answer.worker]
-            seat.asked = False
+            worker_state = self.worker_states[answer.worker]
+            worker_state.busy = False
             if answer.died:
-                self._on_worker_death(answer, seat)
+                self._on_worker_death(answer, worker_state)
             elif answer.error is not None:
                 errors.append(answer.error)
-            elif seat.state == "beginning":
-                seat.state, self._bad_starts = "ready", 0
-            elif seat.state == "ready":
-                seat.jobs.difference_update(number for number, _ in answer.value)
+            elif worker_state.phase == "starting":
+                worker_state.phase, self._failed_starts = "ready", 0
+            elif worker_state.phase == "ready":
+                worker_state.jobs.difference_update(number for number, _ in answer.value)
                 self._arrived.extend(answer.value)
-        self.keep()
+        self._flush()
         if errors:
             raise errors[0]
 
-    def keep(self) -> None:
-        """Hand on what has arrived."""
+    def _flush(self) -> None:
+        """Record arrived episodes and call `on_episode`; what it raises leaves the rest for the next call."""
         while self._arrived:
             number, episode = self._arrived[0]
             if number not in self._done:
@@ -113,52 +115,52 @@ class JobScheduler:
     def kill_hung_workers(self) -> None:
         """End workers that have not answered in time; ExecutorError if none has even begun."""
         now = time.monotonic()
-        for worker, seat in enumerate(self.seats):
-            if not seat.asked or now - seat.since <= self.patience:
+        for worker, worker_state in enumerate(self.worker_states):
+            if not worker_state.busy or now - worker_state.called_at <= self.patience:
                 continue
             reason = f"worker {worker} gave no answer for {self.patience:g} s"
-            if seat.state == "ready":
+            if worker_state.phase == "ready":
                 self.workers.stop(worker)
-                self.take([Answer(worker=worker, died=reason)])
-            elif all(other.state != "ready" for other in self.seats):
+                self.collect([Answer(worker=worker, died=reason)])
+            elif all(other.phase != "ready" for other in self.worker_states):
                 raise ExecutorError(f"{reason} while it started: are there processors (and accelerators) for it?")
 
-    def _stamp(self, seat: WorkerState) -> None:
-        seat.asked, seat.since = True, time.monotonic()
+    def _mark_called(self, worker_state: WorkerState) -> None:
+        worker_state.busy, worker_state.called_at = True, time.monotonic()
 
-    def _choose(self, seat: WorkerState) -> list[int]:
-        """Numbers of the jobs that `seat` gets now: its fair share of what is open, as far as it has room."""
-        if any(self._last_chance(number) for number in seat.jobs):
+    def _next_jobs(self, worker_state: WorkerState) -> list[int]:
+        """Numbers of the jobs that a worker gets now: its fair share of the unfinished ones, up to its free slots."""
+        if any(self._is_last_attempt(number) for number in worker_state.jobs):
             return []
-        if not self._fresh:
-            return [self._alone.popleft()] if self._alone and not seat.jobs else []
-        share = -(-(len(self.jobs) - len(self._done)) // len(self.seats))
-        room = max(min(self.spec.slots, share) - len(seat.jobs), 0)
-        return [self._fresh.popleft() for _ in range(min(room, len(self._fresh)))]
+        if not self._queue:
+            return [self._solo_queue.popleft()] if self._solo_queue and not worker_state.jobs else []
+        share = -(-(len(self.jobs) - len(self._done)) // len(self.worker_states))
+        room = max(min(self.spec.slots, share) - len(worker_state.jobs), 0)
+        return [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
 
-    def _last_chance(self, number: int) -> bool:
-        return 0 < self._losses[number] == self.retries
+    def _is_last_attempt(self, number: int) -> bool:
+        return 0 < self._worker_deaths[number] == self.retries
 
-    def _on_worker_death(self, answer: Answer, seat: WorkerState) -> None:
-        """Give the jobs of a dead worker to others, as long as they have tries left."""
-        self.lost(answer)
-        if seat.state == "beginning":
-            self._bad_starts += 1
-            if self._bad_starts > self.retries * len(self.seats):
-                raise ExecutorError(f"workers die before they are ready, {self._bad_starts} in a row: {answer.died}")
-        lost, seat.state = sorted(seat.jobs, reverse=True), "away"
-        seat.jobs.clear()
-        for number in lost:
-            self._losses[number] += 1
-            if self._losses[number] > self.retries:
-                self._arrived.append((number, self._failed(number, answer.died)))
-            elif self._last_chance(number):
-                self._alone.append(number)
+    def _on_worker_death(self, answer: Answer, worker_state: WorkerState) -> None:
+        """Queue the jobs of a dead worker again, as long as they have attempts left."""
+        self.on_death(answer)
+        if worker_state.phase == "starting":
+            self._failed_starts += 1
+            if self._failed_starts > self.retries * len(self.worker_states):
+                raise ExecutorError(f"workers die before they are ready, {self._failed_starts} in a row: {answer.died}")
+        unfinished, worker_state.phase = sorted(worker_state.jobs, reverse=True), "not_started"
+        worker_state.jobs.clear()
+        for number in unfinished:
+            self._worker_deaths[number] += 1
+            if self._worker_deaths[number] > self.retries:
+                self._arrived.append((number, self._failed_episode(number, answer.died)))
+            elif self._is_last_attempt(number):
+                self._solo_queue.append(number)
             else:
-                self._fresh.appendleft(number)
+                self._queue.appendleft(number)
 
-    def _failed(self, number: int, reason: str) -> Episode:
+    def _failed_episode(self, number: int, reason: str) -> Episode:
         meta = {"agent": self.spec.agent.name, **self.spec.meta}
-        error = f"lost {self._losses[number]} times with its worker; last: {reason}"
+        error = f"lost {self._worker_deaths[number]} times with its worker; last: {reason}"
         env_id = str(getattr(self.spec.make_env, "env_id", ""))
         return failed_episode(self.jobs[number], env_id, error, meta, Status.ERROR_ENGINE)

@@ -1,4 +1,4 @@
-"""Agents on their way to a worker: everything but engines with weights is pickled, those are left as numbers."""
+"""Pickles agents for workers; local engines are replaced by numbers and sent apart, because they hold weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class _Pickler(pickle.Pickler):
         self.engines: list[Any] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        local = sys.modules.get("turngym.agents.local_engine.engine")  # no engine exists where nobody has imported it
+        local = sys.modules.get(
+            "turngym.agents.local_engine.engine"
+        )  # not imported: then no engine exists, and torch need not be loaded
         if local is None or not isinstance(obj, local.LocalEngine):
             return None
         for number, engine in enumerate(self.engines):
@@ -47,7 +49,7 @@ class _Pickler(pickle.Pickler):
         return len(self.engines) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        """Caches of methods, which renderers are full of, arrive empty; clients of servers say how to make others."""
+        """lru_caches (renderers have many) arrive empty; objects with `for_workers` say how their copy is made."""
         if hasattr(type(obj), "for_workers"):
             return obj.for_workers()
         if isinstance(obj, _lru_cache_wrapper):

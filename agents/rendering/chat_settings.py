@@ -1,4 +1,4 @@
-"""How a trained model wants to be spoken to: kept beside its weights, so that evaluation renders as training did."""
+"""Chat settings of a model (channel, roles, lengths): saved beside its weights, so that every run renders alike."""
 
 from __future__ import annotations
 

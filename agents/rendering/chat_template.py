@@ -1,4 +1,4 @@
-"""A tokenizer's chat template with its oddities probed once, at construction."""
+"""A tokenizer's chat template, whose behavior is probed once, at construction."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ChatTemplate:
         return {"role": "assistant", "content": self.prefill + text}
 
     def render(self, messages: Sequence[Message], *, generate: bool = True, tools: Sequence[Any] | None = None) -> str:
-        """The whole conversation as text; `generate` appends what asks the assistant to speak.
+        """The whole conversation as text; `generate` appends the generation prompt.
 
         `tools` (OpenAI function schemas) stand in for the tool of this template.
         """

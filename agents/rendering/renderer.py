@@ -77,72 +77,72 @@ class ChatRenderer:
         self._append = history == "append"
         self._strict = strict
         self._delta = lru_cache(CACHE)(self._make_delta)
-        self._survives = lru_cache(CACHE)(self._check_survival)
+        self._shown_unchanged = lru_cache(CACHE)(self._check_shown_unchanged)
         self.append_only = self._append or self._probe()
         """Whether responses that the template leaves alone extend the ids without a full rendering."""
 
     def open(self, system: str, observation: str) -> TokenHistory:
         """A new conversation whose first prompt stands and waits for a response."""
-        thread = TokenHistory(appendable=self.append_only)
-        thread.messages = self.template.opening(system, observation)
-        self._open_segment(thread, self.template.render(thread.messages))
-        return thread
+        history = TokenHistory(appendable=self.append_only)
+        history.messages = self.template.opening(system, observation)
+        self._open_segment(history, self.template.render(history.messages))
+        return history
 
-    def observe(self, thread: TokenHistory, observation: str) -> None:
+    def observe(self, history: TokenHistory, observation: str) -> None:
         """Append the next prompt: the template's closing of the last response, `observation`, the generation prompt."""
-        thread.messages.append(self.template.observation(observation))
-        if thread.appendable and (self._append or thread.last_id in (None, self.template.end_id)):
+        history.messages.append(self.template.observation(observation))
+        if history.appendable and (self._append or history.last_id in (None, self.template.end_id)):
             text, whole, after_end = self._delta(observation)
-            closed = thread.last_id is not None and thread.last_id == self.template.end_id
+            closed = history.last_id is not None and history.last_id == self.template.end_id
             if self._strict and not self._append:
-                self._compare(thread, text, closed)
+                self._compare(history, text, closed)
             self._extend(
-                thread, after_end if closed else whole, text[len(self.template.end_text) :] if closed else text
+                history, after_end if closed else whole, text[len(self.template.end_text) :] if closed else text
             )
             return
-        thread.appendable = False
-        full = self.template.render(thread.messages)
-        before = "".join(thread.pieces)
+        history.appendable = False
+        full = self.template.render(history.messages)
+        before = "".join(history.pieces)
         if full.startswith(before):
             suffix = full[len(before) :]
-            self._extend(thread, self.template.encode(suffix), suffix)
+            self._extend(history, self.template.encode(suffix), suffix)
         else:
-            self._open_segment(thread, full)
+            self._open_segment(history, full)
 
-    def respond(self, thread: TokenHistory, ids: NDArray[np.int32]) -> str:
+    def respond(self, history: TokenHistory, ids: NDArray[np.int32]) -> str:
         """Record sampled `ids` int32 [R] as they are; the response as text, without the stop id that ended it."""
         listed = ids.tolist()
         last = listed[-1] if listed and listed[-1] in self._stops else None
         text = self.template.decode(listed if last is None else listed[:-1])
-        thread.response_span = thread.buffer.extend(ids)
-        thread.last_id = last
-        thread.awaiting = False
-        thread.messages.append(self.template.answer(text))
-        thread.pieces.append(text)
+        history.response_span = history.buffer.extend(ids)
+        history.last_id = last
+        history.awaiting = False
+        history.messages.append(self.template.answer(text))
+        history.pieces.append(text)
         if last is not None:
-            thread.pieces.append(self.template.decode([last]))
-        if thread.appendable and not self._append:
-            thread.appendable = self._survives(text)
+            history.pieces.append(self.template.decode([last]))
+        if history.appendable and not self._append:
+            history.appendable = self._shown_unchanged(text)
         return text
 
-    def write(self, thread: TokenHistory, text: str) -> NDArray[np.int32]:
-        """Record `text` as a response that somebody else chose: its ids plus the end id, int32 [R]."""
+    def write(self, history: TokenHistory, text: str) -> NDArray[np.int32]:
+        """Record `text`, which the policy did not sample, as a response: its ids plus the end id, int32 [R]."""
         ids = self.template.encode(text)
         if self.template.end_id is not None:
             ids = np.append(ids, np.int32(self.template.end_id)).astype(np.int32)
-        self.respond(thread, ids)
+        self.respond(history, ids)
         return ids
 
-    def _open_segment(self, thread: TokenHistory, text: str) -> None:
-        thread.segments.append(IdBuffer())
-        thread.pieces = []
-        self._extend(thread, self.template.encode(text), text)
+    def _open_segment(self, history: TokenHistory, text: str) -> None:
+        history.segments.append(IdBuffer())
+        history.pieces = []
+        self._extend(history, self.template.encode(text), text)
 
     @staticmethod
-    def _extend(thread: TokenHistory, ids: NDArray[np.int32], text: str) -> None:
-        thread.prompt_span = thread.buffer.extend(ids)
-        thread.pieces.append(text)
-        thread.awaiting = True
+    def _extend(history: TokenHistory, ids: NDArray[np.int32], text: str) -> None:
+        history.prompt_span = history.buffer.extend(ids)
+        history.pieces.append(text)
+        history.awaiting = True
 
     def _make_delta(self, observation: str) -> tuple[str, NDArray[np.int32], NDArray[np.int32]]:
         """(text, ids, ids without the leading end id) of everything that follows an answer."""
@@ -166,7 +166,7 @@ class ChatRenderer:
                 return False
         return True
 
-    def _check_survival(self, response: str) -> bool:
+    def _check_shown_unchanged(self, response: str) -> bool:
         """Whether the template shows `response` unchanged, both as the latest and as an earlier answer."""
         messages = self.template.opening(SYSTEM, OBSERVATION)
         text = self.template.render(messages)
@@ -177,10 +177,10 @@ class ChatRenderer:
                 return False
         return True
 
-    def _compare(self, thread: TokenHistory, delta: str, closed: bool) -> None:
-        before = "".join(thread.pieces)
+    def _compare(self, history: TokenHistory, delta: str, closed: bool) -> None:
+        before = "".join(history.pieces)
         fast = (before[: len(before) - len(self.template.end_text)] if closed else before) + delta
-        full = self.template.render(thread.messages)
+        full = self.template.render(history.messages)
         if fast != full:
             at = next(
                 (i for i, (a, b) in enumerate(zip(fast, full, strict=False)) if a != b), min(len(fast), len(full))

@@ -1,4 +1,4 @@
-"""One conversation as growing token ids: what was said, and which ids stand for it."""
+"""The token ids of one conversation: an append-only buffer per segment, with the spans of prompts and responses."""
 
 from __future__ import annotations
 

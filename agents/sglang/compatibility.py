@@ -1,4 +1,4 @@
-"""Is the server's model the one that is meant? Asked before anything is sent: an id too large would end the server."""
+"""Checks that a server has the expected model, before anything is sent: an id too large would end the server."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def model_config(folder: str) -> Mapping[str, Any]:
 def _compare(
     fleet: Fleet, path: str, ask: Mapping[str, Any], part: str, mine: Sequence[Any], names: Sequence[str]
 ) -> None:
-    for server, answer in zip(fleet.servers, fleet.everywhere("POST", path, ask), strict=True):
+    for server, answer in zip(fleet.servers, fleet.call_all("POST", path, ask), strict=True):
         theirs = answer.get(part) if isinstance(answer, dict) else None
         if not isinstance(theirs, list) or len(theirs) != len(mine):
             raise ServerError(f"{server.url}{path} answered {str(answer)[:200]!r}; {len(mine)} rows were asked for")

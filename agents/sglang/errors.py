@@ -1,4 +1,4 @@
-"""What can go wrong with a server, and which of it may pass by itself."""
+"""Errors of SGLang servers; the classes tell which may pass when tried again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BadAnswer(ServerError, RuntimeError):
 
 
 class WrongWeights(ServerError, RuntimeError):
-    """A server with other weights than it was last given: it was restarted, or somebody else changed them."""
+    """A server with other weights than it was last given: it was restarted, or another client changed them."""
 
 
 class SyncError(ServerError):

@@ -1,4 +1,4 @@
-"""SglangPolicy: an engine behind HTTP that continues token ids, with whose weights drew which id."""
+"""SglangPolicy: generates with SGLang servers over HTTP and records which weight version sampled each id."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.sglang.client.answers import Drawn, read_drawn
+from turngym.agents.sglang.client.answers import GeneratedPart, read_generation
 from turngym.agents.sglang.client.fleet import Fleet
-from turngym.agents.sglang.client.requests import check_request, draw_body, seed_of
-from turngym.agents.sglang.client.retry import Caller
+from turngym.agents.sglang.client.requests import check_request, generate_body, seed_of
+from turngym.agents.sglang.client.retry import RetryingClient
 from turngym.agents.sglang.client.stop_strings import StopFinder
 from turngym.agents.sglang.errors import ServerError
 from turngym.agents.sglang.settings import SglangSettings
@@ -24,34 +24,34 @@ from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure
 
 @dataclass(slots=True)
 class _Response:
-    """One request under way: what was drawn so far, by whom."""
+    """One response in progress: the ids sampled so far, and by which weights."""
 
     prompt: NDArray[np.int32]
     room: int
-    parts: list[Drawn] = field(default_factory=list)
+    parts: list[GeneratedPart] = field(default_factory=list)
     spans: list[PolicySpan] = field(default_factory=list)
 
     @property
     def ids(self) -> NDArray[np.int32]:
         return np.concatenate([np.empty(0, np.int32), *(part.ids for part in self.parts)])
 
-    def add(self, part: Drawn, spans: tuple[PolicySpan, ...]) -> None:
+    def add(self, part: GeneratedPart, spans: tuple[PolicySpan, ...]) -> None:
         before = sum(len(one.ids) for one in self.parts)
         self.parts.append(part)
         for version, start, end in spans:
-            self._span(version, before + start, before + end)
+            self._add_span(version, before + start, before + end)
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Keep the first `length` ids."""
         ids, logprobs = self.ids[:length], self.logprobs[:length]
-        self.parts = [Drawn(ids=ids, logprobs=logprobs, finish="stop", spans=(), cached=0)]
+        self.parts = [GeneratedPart(ids=ids, logprobs=logprobs, finish="stop", spans=(), cached=0)]
         self.spans = [(version, start, min(end, length)) for version, start, end in self.spans if start < length]
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
         return np.concatenate([np.empty(0, np.float32), *(part.logprobs for part in self.parts)])
 
-    def _span(self, version: int, start: int, end: int) -> None:
+    def _add_span(self, version: int, start: int, end: int) -> None:
         if self.spans and (self.spans[-1][0] == version or self.spans[-1][2] == self.spans[-1][1]):
             start = self.spans.pop()[1]
         self.spans.append((version, start, end))
@@ -79,7 +79,7 @@ class SglangPolicy:
         fleet: open servers.
         vocabulary: ids that the model knows; larger ones are refused here, since they would end the server.
         max_length: most ids of prompt and response together; what the servers allow if None.
-        stops: finds stop texts in a response that was broken off and continued; without it such a response is not
+        stops: finds stop texts in a response that was aborted and continued; without it such a response is not
             continued where the request has stop texts.
 
     Raises (`generate`):
@@ -98,7 +98,7 @@ class SglangPolicy:
         self.cached_tokens = 0
         """Prompt ids that the servers did not have to compute again, since construction."""
         self.prompt_tokens = 0
-        self._caller = Caller(fleet)
+        self._client = RetryingClient(fleet)
         self.stops = stops
         self._epoch = 0
 
@@ -120,7 +120,7 @@ class SglangPolicy:
         """Continue every request; results in their order, each depending on its request and the weights alone."""
         for number, request in enumerate(requests):
             check_request(request, self.vocabulary, f"request {number} (session {request.session!r})")
-        results = self.fleet.run(self._all(requests))
+        results = self.fleet.run(self._generate_all(requests))
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
             if not isinstance(error, (RuntimeError, OSError)):
@@ -134,55 +134,55 @@ class SglangPolicy:
         self.fleet.forget(session)
 
     def abort(self) -> int:
-        """Break off everything under way, from another thread; what was drawn comes back with finish `aborted`.
+        """Abort all requests in flight, from another thread; what was sampled comes back with finish `aborted`.
 
-        Returns how many requests were under way.
+        Returns how many requests were in flight.
         """
         self._epoch += 1
-        return self.fleet.run(self._caller.cut())
+        return self.fleet.run(self._client.abort_all())
 
-    async def _all(self, requests: Sequence[GenerateRequest]) -> list[Generation | BaseException]:
-        return list(await asyncio.gather(*(self._one(request) for request in requests), return_exceptions=True))
+    async def _generate_all(self, requests: Sequence[GenerateRequest]) -> list[Generation | BaseException]:
+        return list(await asyncio.gather(*(self._generate(request) for request in requests), return_exceptions=True))
 
-    async def _one(self, request: GenerateRequest) -> Generation:
+    async def _generate(self, request: GenerateRequest) -> Generation:
         prompt = np.asarray(request.prompt_ids, np.int32)
         room = min(request.sampling.max_new_tokens, self.max_length - len(prompt))
         response = _Response(prompt, room if len(prompt) < self.max_prompt else 0)
         if response.room < 1:
             return response.generation("length")
         epoch, settings = self._epoch, self.fleet.settings
-        clock = self.fleet.home(request.session).connection.clock
+        clock = self.fleet.endpoint_for(request.session).connection.clock
         end = clock() + settings.deadline
         while True:
             had = len(response.ids)
-            part, spans = await self._draw(request, response, end)
+            part, spans = await self._generate_part(request, response, end)
             response.add(part, spans)
-            if response.parts[:-1] and self._stopped_before(request, response, had):
+            if response.parts[:-1] and self._stop_text_completed(request, response, had):
                 return response.generation("stop")
             if part.finish != "abort":
                 return response.generation(part.finish)
             if not part.ids.size and clock() + settings.backoff < end:
                 await asyncio.sleep(settings.backoff)
-            stuck = clock() >= end or not self._may_continue(request)
-            if epoch != self._epoch or stuck or len(response.ids) >= response.room:
+            gave_up = clock() >= end or not self._may_continue(request)
+            if epoch != self._epoch or gave_up or len(response.ids) >= response.room:
                 return response.generation("aborted")
             if len(prompt) + len(response.ids) >= self.max_prompt:
                 return response.generation("length")
 
-    async def _draw(
+    async def _generate_part(
         self, request: GenerateRequest, response: _Response, end: float
-    ) -> tuple[Drawn, tuple[PolicySpan, ...]]:
-        drawn = response.ids
-        prompt, count = np.concatenate((response.prompt, drawn)), response.room - len(drawn)
+    ) -> tuple[GeneratedPart, tuple[PolicySpan, ...]]:
+        previous = response.ids
+        prompt, count = np.concatenate((response.prompt, previous)), response.room - len(previous)
         where = f"session {request.session!r}"
         seed = seed_of(request.stream)
 
-        def read(answer: object, floor: int) -> tuple[Drawn, tuple[PolicySpan, ...]]:
-            part = read_drawn(answer, where, count)
+        def read(answer: object, floor: int) -> tuple[GeneratedPart, tuple[PolicySpan, ...]]:
+            part = read_generation(answer, where, count)
             return part, self.fleet.versions.read(part.spans, floor, where)
 
-        part, spans = await self._caller.send(
-            request.session, lambda rid: draw_body(rid, prompt, request.sampling, seed, count), read, end, where
+        part, spans = await self._client.send(
+            request.session, lambda rid: generate_body(rid, prompt, request.sampling, seed, count), read, end, where
         )
         self.cached_tokens += part.cached
         self.prompt_tokens += len(prompt)
@@ -193,14 +193,14 @@ class SglangPolicy:
     def _may_continue(self, request: GenerateRequest) -> bool:
         return self.fleet.settings.resume_aborted and (self.stops is not None or not request.sampling.stop_text)
 
-    def _stopped_before(self, request: GenerateRequest, response: _Response, had: int) -> bool:
-        """Whether a stop text lies across the place where the response was broken off; what follows it is dropped."""
+    def _stop_text_completed(self, request: GenerateRequest, response: _Response, had: int) -> bool:
+        """Whether a stop text spans the place where the response was aborted; what follows it is dropped."""
         if self.stops is None or not request.sampling.stop_text:
             return False
         length = self.stops.first_hit(response.ids.tolist(), had, request.sampling.stop_text)
         if length is None:
             return False
-        response.cut(length)
+        response.truncate(length)
         return True
 
 

@@ -1,4 +1,4 @@
-"""SglangScorer: a teacher behind HTTP that scores given ids."""
+"""SglangScorer: a teacher on SGLang servers that gives log-probabilities of given ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from turngym.agents.sglang.client.answers import read_scores, read_top
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.client.requests import check_ids, score_body
-from turngym.agents.sglang.client.retry import Caller
+from turngym.agents.sglang.client.retry import RetryingClient
 from turngym.agents.sglang.errors import ServerError
 from turngym.envs.episode import TopK
 
@@ -44,11 +44,11 @@ class SglangScorer:
     to the rest is not spread over the shared ones; it is next to nothing in a model that was trained on them."""
     block: int = 16
     """`gather`: positions that are looked up by one request; a request names its ids once for all of its positions."""
-    _caller: Caller = field(init=False)
+    _client: RetryingClient = field(init=False)
     _rows: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._caller = Caller(self.fleet)
+        self._client = RetryingClient(self.fleet)
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         """The K most likely ids at each position, most likely first."""
@@ -136,9 +136,9 @@ class SglangScorer:
         return found
 
     async def _ask(self, name: str, make: Callable[[str], dict[str, Any]], read: Callable[[Any, int], T]) -> T:
-        end = self.fleet.home(name).connection.clock() + self.fleet.settings.deadline
+        end = self.fleet.endpoint_for(name).connection.clock() + self.fleet.settings.deadline
         try:
-            return await self._caller.send(name, make, read, end, name)
+            return await self._client.send(name, make, read, end, name)
         finally:
             self.fleet.forget(name)
 

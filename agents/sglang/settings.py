@@ -1,4 +1,4 @@
-"""How a client speaks to its servers."""
+"""Settings of a client of SGLang servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SglangSettings:
     """Limits of one client; they hold for each server alone."""
 
     parallel: int = 64
-    """Requests under way at a time on each server; the server batches them."""
+    """Requests in flight at a time on each server; the server batches them."""
     deadline: float = 600.0
     """Seconds for one request, retries included; a server that is being restarted is waited for that long."""
     connect_timeout: float = 10.0

@@ -61,7 +61,7 @@ class ThreadlessWorkers:
         self.shared[len(self.shared)] = payload
         return len(self.shared) - 1
 
-    def forget(self, handle: int) -> None:
+    def free(self, handle: int) -> None:
         self.shared[handle] = b"forgotten"
 
     def stop(self, worker: int) -> None:

@@ -117,8 +117,8 @@ def test_behind_a_router_the_servers_themselves_are_asked(pair: tuple[Any, Any])
         fleet = opened(router)
         policy = SglangPolicy(fleet, vocabulary=VOCABULARY)
         policy.generate([ask("a"), ask("b")])
-        fleet.everywhere("POST", "/pause_generation", {"mode": "retract"})
-        fleet.everywhere("POST", "/continue_generation", {})
+        fleet.call_all("POST", "/pause_generation", {"mode": "retract"})
+        fleet.call_all("POST", "/continue_generation", {})
         fleet.close()
         assert [server.url for server in fleet.servers] == [server.url for server in pair]
         assert len(router.of("/generate")) == 2

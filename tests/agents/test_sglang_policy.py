@@ -178,7 +178,7 @@ def test_a_server_that_stays_away_fails_what_was_asked_of_it(server: Any, connec
     def clock() -> float:
         return 0.0 if sum(body["input_ids"] == [7] for body in server.of("/generate")) < 3 else 1e6
 
-    policy.fleet.home("good").connection.clock = clock
+    policy.fleet.endpoint_for("good").connection.clock = clock
     good, bad = failure(policy, ask(5, session="good"), ask(7, session="bad"))
     assert isinstance(good, Generation)
     assert isinstance(bad, ServerDown)

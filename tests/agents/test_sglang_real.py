@@ -176,11 +176,14 @@ def test_the_server_is_what_it_should_be(fleet: Fleet, model: Any, tokenizer: An
 
 
 def test_the_schema_knows_what_goes_over_the_wire(url: str, model: Any) -> None:
-    from turngym.agents.sglang.client.requests import draw_body, score_body
+    from turngym.agents.sglang.client.requests import generate_body, score_body
 
     check = schemas.checker(schemas.load_schema())
     ids = np.array([5, 6, 7], np.int32)
-    for body in (draw_body("a", ids, Sampling(stop_text=("x",)), 3, 5), score_body("b", ids, 0, top=4, chosen=[1, 2])):
+    for body in (
+        generate_body("a", ids, Sampling(stop_text=("x",)), 3, 5),
+        score_body("b", ids, 0, top=4, chosen=[1, 2]),
+    ):
         check("request", body)
         answer = httpx.post(f"{url}/generate", json=body, timeout=60.0)
         assert answer.status_code == 200
@@ -306,7 +309,7 @@ def test_through_a_router(url: str, fleet: Fleet, model: Any, tokenizer: Any, tm
 def test_a_broadcast_that_a_server_refuses_ends_at_once(fleet: Fleet, model: Any) -> None:
     sink = BroadcastSync(fleet=fleet, weights=model.named_parameters, timeout=60.0)
     sink.publish(1)
-    fleet.everywhere("POST", "/destroy_weights_update_group", {"group_name": sink._name})
+    fleet.call_all("POST", "/destroy_weights_update_group", {"group_name": sink._name})
     with pytest.raises(SyncError, match="theirs are as before"):
         sink.publish(2)
     assert fleet.versions.version == 1
@@ -337,16 +340,16 @@ def test_a_server_that_dies_in_mid_run_comes_back_with_the_weights_of_the_run(
     policy = engine(fleet, model, tmp_path)
     policy.weights_changed(5)
     undisturbed = play(policy, tokenizer, make_doors, slots=3, games=8)
-    before = fleet.at(url, "GET", "/server_info")["startup_time"]
+    before = fleet.call_one(url, "GET", "/server_info")["startup_time"]
     done: list[list[Episode]] = []
     thread = threading.Thread(target=lambda: done.append(play(policy, tokenizer, make_doors, slots=2, games=8)))
     thread.start()
     time.sleep(0.5)
     # an id that the model does not know: the scheduler dies of it, and the server with it
     with pytest.raises(ServerError):
-        fleet.at(url, "POST", "/generate", {"input_ids": [10**6], "sampling_params": {"max_new_tokens": 1}})
+        fleet.call_one(url, "POST", "/generate", {"input_ids": [10**6], "sampling_params": {"max_new_tokens": 1}})
     thread.join()
-    assert fleet.at(url, "GET", "/server_info")["startup_time"] != before
+    assert fleet.call_one(url, "GET", "/server_info")["startup_time"] != before
     (disturbed,) = done
     for one, other in zip(undisturbed, disturbed, strict=True):
         assert not other.status.is_error

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.sglang.client.answers import read_drawn
+from turngym.agents.sglang.client.answers import read_generation
 from turngym.agents.sglang.client.fleet import Fleet
-from turngym.agents.sglang.client.requests import draw_body, score_body
+from turngym.agents.sglang.client.requests import generate_body, score_body
 from turngym.agents.sglang.policy import SglangPolicy
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.envs.protocols import GenerateRequest, Sampling
@@ -30,7 +30,7 @@ def schema() -> Any:
 
 def test_requests_mean_to_the_server_what_they_mean_here(schema: Any) -> None:
     sampling = Sampling(temperature=0.85, max_new_tokens=9, stop_ids=(2, 3), stop_text=("</action>",))
-    read = schema.GenerateRequest.from_json_value(draw_body("r", IDS, sampling, 2**63 - 1, 7))
+    read = schema.GenerateRequest.from_json_value(generate_body("r", IDS, sampling, 2**63 - 1, 7))
     assert read.rid == "r"
     assert read.input_ids == [5, 6, 7, 8]
     assert read.return_logprob is True
@@ -44,7 +44,7 @@ def test_requests_mean_to_the_server_what_they_mean_here(schema: Any) -> None:
 
 
 def test_the_schema_refuses_what_servers_refuse(schema: Any) -> None:
-    body = draw_body("r", IDS, Sampling(), 1, 7)
+    body = generate_body("r", IDS, Sampling(), 1, 7)
     body["sampling_params"]["max_tokens"] = 3
     with pytest.raises(schema.JsonContractError, match="unknown field `max_tokens`"):
         schema.GenerateRequest.from_json_value(body)
@@ -69,7 +69,7 @@ def test_answers_of_the_schema_are_read(schema: Any) -> None:
         ],
     )
     answer = schema.GenerateResponse(text="", meta_info=meta, output_ids=[3, 1]).to_json_value()
-    drawn = read_drawn(answer, "here", 4)
+    drawn = read_generation(answer, "here", 4)
     assert drawn.ids.tolist() == [3, 1]
     assert drawn.logprobs.tolist() == [-0.5, -1.0]
     assert (drawn.finish, drawn.spans) == ("stop", (("w1", 0, 1), ("w2", 1, 2)))

@@ -24,7 +24,7 @@ from turngym.scripts.train import parse, run
 from turngym.scripts.worlds.world import CHECKPOINTS
 from turngym.trainers.assembly import build_trainer
 from turngym.trainers.distributed.processes import world_of
-from turngym.trainers.distributed.run import divided
+from turngym.trainers.distributed.run import distribute_trainer
 from turngym.trainers.distributed.world import World
 from turngym.trainers.models.model import load_model
 
@@ -36,7 +36,7 @@ def words(name: str, out: Path) -> list[str]:
 
 
 def trainer(world: World, out: Path, *more: str) -> Any:
-    return divided(build_trainer(parse([*words("opd", out), *more])), world)
+    return distribute_trainer(build_trainer(parse([*words("opd", out), *more])), world)
 
 
 def caught(world: World, work: Callable[[], Any]) -> list[str]:

@@ -33,13 +33,13 @@ from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
 from turngym.trainers.distributed.model import blocks
 from turngym.trainers.distributed.processes import world_of
-from turngym.trainers.distributed.run import SharedCollect, bring_weights, divided, shared_scorer
+from turngym.trainers.distributed.run import SharedCollect, distribute_trainer, shared_scorer, update_servers
 from turngym.trainers.distributed.world import (
     SINGLE,
     DistributedError,
-    Single,
+    SingleProcess,
+    balanced_shares,
     broadcast,
-    divide,
     micro_batches,
     on_all_ranks,
     on_rank_zero,
@@ -98,22 +98,22 @@ def in_world(size: int, work: Callable[[Any], T]) -> list[T]:
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 6))
 def test_items_are_divided_once_and_evenly(costs: list[int], parts: int) -> None:
-    shares = divide(costs, parts)
+    shares = balanced_shares(costs, parts)
     assert sorted(np.concatenate(shares).tolist()) == list(range(len(costs)))
     loads = [sum(costs[item] for item in part) for part in shares]
     assert max(loads) - min(loads) <= max(costs, default=0)
 
 
 def test_division_by_hand() -> None:
-    assert [part.tolist() for part in divide([5, 1, 4, 3], 2)] == [[0, 1], [2, 3]]
-    assert [part.tolist() for part in divide([2], 3)] == [[0], [], []]
+    assert [part.tolist() for part in balanced_shares([5, 1, 4, 3], 2)] == [[0, 1], [2, 3]]
+    assert [part.tolist() for part in balanced_shares([2], 3)] == [[0], [], []]
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([1, 20, 64, 1000]))
 def test_processes_get_whole_episodes_and_equally_many_passes(episodes: int, size: int, budget: int) -> None:
     batch = pack(toy.demonstrations(episodes), origins=("demonstration",))
-    shares = [micro_batches(batch, budget, Single(rank=rank, size=size)) for rank in range(size)]
+    shares = [micro_batches(batch, budget, SingleProcess(rank=rank, size=size)) for rank in range(size)]
     assert len({len(micros) for micros in shares}) == 1
     tokens = [micro.tokens for micros in shares for micro in micros]
     assert sorted(np.concatenate(tokens).tolist()) == list(range(batch.tokens))
@@ -139,9 +139,9 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("more", "named"), [("--workers", "leave out --workers"), ("--staleness", "staleness at 0")])
 def test_playing_elsewhere_or_ahead_is_for_one_training_process(tmp_path: Path, more: str, named: str) -> None:
     with pytest.raises(TurngymError, match=named):
-        run(parse([*worker.words("opd", tmp_path / "run"), more, "2"]), Single(rank=0, size=2))
+        run(parse([*worker.words("opd", tmp_path / "run"), more, "2"]), SingleProcess(rank=0, size=2))
     with pytest.raises(DistributedError, match="plays ahead in a thread"):
-        divided(SimpleNamespace(order=object()), Single(rank=0, size=2))
+        distribute_trainer(SimpleNamespace(order=object()), SingleProcess(rank=0, size=2))
 
 
 def test_layers_are_found_by_name_or_by_number() -> None:
@@ -200,22 +200,22 @@ def test_one_process_sends_the_weights_to_servers_that_all_share() -> None:
     sent: list[tuple[int, int]] = []
 
     def work(world: Any) -> Any:
-        ledger, stamp = WeightVersions(), [0]
+        versions, stamp = WeightVersions(), [0]
 
         class Sink:
             def publish(self, version: int) -> None:
                 sent.append((world.rank, version))
-                ledger.add(f"weights {version}", version)
+                versions.add(f"weights {version}", version)
 
-        policy = SimpleNamespace(fleet=SimpleNamespace(ledger=ledger), generate=lambda requests: requests)
+        policy = SimpleNamespace(fleet=SimpleNamespace(versions=versions), generate=lambda requests: requests)
         engine = SyncedPolicy(policy=policy, sink=Sink(), stamp=lambda: stamp[0])  # type: ignore[arg-type]
         for version in (0, 0, 1):
             engine.weights_changed(version)
             stamp[0] += 1  # whole parameters lie elsewhere every time
-            bring_weights(world, engine)
+            update_servers(world, engine)
             engine.generate([])
-        bring_weights(world, None)
-        return ledger.current, ledger.version
+        update_servers(world, None)
+        return versions.current, versions.version
 
     assert in_world(3, work) == [("weights 1", 1)] * 3
     assert sent == [(0, 0), (0, 1)]

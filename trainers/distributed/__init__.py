@@ -1,1 +1,1 @@
-"""One run in several processes: who they are, what each of them holds, plays and saves."""
+"""Distributed training: collectives, sharded models (FSDP2), divided rollouts and scoring, sharded checkpoints."""

@@ -1,4 +1,4 @@
-"""Checkpoints in shards (torch.distributed.checkpoint): every process writes its part, any number of them reads it."""
+"""Sharded checkpoints (torch.distributed.checkpoint): every rank writes its shard, any number of ranks reads them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Part = tuple[nn.Module, torch.optim.Optimizer]
 
 
 def save_shards(folder: Path, parts: Mapping[str, Part]) -> None:
-    """Write trained parameters, AdamW's moments and torch's random stream; every process of the run must call.
+    """Write trained parameters, AdamW's moments and torch's random stream; a collective: every rank must call.
 
     Raises DistributedError in all of them if one cannot write, with its error as the cause.
     """
     state = {name: _state(module, optimizer) for name, (module, optimizer) in parts.items()}
-    with _named_failures("write"):
-        whole = {**state, "torch_rng": torch.get_rng_state()}
-        dcp.save(whole, checkpoint_id=folder, no_dist=not dist.is_initialized())
+    with _checkpoint_errors("write"):
+        full = {**state, "torch_rng": torch.get_rng_state()}
+        dcp.save(full, checkpoint_id=folder, no_dist=not dist.is_initialized())
 
 
 def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
@@ -41,9 +41,9 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     wanted: dict[str, Any] = {"torch_rng": torch.get_rng_state()}
     for name, (module, optimizer) in parts.items():
         if f"{name}.step" in saved:
-            _begin(module, optimizer)
+            _init_moments(module, optimizer)
         wanted[name] = _state(module, optimizer)
-    with _named_failures("read"):
+    with _checkpoint_errors("read"):
         dcp.load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
     for name, (module, optimizer) in parts.items():
         if optimizer.state:
@@ -61,16 +61,16 @@ def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, 
         raise ValueError(f"the weights {', '.join(differing[:3])} are only in one of checkpoint and model")
     with torch.no_grad():
         for name, own in module.named_parameters():
-            own.copy_(spread(weights[name], own))
+            own.copy_(shard_like(weights[name], own))
     for number, parameter in enumerate(trained(module).values()):
         if number in state["state"]:
             old = state["state"][number]
-            moments = {name: spread(old[name], parameter) for name in MOMENTS}
+            moments = {name: shard_like(old[name], parameter) for name in MOMENTS}
             optimizer.state[parameter] = {"step": old["step"].clone(), **moments}
 
 
 @contextmanager
-def _named_failures(verb: str) -> Iterator[None]:
+def _checkpoint_errors(verb: str) -> Iterator[None]:
     """torch raises a BaseException that carries every process's error; `except Exception` would not see it."""
     try:
         with warnings.catch_warnings():
@@ -87,8 +87,8 @@ def trained(module: nn.Module) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def spread(value: Tensor, like: Tensor) -> Tensor:
-    """This process's share of `value`, which all processes hold, divided and placed as `like` is."""
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
+    """This rank's shard of `value`, which every rank holds in full, sharded and placed as `like` is."""
     if value.shape != like.shape:
         raise ValueError(f"a weight has shape {tuple(value.shape)}; the model's is {tuple(like.shape)}")
     value = value.to(like.device, like.dtype)
@@ -108,7 +108,7 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
     return state
 
 
-def _begin(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _init_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for parameter in trained(module).values():
         moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in MOMENTS}
         optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}

@@ -1,4 +1,4 @@
-"""Models whose parameters are spread over processes (FSDP2): sharded, made whole for a while, and read out."""
+"""FSDP2 models: shard them, gather their full parameters for a while, and read their full state dict."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def full_params(model: nn.Module) -> Iterator[None]:
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """What `state_dict` gives for a model that is not sharded: every name of a tied weight, no passing buffers."""
+    """What `state_dict` gives for an unsharded model: every name of a tied weight, no non-persistent buffers."""
     weights = {name: value.detach() for name, value in model.named_parameters(remove_duplicate=False)}
     for place, module in model.named_modules():
         for name, value in module.named_buffers(recurse=False):
@@ -67,7 +67,8 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def full_state(model: nn.Module) -> dict[str, Any]:
-    """All weights on the CPU, tied ones as one tensor: in process 0; the others, who must call too, get nothing."""
+    """The full state dict on the CPU, tied weights as one tensor; on other ranks than 0, which must call too, empty."""
+    # late: slow to import, and only sharded models need it
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

@@ -1,4 +1,4 @@
-"""A world of several processes, as `torchrun` starts them: parameters by FSDP2, everything else through the CPU."""
+"""The world of several processes under `torchrun`: FSDP2 for parameters, gloo on the CPU for everything else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ from turngym.trainers.distributed import model as sharded
 from turngym.trainers.distributed.world import SINGLE, DistributedError, World
 
 T = TypeVar("T")
-LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "NCCL", "Connection refused")
-"""What gloo and NCCL say when there is nobody at the other end."""
+LOST_PEER_MESSAGES = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "NCCL",
+    "Connection refused",
+)
+"""Parts of the messages of gloo and NCCL when another process is gone."""
 
 
-class Processes:
+class ProcessGroupWorld:
     """Implements `World` on the process group that is initialized."""
 
     def __init__(self, device: str = "cpu") -> None:
@@ -39,10 +46,10 @@ class Processes:
 
     def full_params(self, model: Any) -> AbstractContextManager[None]:
         """May be nested: the outermost block gathers the parameters and frees them."""
-        return nullcontext() if model is None or id(model) in self._open else self._whole(model)
+        return nullcontext() if model is None or id(model) in self._open else self._gathered(model)
 
     @contextmanager
-    def _whole(self, model: Any) -> Iterator[None]:
+    def _gathered(self, model: Any) -> Iterator[None]:
         self._open.add(id(model))
         try:
             with sharded.full_params(model):
@@ -62,7 +69,7 @@ class Processes:
         """
         dist.destroy_process_group()
         getattr(self._mesh, "_pg_registry", {}).clear()
-        gc.collect()  # sharded modules are cycles that hold the group too
+        gc.collect()  # sharded modules are reference cycles that hold the group, too
 
 
 @contextmanager
@@ -89,13 +96,13 @@ def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 12
             "training with torchrun --nproc-per-node N -m turngym.scripts.main train ..."
         ) from error
     try:
-        world = Processes("cuda" if cuda else "cpu")
+        world = ProcessGroupWorld("cuda" if cuda else "cpu")
         try:
             yield world
         finally:
             world.close()
     except RuntimeError as error:
-        if not any(word in str(error) for word in LOST):
+        if not any(word in str(error) for word in LOST_PEER_MESSAGES):
             raise
         raise DistributedError(
             f"process {environment.get('RANK')} of {size} lost another one, which was killed, crashed or did not "

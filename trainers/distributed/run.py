@@ -1,4 +1,4 @@
-"""What a run asks of others, divided: every process plays and scores its share, and all get the whole."""
+"""Divides rollouts and scoring over the ranks of a run: each rank does its share, all_gather brings the results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode, TopK
 from turngym.envs.protocols import Collect, CollectRequest, Scorer
-from turngym.trainers.distributed.world import DistributedError, World, divide, on_all_ranks, on_rank_zero
+from turngym.trainers.distributed.world import DistributedError, World, balanced_shares, on_all_ranks, on_rank_zero
 from turngym.trainers.models.scorer import Ids, LocalScorer, Positions, SupportScorer
 from turngym.trainers.run.progress import NoProgress
 from turngym.trainers.run.rollout_schedule import Synchronous
@@ -23,14 +23,14 @@ class SharedServers(Protocol):
     """Engine servers that play with the student's weights and are shared by all processes of a run."""
 
     def publish_now(self) -> tuple[str | None, int]:
-        """Send the weights if they are new; name and policy version of what the servers have."""
+        """Send the weights if they are new; name and policy version of the weights that the servers have now."""
 
     def adopt(self, name: str, version: int) -> None:
-        """Another process has sent these."""
+        """Record weights that another process has sent."""
 
 
-def bring_weights(world: World, servers: SharedServers | None) -> None:
-    """Before anybody plays: process 0 sends new weights to the servers, the others take its word for it."""
+def update_servers(world: World, servers: SharedServers | None) -> None:
+    """Before a rollout: rank 0 sends new weights to the servers, the other ranks record their version."""
     if servers is not None:
         name, version = on_rank_zero(world, servers.publish_now)
         if world.rank and name is not None:
@@ -39,7 +39,7 @@ def bring_weights(world: World, servers: SharedServers | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCollect:
-    """Implements `Collect`: each process plays its share of a step's episodes; all get all of them, in their order.
+    """Implements `Collect`: each rank plays its share of a step's episodes; all_gather gives every rank all of them.
 
     The source must heed `CollectRequest.share`. An episode depends on its job alone, so the number of processes does
     not change it.
@@ -48,7 +48,7 @@ class SharedCollect:
     collect: Collect
     world: World
     model: Any
-    """The policy: whole while it plays."""
+    """The policy; its full parameters are gathered while it plays."""
     servers: SharedServers | None = None
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
@@ -56,7 +56,7 @@ class SharedCollect:
         mine = replace(request, share=(rank, size))
         wanted = len(mine.own(range(request.episodes)))
         with self.world.full_params(self.model):
-            bring_weights(self.world, self.servers)
+            update_servers(self.world, self.servers)
             played = on_all_ranks(self.world, lambda: self._checked(mine, wanted) if wanted else [])
         parts = self.world.all_gather(played)
         return [parts[place % size][place // size] for place in range(request.episodes)]
@@ -79,7 +79,7 @@ class SharedScorer:
     scorer: Scorer
     world: World
     model: Any = None
-    """What the scorer runs, if it is sharded: whole while it scores."""
+    """The scorer's model, if it is sharded; its full parameters are gathered while it scores."""
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         return self._share(ids, lambda own: self.scorer.topk(_take(ids, own), _take(positions, own), k))
@@ -88,7 +88,7 @@ class SharedScorer:
         return self._share(ids, lambda own: self.scorer.logprobs(_take(ids, own), _take(positions, own)))
 
     def _share(self, ids: Ids, score: Callable[[NDArray[np.int64]], Sequence[T]]) -> list[T]:
-        own = divide([len(row) for row in ids], self.world.size)[self.world.rank]
+        own = balanced_shares([len(row) for row in ids], self.world.size)[self.world.rank]
         with self.world.full_params(self.model):
             found = on_all_ranks(self.world, lambda: score(own) if len(own) else [])
         rows: dict[int, T] = {}
@@ -99,7 +99,7 @@ class SharedScorer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSupportScorer(SharedScorer):
-    """The same for a scorer that can look up chosen ids."""
+    """A `SharedScorer` that can also look up log-probabilities of chosen ids (`gather`)."""
 
     def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
         scorer = cast(SupportScorer, self.scorer)
@@ -107,15 +107,15 @@ class SharedSupportScorer(SharedScorer):
 
 
 def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
-    """`scorer` with its work divided; itself in a world of one process."""
+    """`scorer` with its rows divided over the ranks; `scorer` itself with one process."""
     if world.size == 1:
         return scorer
     kind = SharedSupportScorer if hasattr(scorer, "gather") else SharedScorer
     return kind(scorer=scorer, world=world, model=model)
 
 
-def divided(trainer: Any, world: World, *, shard_teacher: bool = False) -> Any:
-    """A `Trainer` whose run is divided among the processes of `world`; only process 0 logs, evaluates and shows.
+def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = False) -> Any:
+    """A `Trainer` whose run is divided among the processes of `world`; only rank 0 logs, evaluates and shows.
 
     `shard_teacher` divides the weights of teacher and reference too: each process holds all of them while it scores,
     and its share while it learns. Raises DistributedError for runs that cannot keep step.
@@ -143,13 +143,13 @@ def divided(trainer: Any, world: World, *, shard_teacher: bool = False) -> Any:
         collect=SharedCollect(collect=trainer.collect, **policy),
         teacher=scorer(trainer.teacher),
         reference=scorer(trainer.reference),
-        evaluate=trainer.evaluate and FirstEvaluates(evaluate=trainer.evaluate, **policy),
+        evaluate=trainer.evaluate and RankZeroEvaluation(evaluate=trainer.evaluate, **policy),
         progress=NoProgress() if world.rank else trainer.progress,
     )
 
 
-class Silent:
-    """Stands for the metrics log in the processes that keep none."""
+class NullMetricsLog:
+    """A metrics log that writes nothing, for all ranks but 0."""
 
     def truncate(self, step: int, evaluated: int) -> None:
         return
@@ -165,8 +165,8 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstEvaluates:
-    """An evaluation that process 0 plays while the others wait; all get its numbers."""
+class RankZeroEvaluation:
+    """An evaluation that rank 0 plays while the others wait; its result is broadcast."""
 
     evaluate: Callable[[int], Any]
     world: World
@@ -175,7 +175,7 @@ class FirstEvaluates:
 
     def __call__(self, step: int) -> Any:
         with self.world.full_params(self.model):
-            bring_weights(self.world, self.servers)
+            update_servers(self.world, self.servers)
             return on_rank_zero(self.world, lambda: self.evaluate(step))
 
 

@@ -1,4 +1,4 @@
-"""One run in several processes: who does which share of the work, and how the shares come together again.
+"""The processes of a training run: all_gather, broadcast, work on rank 0, and how work is divided among them.
 
 Everything that is decided (tasks, weights of tokens, depth, when to stop) is decided by every process alike, from the
 whole batch; only playing, scoring and gradients are divided. `SINGLE` is the world of an ordinary run: it divides
@@ -26,35 +26,35 @@ Split = Callable[[RolloutBatch, int, NDArray[np.int64]], list[MicroBatch]]
 
 
 class DistributedError(TurngymError):
-    """Processes that disagree, or one that failed while others waited for it."""
+    """Processes that disagree, or a process that failed while others waited for it."""
 
 
 class World(Protocol):
-    """The processes of a run. Every method is called by all of them, in the same order, or the run hangs."""
+    """The processes of a run. Methods are collectives: every rank calls them in the same order, or the run hangs."""
 
     @property
     def rank(self) -> int:
-        """This process, 0-based; 0 writes files and talks to people."""
+        """Number of this process, 0-based; rank 0 writes files, logs and shows progress."""
 
     @property
     def size(self) -> int: ...
 
     def all_gather(self, value: T) -> list[T]:
-        """The values of all processes in the order of their ranks, the same list everywhere."""
+        """The values of all processes in rank order, the same list on every rank (torch's all_gather_object)."""
 
     def shard(self, model: Any) -> None:
-        """Divide a model's parameters among the processes, in place; its hidden states and its head go on working."""
+        """Shard a model's parameters over the ranks (FSDP2), in place; forward passes and the head go on working."""
 
     def full_params(self, model: Any) -> AbstractContextManager[None]:
-        """Inside, each process holds all parameters of a sharded model and may run it on its own, without gradient."""
+        """Context in which every process holds the full parameters of a sharded model and runs it without gradient."""
 
     def state(self, model: Any) -> Mapping[str, Tensor]:
-        """All of a model's weights on the CPU, in process 0; the others get nothing."""
+        """The full state dict on the CPU on rank 0; an empty one on the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
-    """A world of one process."""
+class SingleProcess:
+    """The world of an ordinary run: one process, every collective does nothing."""
 
     rank: int = 0
     size: int = 1
@@ -73,40 +73,40 @@ class Single:
         return weights
 
 
-SINGLE = Single()
+SINGLE = SingleProcess()
 
 
 def broadcast(world: World, value: T) -> T:
-    """Process 0's value, everywhere."""
+    """The value of rank 0 on every rank."""
     return world.all_gather(cast(T, value if world.rank == 0 else None))[0]
 
 
 def on_all_ranks(world: World, work: Callable[[], T]) -> T:
-    """Do `work`, which may fail in one process only; then no process goes on.
+    """Run `work` on every rank, then a barrier that propagates errors: if one rank fails, all raise.
 
-    The process that failed raises its own error, the others DistributedError that names it, so that none waits for it.
+    The rank that failed raises its own error, the others a DistributedError that names it; none waits for it forever.
     """
     result, failure = None, None
     try:
         result = work()
-    except Exception as error:  # whatever it was, the others must hear of it
+    except Exception as error:  # any error must reach the other ranks, which would wait in the next collective
         failure = error
-    notes = world.all_gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+    errors = world.all_gather(None if failure is None else f"{type(failure).__name__}: {failure}")
     if failure is not None:
         raise failure
-    for rank, note in enumerate(notes):
-        if note is not None:
-            raise DistributedError(f"process {rank} of {world.size} failed, so all stop: {note}")
+    for rank, error_text in enumerate(errors):
+        if error_text is not None:
+            raise DistributedError(f"process {rank} of {world.size} failed, so all stop: {error_text}")
     return cast(T, result)
 
 
 def on_rank_zero(world: World, work: Callable[[], T]) -> T:
-    """Process 0 does `work` while the others wait; all get its result, or its failure."""
+    """Run `work` on rank 0 while the others wait; its result, or its error, is broadcast."""
     return broadcast(world, on_all_ranks(world, lambda: cast(T, work() if world.rank == 0 else None)))
 
 
-def divide(costs: Sequence[float] | NDArray[Any], parts: int) -> list[NDArray[np.int64]]:
-    """Numbers of the items of each part, ascending: the costliest item left goes to the part that has least.
+def balanced_shares(costs: Sequence[float] | NDArray[Any], parts: int) -> list[NDArray[np.int64]]:
+    """Item numbers of each part, ascending: the costliest remaining item goes to the part of the least total cost.
 
     Together the parts hold every item once; with fewer items than parts some are empty.
     """
@@ -128,14 +128,14 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Spl
     lengths = np.diff(batch.row_offsets)
     episode_R = batch.episode_N[np.searchsorted(batch.row_N, np.arange(batch.rows))]
     tokens_E = np.bincount(episode_R, weights=lengths, minlength=batch.episodes)
-    shares = [np.flatnonzero(np.isin(episode_R, members)) for members in divide(tokens_E, world.size)]
-    all_of_them = [split(batch, max_tokens, rows) for rows in shares]
+    shares = [np.flatnonzero(np.isin(episode_R, members)) for members in balanced_shares(tokens_E, world.size)]
+    all_shares = [split(batch, max_tokens, rows) for rows in shares]
     empty = MicroBatch(rows=np.empty(0, np.int64), tokens=np.empty(0, np.int64))
-    own, most = all_of_them[world.rank], max(map(len, all_of_them))
-    return own + [empty] * (most - len(own))
+    own, largest = all_shares[world.rank], max(map(len, all_shares))
+    return own + [empty] * (largest - len(own))
 
 
-def to_local(tensor: Tensor) -> Tensor:
-    """A value that may be spread over processes (a DTensor), as an ordinary tensor."""
-    whole = getattr(tensor, "full_tensor", None)
-    return tensor if whole is None else whole()
+def full_tensor(tensor: Tensor) -> Tensor:
+    """A tensor that may be sharded (a DTensor) as an ordinary tensor with all its values."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()

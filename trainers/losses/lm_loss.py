@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.envs.core import TurngymError
-from turngym.trainers.distributed.world import SINGLE, World, divide
+from turngym.trainers.distributed.world import SINGLE, World, balanced_shares
 from turngym.trainers.models.lm_head import project
 from turngym.trainers.models.model import autocast, head, hidden_states, length_batches, pad
 
@@ -147,7 +147,7 @@ class LmLoss:
     def _batches(self, rows: Sequence[NDArray[np.int32]], world: World) -> list[list[NDArray[np.int32]]]:
         """This process's micro-batches; all get equally many, the last ones a row that predicts nothing."""
         nothing = [np.zeros(1, np.int32)]
-        shares = [[rows[place] for place in part] for part in divide([len(row) for row in rows], world.size)]
+        shares = [[rows[place] for place in part] for part in balanced_shares([len(row) for row in rows], world.size)]
         split = [length_batches([len(row) for row in share], self._micro_tokens) for share in shares]
         own = [[shares[world.rank][member] for member in members] for members in split[world.rank]]
         return own + [nothing] * (max(map(len, split)) - len(own))

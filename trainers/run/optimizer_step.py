@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from turngym.trainers.algorithm import Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import OptimizerConfig
-from turngym.trainers.distributed.world import SINGLE, World, micro_batches, to_local
+from turngym.trainers.distributed.world import SINGLE, World, full_tensor, micro_batches
 from turngym.trainers.models.lm_head import Projected, project
 from turngym.trainers.models.microbatch import MicroBatch, pad_rows, split_rows
 from turngym.trainers.models.model import autocast, head, hidden_states, recomputing
@@ -98,7 +98,9 @@ def update(
     loss, columns = accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward)
     extra = dict(term() for term in terms)
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = float(to_local(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf"))))
+    norm = float(
+        full_tensor(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf")))
+    )
     finite = bool(np.isfinite(norm))
     if finite:
         for group in optimizer.param_groups:

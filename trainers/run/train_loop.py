@@ -16,7 +16,7 @@ from turngym.envs.protocols import Collect, CollectRequest, EvalPoint, Scorer
 from turngym.trainers.algorithm import Algorithm, Critic, DepthPlan, Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.config import OptimizerConfig, RunConfig
-from turngym.trainers.distributed.run import Silent, shared_scorer
+from turngym.trainers.distributed.run import NullMetricsLog, shared_scorer
 from turngym.trainers.distributed.world import World, on_all_ranks
 from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.models.scorer import LocalScorer
@@ -73,7 +73,7 @@ class TrainLoop:
     trainer: Setup
     optimizer: Any
     folder: RunFolder
-    log: MetricsLog | Silent
+    log: MetricsLog | NullMetricsLog
     state: RunState
     critic: Critic | None
 

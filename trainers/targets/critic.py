@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import CriticConfig
 from turngym.trainers.distributed.checkpoint import load_full
-from turngym.trainers.distributed.world import SINGLE, World, micro_batches, to_local
+from turngym.trainers.distributed.world import SINGLE, World, full_tensor, micro_batches
 from turngym.trainers.models.microbatch import pad_rows
 from turngym.trainers.models.model import autocast, hidden_states, recomputing
 
@@ -105,7 +105,7 @@ class Critic:
                 loss = value_loss(value_n, target_n, old_n, self.config.clip).sum() / batch.tokens
                 (loss * self._world.size).backward()
                 total += float(loss.detach())
-        norm = to_local(nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
+        norm = full_tensor(nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -31,8 +31,8 @@ def completion(finished: Finished, inflight: InflightRequest, pieces: Sequence[s
 class EventStream:
     """The answer as events while it is being generated: a role, text, calls as they are complete, the end.
 
-    An engine that does not stream gives its text in one event at the end; keep-alive comments come before it. `close` (the
-    WSGI server calls it, also for a client that went away) drops an answer that is not there yet, and the engine
+    An engine that does not stream gives its text in one event at the end; keep-alive comments come before it. `close`
+    (the WSGI server calls it, also for a client that went away) drops an answer that is not there yet, and the engine
     gives it up; one that is there stays recorded.
     """
 

@@ -1,4 +1,4 @@
-"""From a server's JSON to arrays, with every row counted."""
+"""Parses the JSON answers of /generate into arrays and checks that ids, log-probabilities and versions agree."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ VersionSpan = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """One answer to a request for ids: int32 [R], their log-probabilities float32 [R], and who drew which."""
+class GeneratedPart:
+    """One answer of /generate: ids int32 [R], log-probabilities float32 [R], and the weights that sampled them."""
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -28,12 +28,12 @@ class Drawn:
     cached: int
     """Prompt ids whose keys and values the server had."""
     reason: str = ""
-    """Why the server broke off."""
+    """Why the server aborted."""
     status: int | None = None
     """HTTP status that goes with `reason`, where the server gives one."""
 
 
-def read_drawn(answer: Any, where: str, asked: int) -> Drawn:
+def read_generation(answer: Any, where: str, asked: int) -> GeneratedPart:
     """Read the answer to a request for at most `asked` ids.
 
     Raises BadAnswer where ids, log-probabilities and version spans do not belong together.
@@ -53,7 +53,7 @@ def read_drawn(answer: Any, where: str, asked: int) -> Drawn:
     if not np.isfinite(logprobs).all():
         raise BadAnswer(f"{where}: a log-probability is {logprobs[~np.isfinite(logprobs)][0]}; it must be finite")
     finish, reason, status = _finish(meta, where)
-    return Drawn(
+    return GeneratedPart(
         ids=ids,
         logprobs=logprobs,
         finish=finish,

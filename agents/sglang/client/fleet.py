@@ -1,4 +1,4 @@
-"""Several servers, or a router in front of them, as one: who gets which request, and questions put to all of them."""
+"""A fleet of servers, or of servers behind a router: routes requests by session and calls all servers at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Worker:
+class Endpoint:
     """One address that takes /generate, with its limit of requests."""
 
     connection: Connection
     slots: asyncio.Semaphore
     load: int = 0
-    """Requests under way."""
+    """Requests in flight."""
     failures: int = 0
     """Since the last answer."""
 
@@ -33,7 +33,7 @@ class Worker:
 class Fleet:
     """Servers with the same model. `open` looks at them; nothing else may be called before.
 
-    Questions to the servers themselves (weights, pauses, aborts) go to every server, behind a router too: it hands on
+    Administrative calls (weights, pauses, aborts) go to every server, behind a router too: a router passes on
     /generate alone, and names its servers under /workers.
     """
 
@@ -44,9 +44,9 @@ class Fleet:
     repair: Callable[[str], None] | None = field(default=None, init=False)
     """Gives one server (by its url) the weights that it should have; called when it answers with others."""
     loop: LoopThread = field(init=False)
-    _workers: list[Worker] = field(default_factory=list, init=False)
+    _endpoints: list[Endpoint] = field(default_factory=list, init=False)
     _admin: list[Connection] = field(default_factory=list, init=False)
-    _homes: dict[str, Worker] = field(default_factory=dict, init=False)
+    _assigned: dict[str, Endpoint] = field(default_factory=dict, init=False)
 
     def open(self, *, wait: float = 0.0) -> Self:
         """Connect, waiting up to `wait` seconds for servers that start.
@@ -59,7 +59,7 @@ class Fleet:
             raise ServerError("no server was named; give at least one url")
         self.loop = LoopThread("sglang-client")
         try:
-            self.servers = self.loop.run(self._look(wait))
+            self.servers = self.loop.run(self._discover(wait))
             check_version(self.servers)
         except BaseException:
             self.close()
@@ -80,63 +80,63 @@ class Fleet:
         """The result of a coroutine that uses this fleet."""
         return self.loop.run(work)
 
-    def everywhere(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> list[Any]:
+    def call_all(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> list[Any]:
         """One attempt at each server, at the same time: the answers. Raises the first error, with the server in it."""
         limit = self.settings.admin_timeout if timeout is None else timeout
 
-        async def ask() -> list[Any]:
-            return await asyncio.gather(*(one.once(method, path, body, timeout=limit) for one in self._admin))
+        async def call() -> list[Any]:
+            return await asyncio.gather(*(one.request(method, path, body, timeout=limit) for one in self._admin))
 
-        return self.loop.run(ask())
+        return self.loop.run(call())
 
-    def at(self, url: str, method: str, path: str, body: Any = None) -> Any:
+    def call_one(self, url: str, method: str, path: str, body: Any = None) -> Any:
         """One attempt at the server `url`."""
         one = next(connection for connection in self._admin if connection.url == url)
-        return self.loop.run(one.once(method, path, body, timeout=self.settings.admin_timeout))
+        return self.loop.run(one.request(method, path, body, timeout=self.settings.admin_timeout))
 
     async def abort(self, rid: str) -> None:
-        """Break off a request, wherever it is; a server that is down has broken it off already."""
+        """Abort a request on whichever server has it; one that is down has lost it anyway."""
         for one in self._admin:
             try:
-                await one.once("POST", "/abort_request", {"rid": rid}, timeout=self.settings.connect_timeout)
+                await one.request("POST", "/abort_request", {"rid": rid}, timeout=self.settings.connect_timeout)
             except ServerError:
                 continue
 
     async def ready(self, connection: Connection) -> str:
-        """What /ready says, in words: for an error text."""
+        """The answer of /ready as text for an error message."""
         try:
-            await connection.once("GET", "/ready", timeout=self.settings.connect_timeout)
+            await connection.request("GET", "/ready", timeout=self.settings.connect_timeout)
         except ServerDown as error:
             return f"/ready says: {error}"
         except ServerError as error:
             return f"/ready does not answer: {error}"
         return "/ready says that it is up"
 
-    def home(self, session: str) -> Worker:
-        """The server of `session`: always the same while it answers, so that it can reuse what it has computed."""
-        worker = self._homes.get(session)
-        if worker is None or worker.failures:
-            worker = min(self._workers, key=lambda one: (one.failures, one.load))
-            self._homes[session] = worker
-        return worker
+    def endpoint_for(self, session: str) -> Endpoint:
+        """The endpoint of `session`: always the same while it answers, so that its prefix cache is reused."""
+        endpoint = self._assigned.get(session)
+        if endpoint is None or endpoint.failures:
+            endpoint = min(self._endpoints, key=lambda one: (one.failures, one.load))
+            self._assigned[session] = endpoint
+        return endpoint
 
     def forget(self, session: str) -> None:
-        self._homes.pop(session, None)
+        self._assigned.pop(session, None)
 
-    async def _look(self, wait: float) -> list[ServerInfo]:
+    async def _discover(self, wait: float) -> list[ServerInfo]:
         fronts = [Connection(url=url, settings=self.settings) for url in dict.fromkeys(self.urls)]
         behind: list[Connection] = []
         for front in fronts:
-            self._workers.append(Worker(front, asyncio.Semaphore(self.settings.parallel)))
-            found = await self._behind(front, wait)
+            self._endpoints.append(Endpoint(front, asyncio.Semaphore(self.settings.parallel)))
+            found = await self._servers_behind(front, wait)
             behind += [Connection(url=url, settings=self.settings) for url in found] or [front]
         self._admin = behind
         return [await read_info(one, wait) for one in behind]
 
-    async def _behind(self, front: Connection, wait: float) -> list[str]:
+    async def _servers_behind(self, front: Connection, wait: float) -> list[str]:
         """Urls of the servers behind a router; none if `front` is a server."""
         try:
-            await front.patient("GET", "/ready", deadline=max(wait, self.settings.connect_timeout))
+            await front.request_until("GET", "/ready", deadline=max(wait, self.settings.connect_timeout))
         except (ServerDown, ServerTimeout):
             raise
         except ServerError:
@@ -144,7 +144,7 @@ class Fleet:
         end = front.clock() + max(wait, self.settings.connect_timeout)
         while True:
             try:
-                found = await front.once("GET", "/workers", timeout=self.settings.connect_timeout)
+                found = await front.request("GET", "/workers", timeout=self.settings.connect_timeout)
             except ServerError:
                 return []
             rows = found.get("workers", []) if isinstance(found, dict) else []
@@ -156,5 +156,5 @@ class Fleet:
             await asyncio.sleep(0.2)  # it begins before it has looked at its servers
 
     async def _close(self) -> None:
-        for connection in {id(one): one for one in (*self._admin, *(w.connection for w in self._workers))}.values():
+        for connection in {id(one): one for one in (*self._admin, *(w.connection for w in self._endpoints))}.values():
             await connection.close()

@@ -1,4 +1,4 @@
-"""One server over HTTP: what its errors mean, and which of them are tried again."""
+"""HTTP connection to one server: maps status codes to errors, and says which are worth a retry."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Connection:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def once(self, method: str, path: str, body: Any = None, *, timeout: float) -> Any:
+    async def request(self, method: str, path: str, body: Any = None, *, timeout: float) -> Any:
         """One attempt: the JSON of a 200, None where there is no body.
 
         Raises:
@@ -95,8 +95,8 @@ class Connection:
             raise ServerError(f"{said}; is this an SGLang server?")
         raise ServerError(said)
 
-    async def patient(self, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
-        """As `once`, tried again while the server is down, until `deadline` seconds have passed.
+    async def request_until(self, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
+        """As `request`, tried again while the server is down, until `deadline` seconds have passed.
 
         Raises ServerTimeout where an attempt would still be waiting then, ServerDown where all failed before.
         """
@@ -106,7 +106,7 @@ class Connection:
         while True:
             tries += 1
             try:
-                return await self.once(method, path, body, timeout=max(end - self.clock(), 0.01))
+                return await self.request(method, path, body, timeout=max(end - self.clock(), 0.01))
             except ServerDown as error:
                 if self.clock() + pause >= end:
                     raise ServerDown(f"{error} (tried {tries} times in {deadline:.0f} s)") from error

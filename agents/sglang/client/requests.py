@@ -1,4 +1,4 @@
-"""What is sent to /generate."""
+"""Request bodies of /generate, and checks before they are sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seed_of(stream: Sequence[int]) -> int:
     return int(state[0] >> np.uint64(1))
 
 
-def draw_body(rid: str, prompt: NDArray[np.int32], sampling: Sampling, seed: int, count: int) -> dict[str, Any]:
+def generate_body(rid: str, prompt: NDArray[np.int32], sampling: Sampling, seed: int, count: int) -> dict[str, Any]:
     """A request for at most `count` ids after `prompt`. The server draws id number n of a sequence by (seed, n)."""
     params: dict[str, Any] = {
         "max_new_tokens": count,

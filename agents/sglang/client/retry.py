@@ -1,4 +1,4 @@
-"""One request to /generate from its first attempt to its end: retries, repairs, a deadline, an abort that is kept."""
+"""A client of /generate with retries, a deadline, aborts, and repair of servers that have the wrong weights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from turngym.agents.sglang.client.fleet import Fleet, Worker
+from turngym.agents.sglang.client.fleet import Endpoint, Fleet
 from turngym.agents.sglang.errors import ServerDown, ServerTimeout, WrongWeights
 
 GRACE = 5.0
-"""Seconds that a server gets to hand over what it had drawn when a request was broken off."""
+"""Seconds that a server gets to hand over what it had drawn after a request is aborted."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Caller:
-    """Sends requests to a fleet. All methods but `cut` are coroutines of its loop."""
+class RetryingClient:
+    """Sends requests to a fleet. All methods are coroutines of its loop."""
 
     fleet: Fleet
     _numbers: Any = field(default_factory=itertools.count, init=False)
@@ -46,44 +46,44 @@ class Caller:
         """
         pause, tries = self.fleet.settings.backoff, 0
         while True:
-            worker = self.fleet.home(session)
+            endpoint = self.fleet.endpoint_for(session)
             tries += 1
             floor = self.fleet.versions.place
             try:
-                answer = await self._once(worker, make, end, where)
-                worker.failures = 0
+                answer = await self._once(endpoint, make, end, where)
+                endpoint.failures = 0
                 return read(answer, floor)
             except ServerDown as error:
-                worker.failures += 1
-                if worker.connection.clock() + pause >= end:
+                endpoint.failures += 1
+                if endpoint.connection.clock() + pause >= end:
                     raise ServerDown(f"{where}: {error} (tried {tries} times)") from error
             except WrongWeights as error:
-                if worker.connection.clock() + pause >= end or not await self._repaired(worker, floor):
+                if endpoint.connection.clock() + pause >= end or not await self._repaired(endpoint, floor):
                     raise WrongWeights(f"{error}{self._restart_hint()}") from error
             await asyncio.sleep(pause)
             pause = min(max(2 * pause, 0.05), 5.0)
 
-    async def cut(self) -> int:
-        """Break off everything under way; how many requests that were."""
+    async def abort_all(self) -> int:
+        """Abort all requests in flight; how many there were."""
         running = list(self._running)
         for rid in running:
             await self.fleet.abort(rid)
         return len(running)
 
-    async def _once(self, worker: Worker, make: Callable[[str], dict[str, Any]], end: float, where: str) -> Any:
+    async def _once(self, endpoint: Endpoint, make: Callable[[str], dict[str, Any]], end: float, where: str) -> Any:
         rid = self.rid()
-        worker.load += 1
+        endpoint.load += 1
         try:
-            async with worker.slots:
+            async with endpoint.slots:
                 self._running.add(rid)
-                return await self._wait(worker, rid, make(rid), end, where)
+                return await self._wait(endpoint, rid, make(rid), end, where)
         finally:
-            worker.load -= 1
+            endpoint.load -= 1
             self._running.discard(rid)
 
-    async def _wait(self, worker: Worker, rid: str, body: dict[str, Any], end: float, where: str) -> Any:
-        left = max(end - worker.connection.clock(), 0.01)
-        task = asyncio.create_task(worker.connection.once("POST", "/generate", body, timeout=left + 2 * GRACE + 1))
+    async def _wait(self, endpoint: Endpoint, rid: str, body: dict[str, Any], end: float, where: str) -> Any:
+        left = max(end - endpoint.connection.clock(), 0.01)
+        task = asyncio.create_task(endpoint.connection.request("POST", "/generate", body, timeout=left + 2 * GRACE + 1))
         try:
             done, _ = await asyncio.wait({task}, timeout=left)
             if not done:
@@ -92,17 +92,17 @@ class Caller:
             if done:
                 return task.result()
         except asyncio.CancelledError:
-            # nobody waits any more: the server must not go on drawing for nobody
+            # the caller is gone: the server must not go on generating
             await asyncio.shield(self.fleet.abort(rid))
             raise
         finally:
             task.cancel()
-        state = await self.fleet.ready(worker.connection)
+        state = await self.fleet.ready(endpoint.connection)
         raise ServerTimeout(
-            f"{where}: {worker.connection.url} gave no answer within {self.fleet.settings.deadline:.0f} s; {state}"
+            f"{where}: {endpoint.connection.url} gave no answer within {self.fleet.settings.deadline:.0f} s; {state}"
         )
 
-    async def _repaired(self, worker: Worker, floor: int) -> bool:
+    async def _repaired(self, endpoint: Endpoint, floor: int) -> bool:
         """Whether the servers have been given their weights again, by this request or another."""
         repair = self.fleet.repair
         if repair is None:
@@ -110,7 +110,7 @@ class Caller:
         lock = self._repairs.setdefault("all", asyncio.Lock())
         async with lock:
             if self.fleet.versions.place == floor:
-                await asyncio.to_thread(repair, worker.connection.url)
+                await asyncio.to_thread(repair, endpoint.connection.url)
         return True
 
     def _restart_hint(self) -> str:

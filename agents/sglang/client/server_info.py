@@ -1,4 +1,4 @@
-"""What a server says about itself, and whether it is one that can be used."""
+"""Reads a server's release, model and limits, and checks that it is supported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServerInfo:
     kind: str
     """Its architecture, for example Qwen3ForCausalLM."""
     weights: str
-    """Name of the weights it has now; `default` unless somebody named them."""
+    """Name of the weights it has now; `default` unless they were named in an update."""
     max_prompt: int
     """A prompt must be shorter than this."""
     seeded: bool
@@ -51,8 +51,8 @@ async def read_info(connection: Connection, wait: float) -> ServerInfo:
         ServerError: it is down, or no SGLang server that generates.
     """
     patience = max(wait, connection.settings.connect_timeout)
-    about = await connection.patient("GET", "/server_info", deadline=patience)
-    model = await connection.patient("GET", "/model_info", deadline=patience)
+    about = await connection.request_until("GET", "/server_info", deadline=patience)
+    model = await connection.request_until("GET", "/model_info", deadline=patience)
     if not isinstance(about, dict) or not isinstance(model, dict) or "version" not in about:
         raise ServerError(f"{connection.url} is not an SGLang server: /server_info says {str(about)[:200]}")
     if not model.get("is_generation", True):

@@ -1,4 +1,4 @@
-"""Stop texts in responses that were drawn in parts: a server looks at each part alone."""
+"""Finds stop strings in responses that were generated in parts; a server sees each part alone."""
 
 from __future__ import annotations
 

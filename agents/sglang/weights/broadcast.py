@@ -1,4 +1,4 @@
-"""New weights for servers without a disk in between: broadcast from this process over gloo or NCCL."""
+"""Sends new weights to servers by torch.distributed broadcast (gloo or NCCL), without a disk in between."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.errors import ServerError, SyncError
 from turngym.agents.sglang.options import Busy
-from turngym.agents.sglang.weights.process_group import free_port, join_as_first, leave
-from turngym.agents.sglang.weights.sync import check_arrival, held
+from turngym.agents.sglang.weights.process_group import create_group, destroy_group, free_port
+from turngym.agents.sglang.weights.sync import check_weights_arrived, generation_paused
 
 Named = tuple[str, Tensor]
 SENT_AS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,8 +44,8 @@ class BroadcastSync:
     """Implements `WeightSink`: the servers listen in a process group of which this process is rank 0.
 
     Every stretch of weights is announced over HTTP first. A server that refuses says so at once, and only where none
-    does is anything sent, so that nobody waits for a partner that will not come. A transfer that fails half way leaves
-    a mixture: the servers are told that their weights have no name, answers of theirs are refused, and the next
+    does is anything sent, so that no process waits in a broadcast that will not happen. A transfer that fails half
+    way leaves a mixture: the servers' weights get a name that no run knows, their answers are refused, and the next
     `publish` that succeeds puts an end to that. A server that was restarted is given everything again, in a new group.
 
     `weights` is read while nothing is drawn for `publish`, but in a thread of its own after a restart: the weights must
@@ -79,33 +79,33 @@ class BroadcastSync:
         """Give every server the weights as they are now, as `version`; returns when all have them."""
         versions = self.fleet.versions
         name = versions.new_name(version)
-        self._join()
+        self._create_group()
         versions.announce(name, version)
-        with held(self.fleet, self.busy):
+        with generation_paused(self.fleet, self.busy):
             self._transfer(name)
-        check_arrival(self.fleet, name)
+        check_weights_arrived(self.fleet, name)
         versions.settle(name)
         self.published = version
 
     def close(self) -> None:
         """Dissolve the group."""
         self.fleet.repair = None
-        self._leave()
+        self._destroy_group()
 
     def _transfer(self, name: str) -> None:
         sent = False
         try:
-            self.fleet.everywhere("POST", "/begin_weight_update", {})
+            self.fleet.call_all("POST", "/begin_weight_update", {})
             try:
                 for bucket, last in _with_last(buckets(self._tensors(), self.bucket_bytes)):
                     self._send(bucket, name if last else None)
                     sent = True
             finally:
-                self.fleet.everywhere("POST", "/end_weight_update", {})
+                self.fleet.call_all("POST", "/end_weight_update", {})
         except (ServerError, RuntimeError) as error:
-            self._leave()
+            self._destroy_group()
             if sent:
-                self._unnamed(name)
+                self._mark_incomplete(name)
             state = "a mixture, not used until new weights arrive" if sent else "as before"
             raise SyncError(f"weights {name!r} did not reach every server; theirs are {state}: {error}") from error
 
@@ -119,8 +119,8 @@ class BroadcastSync:
             "weight_version": version,
         }
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(self.fleet.everywhere, "POST", "/update_weights_from_distributed", body)
-            refused_early(answer)
+            answer = pool.submit(self.fleet.call_all, "POST", "/update_weights_from_distributed", body)
+            raise_early_refusal(answer)
             works = [self._group.broadcast(tensor, 0) for _, tensor in bucket]
             end = time.monotonic() + self.timeout
             while not all(work.is_completed() for work in works):
@@ -131,9 +131,9 @@ class BroadcastSync:
                 answer.result(self.timeout)
                 return
             # the group ends before the pool does: a server that still listens is let go
-            self._leave()
+            self._destroy_group()
             answer.result(self.timeout)
-            raise SyncError(f"nobody took part in the broadcast within {self.timeout:.0f} s")
+            raise SyncError(f"the servers did not join the broadcast within {self.timeout:.0f} s")
 
     def _tensors(self) -> Iterator[Named]:
         """Contiguous, in the precision of the servers, on the device of the group."""
@@ -142,7 +142,7 @@ class BroadcastSync:
         for name, tensor in self.weights():
             yield name, tensor.detach().to(device=device, dtype=target or tensor.dtype).contiguous()
 
-    def _join(self) -> None:
+    def _create_group(self) -> None:
         if self._group is not None:
             return
         self._name = f"turngym-{self.fleet.versions.new_name(0)}-{next(self._numbers)}"
@@ -150,11 +150,9 @@ class BroadcastSync:
         offsets = [1 + sum(ranks[:number]) for number in range(len(ranks))]
         common = {"master_address": self.address, "master_port": port, "world_size": 1 + sum(ranks)}
         common |= {"group_name": self._name, "backend": self.backend}
-        at, path = self.fleet.at, "/init_weights_update_group"
+        at, path = self.fleet.call_one, "/init_weights_update_group"
         with ThreadPoolExecutor(1 + len(ranks)) as pool:
-            mine = pool.submit(
-                join_as_first, self.address, port, 1 + sum(ranks), self._name, self.backend, self.timeout
-            )
+            mine = pool.submit(create_group, self.address, port, 1 + sum(ranks), self._name, self.backend, self.timeout)
             theirs = [
                 pool.submit(at, server.url, "POST", path, common | {"rank_offset": offset})
                 for server, offset in zip(self.fleet.servers, offsets, strict=True)
@@ -166,23 +164,23 @@ class BroadcastSync:
             except (ServerError, TimeoutError) as error:
                 raise SyncError(f"the servers and this process do not come together: {error}") from error
 
-    def _leave(self) -> None:
+    def _destroy_group(self) -> None:
         group, self._group = self._group, None
         if group is None:
             return
         for server in self.fleet.servers:
             try:
-                self.fleet.at(server.url, "POST", "/destroy_weights_update_group", {"group_name": self._name})
+                self.fleet.call_one(server.url, "POST", "/destroy_weights_update_group", {"group_name": self._name})
             except ServerError:
                 continue  # it was restarted, and knows nothing of the group
-        leave(group)
+        destroy_group(group)
 
-    def _unnamed(self, name: str) -> None:
-        """The servers say of their weights that they have no name that anybody knows."""
+    def _mark_incomplete(self, name: str) -> None:
+        """Give the servers' weights a name that no run knows, so that their answers are refused."""
         for server in self.fleet.servers:
             body = {"new_version": f"{name}-incomplete", "abort_all_requests": False}
             try:
-                self.fleet.at(server.url, "POST", "/update_weight_version", body)
+                self.fleet.call_one(server.url, "POST", "/update_weight_version", body)
             except ServerError:
                 continue
 
@@ -190,11 +188,11 @@ class BroadcastSync:
         """Runs in a thread of its own, while requests wait."""
         if self.published is None:
             raise SyncError(f"{url} has other weights than it was given, and there are none yet to give it again")
-        self._leave()
+        self._destroy_group()
         self.publish(self.published)
 
 
-def refused_early(answer: Future[Any], patience: float = 0.05) -> None:
+def raise_early_refusal(answer: Future[Any], patience: float = 0.05) -> None:
     """Raises what a server refuses at once; a server that listens does not answer before it has heard."""
     end = time.monotonic() + patience
     while time.monotonic() < end:

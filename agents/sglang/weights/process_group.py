@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from datetime import timedelta
 from typing import Any
@@ -10,14 +11,14 @@ from turngym.agents.sglang.errors import SyncError
 
 
 def free_port(host: str = "") -> int:
-    """A port that nobody listens on just now."""
+    """A TCP port that is free now."""
     with socket.socket() as one:
         one.bind((host, 0))
         return int(one.getsockname()[1])
 
 
-def join_as_first(address: str, port: int, world: int, name: str, backend: str, timeout: float) -> Any:
-    """Rank 0 of the group `name`; blocks until all `world` members are there.
+def create_group(address: str, port: int, world: int, name: str, backend: str, timeout: float) -> Any:
+    """Create the group `name` as its rank 0; blocks until all `world` members are there.
 
     The members find each other as SGLang's workers expect it: a TCP store at `address`:`port`, keys under `name`. The
     public torch.distributed.init_process_group would make it the process's default group, of which a trainer has one.
@@ -46,10 +47,8 @@ def join_as_first(address: str, port: int, world: int, name: str, backend: str, 
     return group
 
 
-def leave(group: Any) -> None:
-    """Forget the group; one that is broken already is fine."""
-    import contextlib
-
+def destroy_group(group: Any) -> None:
+    """Destroy the group; one that is broken already is fine."""
     import torch.distributed
 
     with contextlib.suppress(RuntimeError, ValueError, AssertionError):

@@ -1,4 +1,4 @@
-"""New weights for servers that go on serving: through files, and what every way of sending them shares."""
+"""Sends new weights to running servers through files, and the steps that every way of sending shares."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.errors import ServerError, SyncError
 from turngym.agents.sglang.options import Busy
 
-KEPT = 2
+KEPT_FOLDERS = 2
 """Folders of weights that stay: the newest, and the one before for a server that is still reading it."""
 
 
 @contextlib.contextmanager
-def held(fleet: Fleet, busy: Busy) -> Iterator[None]:
-    """Nothing is drawn inside; afterwards the servers go on, whatever happened."""
+def generation_paused(fleet: Fleet, busy: Busy) -> Iterator[None]:
+    """Context in which the servers generate nothing; they resume on leaving it, also after an error."""
     if busy == "wait":
         yield
         return
-    fleet.everywhere("POST", "/pause_generation", {"mode": busy})
+    fleet.call_all("POST", "/pause_generation", {"mode": busy})
     try:
         yield
     finally:
-        fleet.everywhere("POST", "/continue_generation", {})
+        fleet.call_all("POST", "/continue_generation", {})
 
 
-def check_arrival(fleet: Fleet, name: str) -> None:
+def check_weights_arrived(fleet: Fleet, name: str) -> None:
     """Raises SyncError unless every server says that it has the weights `name`."""
-    for server, info in zip(fleet.servers, fleet.everywhere("GET", "/model_info"), strict=True):
+    for server, info in zip(fleet.servers, fleet.call_all("GET", "/model_info"), strict=True):
         if info.get("weight_version") != name:
             raise SyncError(f"{server.url} was given the weights {name!r}, but says {info.get('weight_version')!r}")
 
@@ -70,12 +70,12 @@ class DiskSync:
         versions = self.fleet.versions
         name = versions.new_name(version)
         path = self._write(name)
-        self._forget(path)
+        self._remove_old(path)
         versions.announce(name, version)
         try:
-            with held(self.fleet, self.busy):
-                self.fleet.everywhere("POST", "/update_weights_from_disk", self._body(path, name))
-            check_arrival(self.fleet, name)
+            with generation_paused(self.fleet, self.busy):
+                self.fleet.call_all("POST", "/update_weights_from_disk", self._body(path, name))
+            check_weights_arrived(self.fleet, name)
         except SyncError:
             raise
         except ServerError as error:
@@ -109,9 +109,9 @@ class DiskSync:
             raise
         return path
 
-    def _forget(self, path: Path) -> None:
+    def _remove_old(self, path: Path) -> None:
         self._folders.append(path)
-        for old in self._folders[:-KEPT]:
+        for old in self._folders[:-KEPT_FOLDERS]:
             if old != self._newest:  # after failures the servers' weights may be older than the newest two
                 shutil.rmtree(old, ignore_errors=True)
                 self._folders.remove(old)
@@ -121,4 +121,4 @@ class DiskSync:
         name = self.fleet.versions.current
         if self._newest is None or name != self._newest.name:
             raise SyncError(f"{url} has other weights than it was given, and there are none yet to give it again")
-        self.fleet.at(url, "POST", "/update_weights_from_disk", self._body(self._newest, name))
+        self.fleet.call_one(url, "POST", "/update_weights_from_disk", self._body(self._newest, name))

@@ -14,7 +14,7 @@ from turngym.envs.protocols import GenerateRequest, Generation, WeightSink
 class SyncedPolicy:
     """Implements `Policy`: the servers get the model's weights before the first request, and after each change.
 
-    A change is noticed even where nobody announced it (`stamp` is another), so that a resumed run and an evaluation
+    A change that was not announced is noticed, too (`stamp` differs), so that a resumed run and an evaluation
     before the first update never play with what the servers happened to have.
     """
 

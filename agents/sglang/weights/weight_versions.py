@@ -1,4 +1,4 @@
-"""Which weights the servers should have, and the record of which ids they drew."""
+"""Record of the weight versions given to the servers, and of which version sampled which ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WeightVersions:
     """Names of weight versions in the order in which the servers were given them.
 
     A server says with every answer which named weights drew it. A name that is not here, or that was replaced before
-    the request was sent, means that the server was restarted or changed by somebody else.
+    the request was sent, means that the server was restarted or changed by another client.
     """
 
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
