@@ -71,7 +71,12 @@ def to_table(value: Any) -> dict[str, Any]:
 
 
 def from_table(
-    cls: type[T], table: Mapping[str, Any], where: str, *, missing: Any = _NO_VALUE, hint: Mapping[str, str] | None = None
+    cls: type[T],
+    table: Mapping[str, Any],
+    where: str,
+    *,
+    missing: Any = _NO_VALUE,
+    hint: Mapping[str, str] | None = None,
 ) -> T:
     """A settings object from a nested table, each value checked against the type of its field.
 
