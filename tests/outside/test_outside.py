@@ -47,10 +47,10 @@ def turngym(tmp_path_factory: pytest.TempPathFactory) -> Turngym:
     return run
 
 
-@pytest.mark.parametrize(
-    ("page", "module"),
-    [("write_an_environment.md", "guess"), ("write_a_judge.md", "judge"), ("write_an_algorithm.md", "loo")],
-)
+PAGES = {"write_an_environment.md": "guess", "write_a_judge.md": "judge", "write_an_algorithm.md": "loo"}
+
+
+@pytest.mark.parametrize(("page", "module"), PAGES.items())
 def test_the_page_shows_the_file_that_is_tested(page: str, module: str) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), flags=re.S | re.M)
     assert blocks[0] == (HERE / "turngym_example" / f"{module}.py").read_text(encoding="utf-8")
