@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -38,9 +40,9 @@ def turngym(tmp_path_factory: pytest.TempPathFactory) -> Turngym:
     python = clean_venv(work / "venv", *wheels)
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
 
-    def run(*words: str | Path, status: int = 0) -> str:
+    def run(*words: str | Path, status: int = 0, folder: Path = work) -> str:
         line = [str(python), "-c", COMMAND, *map(str, words)]
-        done = subprocess.run(line, cwd=work, capture_output=True, text=True, env=env, timeout=300)
+        done = subprocess.run(line, cwd=folder, capture_output=True, text=True, env=env, timeout=300)
         assert done.returncode == status, f"{' '.join(map(str, words))}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
@@ -52,8 +54,30 @@ PAGES = {"write_an_environment.md": "guess", "write_a_judge.md": "judge", "write
 
 @pytest.mark.parametrize(("page", "module"), PAGES.items())
 def test_the_page_shows_the_file_that_is_tested(page: str, module: str) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), flags=re.S | re.M)
-    assert blocks[0] == (HERE / "turngym_example" / f"{module}.py").read_text(encoding="utf-8")
+    text = (DOCS / page).read_text(encoding="utf-8")
+    shown = re.search(rf'^```python title="turngym_example/{module}.py"\n(.*?)^```', text, flags=re.S | re.M)
+    assert shown is not None
+    assert shown[1] == (HERE / "turngym_example" / f"{module}.py").read_text(encoding="utf-8")
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words after `turngym` of the page's commands that need the installed package (fenced as `sh`)."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = re.findall(r"^```sh\n(.*?)^```", text, flags=re.S | re.M)
+    return [shlex.split(line)[1:] for block in found for line in block.replace("\\\n", " ").splitlines()]
+
+
+SHORT = ("--steps", "1", "--episodes", "8", "--threads", "1", "--device", "cpu", "--no-tensorboard")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_the_page_work(turngym: Turngym, student: Path, tmp_path: Path, page: str) -> None:
+    shutil.copytree(student, tmp_path / "models" / "student")
+    lines = commands(page)
+    assert len(lines) >= 2
+    for words in lines:
+        short = SHORT if words[0] == "train" and "--help" not in words else ()
+        turngym(*words, *short, folder=tmp_path)
 
 
 def test_rollout_plays_the_environment_also_in_workers(turngym: Turngym, tmp_path: Path) -> None:
@@ -117,8 +141,6 @@ def test_train_runs_the_algorithm(turngym: Turngym, student: Path, tmp_path: Pat
 def test_train_asks_the_judge(turngym: Turngym, student: Path, tmp_path: Path) -> None:
     rows = trained(turngym, student, tmp_path / "run", "prm-rl", "--judge", "guess")
     assert [row["step"] for row in rows] == [1, 2]
-    by_path = trained(turngym, student, tmp_path / "path", "prm-rl", "--judge", "turngym_example.judge:make")
-    assert [row["loss"] for row in by_path] == [row["loss"] for row in rows]
     rules = trained(turngym, student, tmp_path / "rules", "prm-rl", "--judge", "rules")
     assert [row["loss"] for row in rules] != [row["loss"] for row in rows]
 
