@@ -79,7 +79,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_plain_http(serve: Callable[..., Served]) -> None:
     served = serve(name="tiny")
-    answer = served.post({"X-ProxySession-Id": "a"}, model="tiny", messages=[user("hello")], logprobs=True)
+    answer = served.post({"X-Session-Id": "a"}, model="tiny", messages=[user("hello")], logprobs=True)
     body = answer.json()
     assert answer.status_code == 200
     assert body["object"] == "chat.completion"
@@ -245,14 +245,14 @@ class TestOfficialClient:
     def test_a_tool_loop(self, client: tuple[Any, Served]) -> None:
         api, served = client
         served.bench.policy.answer = lambda request: CALL if served.bench.policy.asked == 1 else "There is a book."
-        create = api.with_options(default_headers={"X-ProxySession-Id": "loop"}).chat.completions.create
+        create = api.with_options(default_headers={"X-Session-Id": "loop"}).chat.completions.create
         messages: list[Any] = [{"role": "developer", "content": "Use tools."}, user("What is on the shelf?")]
         first = create(model="tiny", messages=messages, tools=[LOOK])
         (call,) = first.choices[0].message.tool_calls
         assert first.choices[0].finish_reason == "tool_calls"
         assert json.loads(call.function.arguments) == {"at": "shelf"}
         messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "a book"}]
-        second = create(model="tiny", messages=messages, tools=[LOOK], extra_headers={"X-ProxySession-Done": "1"})
+        second = create(model="tiny", messages=messages, tools=[LOOK], extra_headers={"X-Session-Done": "1"})
         assert second.choices[0].message.content == "There is a book."
         assert second.choices[0].message.tool_calls is None
         (episode,) = served.bench.episodes

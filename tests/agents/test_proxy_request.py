@@ -28,19 +28,19 @@ def test_defaults() -> None:
     ("headers", "fields", "main", "done"),
     [
         ({}, {"session_id": "a"}, True, False),
-        ({"X-ProxySession-Id": "a"}, {}, True, False),
-        ({"X-ProxySession-Id": "a", "X-Turn-Type": "side"}, {"turn_type": "main"}, False, False),
+        ({"X-Session-Id": "a"}, {}, True, False),
+        ({"X-Session-Id": "a", "X-Turn-Type": "side"}, {"turn_type": "main"}, False, False),
         ({}, {"session_id": "a", "turn_type": "side"}, False, False),
         ({}, {}, False, False),
-        ({"X-ProxySession-Done": "1"}, {"session_id": "a"}, True, True),
-        ({"X-ProxySession-Done": "false"}, {"session_id": "a", "session_done": True}, True, False),
+        ({"X-Session-Done": "1"}, {"session_id": "a"}, True, True),
+        ({"X-Session-Done": "false"}, {"session_id": "a", "session_done": True}, True, False),
         ({}, {"session_id": "a", "session_done": True}, True, True),
     ],
 )
 def test_sessions_and_turn_types(headers: dict[str, str], fields: dict[str, Any], main: bool, done: bool) -> None:
     request = read(headers, **fields)
     assert (request.main, request.done) == (main, done)
-    assert request.session_id == ("a" if headers.get("X-ProxySession-Id") or "session_id" in fields else None)
+    assert request.session_id == ("a" if headers.get("X-Session-Id") or "session_id" in fields else None)
 
 
 def test_developers_are_systems_and_parts_are_text() -> None:

@@ -62,7 +62,7 @@ def create_app(
         fields = read_json(request.get_data(cache=False))
         session = read_session(fields, request.headers)
         if session is None:
-            raise invalid("which session is done? Set the header X-ProxySession-Id or session_id", "session_id")
+            raise invalid("which session is done? Set the header X-Session-Id or session_id", "session_id")
         given = fields.get("messages")
         final = () if not given else read_messages(given, service.settings)
         return _json({"object": "session", "turns": service.end(session, final)}, 200)

@@ -19,7 +19,7 @@ USED = (
 )
 HARMLESS = ("user", "metadata", "store", "parallel_tool_calls", "service_tier")
 """Fields that change nothing about a completion, so nobody has to be told that they are ignored."""
-SESSION, TURN_TYPE, SESSION_DONE = "X-ProxySession-Id", "X-Turn-Type", "X-ProxySession-Done"
+SESSION, TURN_TYPE, SESSION_DONE = "X-Session-Id", "X-Turn-Type", "X-Session-Done"
 MAX_SESSION_ID = 256
 
 

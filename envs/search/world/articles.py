@@ -21,7 +21,7 @@ BACKLINKS = {
     "company": "Its name is tied to that of {o}.",
     "university": "Visitors are told about {o}.",
     "book": "It lives on through {o}.",
-    "award": "The list of honors names {o}.",
+    "award": "The list of honours names {o}.",
 }
 """Kind of an article's subject to the sentence that names something pointing to it."""
 
@@ -134,7 +134,7 @@ class Writer:
             return _a(craft)
         if kind == "company":
             return {"film": "a film studio", "album": "a record label", "book": "a publisher"}.get(craft, "a company")
-        return {"team": "a football club", "award": "an annual honor", "battle": "an episode of the war"}.get(
+        return {"team": "a football club", "award": "an annual honour", "battle": "an episode of the war"}.get(
             kind, _a(kind)
         )
 
