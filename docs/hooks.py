@@ -45,7 +45,7 @@ def tree_text() -> str:
     """docs/tree.md: one line per module, folder by folder."""
     parts = [
         "# Every file",
-        "One line per module, the first of its docstring; folders of data are left out. Written by `python docs/hooks.py`,",
+        "One line per module, the first of its docstring; data files are left out. Written by `python docs/hooks.py`,",
         "and a test compares. Who may import whom: [architecture](architecture.md).",
     ]
     lines = ["\n\n".join([parts[0], "\n".join(parts[1:])])]
