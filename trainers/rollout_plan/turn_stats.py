@@ -66,7 +66,7 @@ def turn_stats(
     weights, None for equal ones; entropies in nats. T is the greatest depth. Episodes that the depth cap stopped count
     as neither success nor failure, unless they had succeeded.
     K_t = sum_{i in t} l_i / n_tok(t); G_t = K_t(fail) - K_t(success); s_t = sum_{i in t} w_i l_i / sum_i w_i l_i, all 0
-    if that total is not positive. Source: algorithms specification section 3 (the diagnostics TurnOPD plots).
+    if that total is not positive. Source: [turnopd]; docs/algorithms.md#turn-statistics (what the paper plots).
     Errors: ValueError for a column whose length is not N, or E for `include_E`.
     """
     include_E = np.ones(batch.episodes, dtype=np.bool_) if include_E is None else include_E
@@ -105,7 +105,7 @@ def probe_stats(batch: RolloutBatch, kl_N: NDArray[np.floating]) -> DepthStats:
 
     `kl_N` [N] nats per supervised token. The environment's limit of turns should not lie beyond the probes' depth:
     episodes that a probe itself cuts short are `truncated_depth` too, so only short episodes would be measured.
-    Source: algorithms specification section 3 (on a probe).
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#turn-statistics.
     """
     include_E = ~batch.truncated_E
     depth_E = batch.depth_E[include_E]
@@ -147,7 +147,7 @@ def reliable_prefix(
     """How many turns to plot, counted from turn 0: the longest prefix of turns that enough episodes reach.
 
     `survivors` holds n_t int [T] of each step. A turn is kept if in at least `min_steps` of the steps
-    n_t >= `n_min` and n_t >= `min_share` * n_0. Source: algorithms specification section 3 ("reliable prefix").
+    n_t >= `n_min` and n_t >= `min_share` * n_0. Source: [turnopd]; docs/algorithms.md#turn-statistics.
     """
     if not survivors:
         return 0
