@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -60,6 +60,13 @@ class TextEnv(gym.Env[str, str], ABC):
     """The environment's own answer to an action it does not know."""
     players: ClassVar[tuple[str, ...]] = ()
     """Names of the scripted players that `make_player` knows, baselines and further experts."""
+    on_invalid: ClassVar[Literal["reject", "penalize", "noop", "terminate"]] = "reject"
+    """What the guard does with an invalid action unless it is told otherwise (see `ActionGuard`)."""
+
+    @classmethod
+    def options_within(cls, max_turns: int | None, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of the constructor, given the guard's limit of turns: for environments whose rules depend on it."""
+        return dict(options)
 
     def __init__(self, *, render_mode: str | None = None) -> None:
         modes = self.metadata["render_modes"]

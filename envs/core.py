@@ -48,6 +48,11 @@ def content_hash(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def plain_id(env_id: str) -> str:
+    """A Gymnasium id without the module that registers it: `a/B-v0` of `my_package:a/B-v0`."""
+    return env_id.rpartition(":")[2]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One playable task. The same `sha256` means the same task on every machine and worker."""

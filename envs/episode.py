@@ -174,3 +174,11 @@ def _check_spans(turn: Turn, cursor: int, length: int, where: str) -> int:
         if values is not None and len(values) != r1 - r0:
             raise EpisodeError(f"{where}: {name} has {len(values)} rows for a response of {r1 - r0} tokens")
     return r1
+
+
+def next_state(episode: Episode, turn: Turn) -> str | None:
+    """What followed `turn`: the next observation, or what the environment said last; None where nothing did."""
+    following = turn.index + 1
+    if following < episode.depth:
+        return episode.turns[following].observation
+    return episode.final_observation or None

@@ -6,13 +6,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 
 from turngym.envs.base import TextEnv
-from turngym.envs.core import Task, TurngymError, content_hash
+from turngym.envs.core import Task, TurngymError, content_hash, plain_id
+from turngym.envs.registration import require_env
 from turngym.envs.suggest import did_you_mean
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
@@ -33,6 +35,7 @@ class Panel:
     version: int
     """From 1; any change of the content needs a new version."""
     env_id: str
+    """Gymnasium id; of another package's environment with the module, `my_package:namespace/Name-v0`."""
     make_kwargs: Mapping[str, Any]
     """What `gym.make` needs besides the id so that the environment knows the tasks, for example the split."""
     tasks: tuple[Task, ...]
@@ -48,9 +51,7 @@ class Panel:
 
     def make_env(self, **overrides: Any) -> gym.Env[str, str]:
         """The panel's environment; `overrides` (`data=`, `channel=`, `max_turns=`) go to `gym.make`."""
-        import turngym.envs  # noqa: F401  (registers the ids, in whichever order modules were imported)
-
-        env: gym.Env[str, str] = gym.make(self.env_id, **{**self.make_kwargs, **overrides})
+        env: gym.Env[str, str] = gym.make(require_env(self.env_id), **{**self.make_kwargs, **overrides})
         return env
 
 
@@ -62,7 +63,7 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
         raise PanelError(f"panel {name}: there are no tasks")
     seen: set[str] = set()
     for task in tasks:
-        if task.env_id != env_id:
+        if task.env_id != plain_id(env_id):
             raise PanelError(f"panel {name}: task {task.task_id!r} belongs to {task.env_id}, not to {env_id}")
         if task.task_id in seen:
             raise PanelError(f"panel {name}: task {task.task_id!r} is listed twice")
@@ -76,6 +77,30 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
         tasks=tuple(tasks),
         sha256=content_hash(body),
     )
+
+
+def panel_of_env(
+    name: str,
+    env_id: str,
+    *,
+    version: int = 1,
+    make_kwargs: Mapping[str, Any] | None = None,
+    task_ids: Iterable[str] | None = None,
+    **private: Any,
+) -> Panel:
+    """A panel of an environment's tasks, by default of all that it lists, each begun once to learn its hash.
+
+    Args:
+        env_id: Gymnasium id; `my_package:namespace/Name-v0` for an environment that `my_package` registers.
+        make_kwargs: arguments of `gym.make` that belong to the panel, for example `{"split": "eval"}`.
+        private: further arguments that are not written into the panel, for example the folder of the data.
+    """
+    kwargs = dict(make_kwargs or {})
+    env = gym.make(require_env(env_id), **{**kwargs, **private})
+    try:
+        return make_panel(name, version, env_id, kwargs, collect_tasks(env, task_ids))
+    finally:
+        env.close()
 
 
 def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None) -> tuple[Task, ...]:
@@ -109,10 +134,14 @@ def list_panels(folder: str | Path | None = None) -> list[str]:
 
 
 def load_panel(name: str, folder: str | Path | None = None) -> Panel:
-    """A panel by name (newest version), by full name, or by the path of a manifest; its own hash is checked."""
+    """A panel by name (newest version), by full name, or by the path of a manifest; its own hash is checked.
+
+    `my_package:name` is a panel of another package, which keeps its manifests in a folder `panel_data`.
+    """
     if name.endswith(".json"):
         return _read(Path(name))
-    folder = Path(folder or PANEL_FOLDER)
+    package, colon, name = name.rpartition(":")
+    folder = _folder_of(package) if colon else Path(folder or PANEL_FOLDER)
     names = list_panels(folder)
     for full_name in reversed(names):
         if name in (full_name, full_name.rpartition("-v")[0]):
@@ -125,7 +154,7 @@ def load_panel(name: str, folder: str | Path | None = None) -> Panel:
 def verify_panel(panel: Panel, env: gym.Env[Any, Any]) -> list[str]:
     """Compare every task with the environment's own: what differs, one line per task; empty when all are equal."""
     base = _text_env(env)
-    if base.env_id != panel.env_id:
+    if base.env_id != plain_id(panel.env_id):
         return [f"the panel is for {panel.env_id}, the environment is {base.env_id}"]
     problems: list[str] = []
     for task in panel.tasks:
@@ -156,6 +185,18 @@ def assert_disjoint(train: Iterable[Task], evaluation: Iterable[Task]) -> None:
     if shared:
         more = f" and {len(shared) - 5} more" if len(shared) > 5 else ""
         raise PanelError(f"{len(shared)} evaluation tasks are also training tasks: {', '.join(shared[:5])}{more}")
+
+
+def _folder_of(package: str) -> Path:
+    """Where another package keeps its manifests."""
+    try:
+        found = find_spec(package)
+    except (ImportError, ValueError):
+        found = None
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    if not places:
+        raise PanelError(f"there is no package {package!r} to take a panel from; install it, or name a manifest's path")
+    return Path(places[0]) / "panel_data"
 
 
 def _text_env(env: gym.Env[Any, Any]) -> TextEnv:
@@ -191,7 +232,7 @@ def _read(path: Path) -> Panel:
             raise PanelError(f"{path}: schema {record['schema']!r}; this turngym reads {_SCHEMA}: upgrade turngym")
         env_id = record["env_id"]
         tasks = [
-            Task(env_id=env_id, task_id=task_id, sha256=sha256, split=split, category=category)
+            Task(env_id=plain_id(env_id), task_id=task_id, sha256=sha256, split=split, category=category)
             for task_id, sha256, split, category in record["tasks"]
         ]
         panel = make_panel(record["name"], record["version"], env_id, record["make_kwargs"], tasks)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,30 @@ class Policy(Protocol):
         """Forget `session`; unknown sessions are fine."""
 
 
+class Engine(Policy, Protocol):
+    """A policy with a limited context that follows a model in training."""
+
+    @property
+    def max_length(self) -> int:
+        """Most ids of prompt and response together."""
+
+    def weights_changed(self, version: int) -> None:
+        """The model has new weights: what is generated from now on is theirs, as `version`."""
+
+
+class WeightSource(Protocol):
+    """A model in training, as whoever samples with its weights elsewhere reads it."""
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as they are now, adapters merged in, as a model that can be loaded."""
+
+    def named_weights(self) -> Iterable[tuple[str, Any]]:
+        """Every weight as it is now, adapters merged in, under the name that the saved model gives it."""
+
+    def scorer(self) -> Scorer:
+        """What scores ids with these weights."""
+
+
 class WeightSink(Protocol):
     """Whoever samples with a student's weights elsewhere, and must get the new ones."""
 
@@ -134,6 +159,16 @@ class CollectRequest:
         """Those of the step's items, one per episode, that belong to the share."""
         first, every = self.share
         return list(items[first::every])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPoint:
+    """One evaluation: mean success with its 95 % interval, all in [0, 1], and further numbers by name."""
+
+    avg: float
+    low: float
+    high: float
+    extra: Mapping[str, float] = field(default_factory=dict)
 
 
 class Collect(Protocol):

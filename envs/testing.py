@@ -20,11 +20,12 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
-import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.envs.base import ResetNeeded, TextEnv
 from turngym.envs.checks import HARD_TEXT, NONSENSE, check_info, expect
-from turngym.envs.core import TaskError, TurngymError, Verdict
+from turngym.envs.core import TaskError, TurngymError, Verdict, plain_id
 from turngym.envs.guard import ActionGuard, guard_of
+
+__all__ = ["EnvContract", "check_contract"]
 
 _MODES: Mapping[str, dict[str, Any]] = {
     "sync": {},
@@ -37,6 +38,7 @@ class EnvContract:
     """Subclass, set `env_id` (and `make_kwargs`), and let pytest run it. Override `choose` for open action spaces."""
 
     env_id: ClassVar[str]
+    """Gymnasium id; with the module that registers it where nothing has imported that yet, `package:space/Name-v0`."""
     make_kwargs: ClassVar[Mapping[str, Any]] = {}
     tasks_checked: ClassVar[int] = 3
     """How many tasks the tests play; they are spread over the environment's list."""
@@ -106,7 +108,7 @@ class EnvContract:
                 f"{task_id} begins differently in a second object"
             )
             assert guard.task == twin.task, f"{task_id} has two identities"
-            assert guard.task.env_id == self.env_id
+            assert guard.task.env_id == plain_id(self.env_id)
             assert len(guard.task.sha256) == 64, "sha256 must be 64 hex digits"
             assert set(guard.task.sha256) <= set("0123456789abcdef"), "sha256 must be 64 hex digits"
             assert first[1]["task_sha"] == guard.task.sha256
@@ -232,7 +234,7 @@ class EnvContract:
             steps = [env.step("no such action") for _ in range(3)]
             assert [step[3] for step in steps] == [False, False, True]
             assert steps[-1][-1]["episode"]["l"] == 3
-        assert guard_of(env).env_id == self.env_id
+        assert guard_of(env).env_id == plain_id(self.env_id)
 
     def test_spaces_travel(self) -> None:
         env = self.make()
@@ -268,3 +270,12 @@ class EnvContract:
             assert (first[0][number], first[1][number]) == (alone, info["task_id"]), "a batch plays another episode"
         assert seen["sync"] == seen["vector_entry_point"], "our vector environment differs from SyncVectorEnv"
         assert seen["sync"] == seen["async"], "AsyncVectorEnv(shared_memory=False) differs from SyncVectorEnv"
+
+
+def check_contract(env_id: str, **make_kwargs: Any) -> None:
+    """Run the whole contract without pytest, in a notebook say; the first broken promise is an AssertionError."""
+    chosen = {"env_id": env_id, "make_kwargs": make_kwargs}
+    contract: Any = type("Contract", (EnvContract,), chosen)()
+    for name in sorted(vars(EnvContract)):
+        if name.startswith("test_"):
+            getattr(contract, name)()

@@ -164,13 +164,3 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         if len(task) != self.num_envs:
             raise TurngymError(f"reset() got {len(task)} tasks for {self.num_envs} environments")
         return list(task)
-
-
-def vector_of(
-    make: Callable[..., gym.Env[str, str]],
-    num_envs: int = 1,
-    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-    **kwargs: Any,
-) -> TextVectorEnv:
-    """`num_envs` environments from `make(**kwargs)`: the body of a `vector_entry_point`."""
-    return TextVectorEnv([lambda: make(**kwargs)] * num_envs, autoreset_mode)

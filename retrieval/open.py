@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
+from turngym.retrieval.bm25 import BM25Retriever
+from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
+from turngym.retrieval.corpus import corpus_sha256, read_corpus
+from turngym.retrieval.dense.retriever import DenseRetriever
+from turngym.retrieval.encoders.hashing import HashingEncoder
+from turngym.retrieval.encoders.hugging_face import EncoderStyle, HuggingFaceEncoder
+from turngym.retrieval.hybrid import HybridRetriever
 from turngym.retrieval.index.manifest import (
     ENCODER,
     FAISS,
@@ -18,7 +25,9 @@ from turngym.retrieval.index.manifest import (
     check_files,
     read_manifest,
 )
+from turngym.retrieval.lucene import LuceneIndex
 from turngym.retrieval.passages import PassageStore
+from turngym.retrieval.rerank import Reranker, RerankingRetriever, open_reranker
 
 IN_MEMORY = ("bm25", "dense", "hybrid")
 """Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid with the hashing encoder."""
@@ -31,6 +40,8 @@ def open_retriever(
     corpus_sha256: str | None = None,
     parameters: Mapping[str, float] | None = None,
     device: str = "cpu",
+    rerank: Reranker | str | None = None,
+    rerank_depth: int = 20,
 ) -> Retriever:
     """Open what `spec` names.
 
@@ -40,15 +51,20 @@ def open_retriever(
             refused unless its fingerprint is the one the index was built with.
         corpus_sha256: Refuse an index of any other corpus.
         parameters: faiss search settings in place of the stored ones, by name (`nprobe`, `efSearch`).
-        device: Of a Hugging Face encoder.
+        device: Of a Hugging Face encoder and reranker.
+        rerank: Order the best hits again: `hf:FOLDER` (a cross-encoder), `coverage`, or a `Reranker` of your own.
+        rerank_depth: How many hits are ordered again, where not more are asked for.
 
     Raises:
-        RetrievalError: what is wrong with the folder, the address, the corpus or the encoder.
+        RetrievalError: what is wrong with the folder, the address, the corpus, the encoder or the reranker.
     """
+    if rerank is not None:
+        # first, because a wrong name costs nothing and an index may take minutes to open
+        reranker = open_reranker(rerank, device=device)
+        inner = open_retriever(spec, encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device)
+        return RerankingRetriever(inner, reranker, depth=rerank_depth)
     text = str(spec)
     if text.startswith(("http://", "https://")):
-        from turngym.retrieval.client import HttpRetriever
-
         return HttpRetriever(text)
     kind, colon, path = text.partition(":")
     if colon and kind in IN_MEMORY:
@@ -99,8 +115,6 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
     elif record.kind == "hashing":
         if given not in (None, "hashing"):
             raise IndexFolderError(f"{folder} was built with the hashing encoder, not {given!r}; leave `encoder` out")
-        from turngym.retrieval.encoders.hashing import HashingEncoder
-
         encoder, named = HashingEncoder.load(folder / ENCODER), "hashing"
     else:
         encoder, named = _hugging_face(record, folder, given, device)
@@ -113,8 +127,6 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
 
 
 def _hugging_face(record: EncoderRecord, folder: Path, given: str | None, device: str) -> tuple[Encoder, str]:
-    from turngym.retrieval.encoders.hugging_face import EncoderStyle, HuggingFaceEncoder
-
     if given is not None and not given.startswith("hf:"):
         raise IndexFolderError(f"{folder} was built with the model {record.model}; give it as hf:FOLDER, not {given!r}")
     model = given.removeprefix("hf:") if given is not None else str(record.model)
@@ -128,9 +140,6 @@ def _hugging_face(record: EncoderRecord, folder: Path, given: str | None, device
 
 
 def _lucene(folder: Path, store: PassageStore) -> Retriever:
-    from turngym.retrieval.bm25 import BM25Retriever
-    from turngym.retrieval.lucene import LuceneIndex
-
     return BM25Retriever(LuceneIndex.open(folder / LUCENE), store)
 
 
@@ -142,8 +151,6 @@ def _dense(
     parameters: Mapping[str, float] | None,
     device: str,
 ) -> Retriever:
-    from turngym.retrieval.dense.retriever import DenseRetriever
-
     if manifest.encoder is None or manifest.faiss is None:
         raise IndexFolderError(f"{folder}: the manifest of a {manifest.kind} index names no encoder; build it again")
     return DenseRetriever(
@@ -156,26 +163,17 @@ def _dense(
 
 
 def _hybrid(parts: list[Retriever]) -> Retriever:
-    from turngym.retrieval.hybrid import HybridRetriever
-
     return HybridRetriever(parts)
 
 
 def _in_memory(kind: str, path: Path, wanted: str | None, parameters: Mapping[str, float] | None) -> Retriever:
-    from turngym.retrieval.corpus import corpus_sha256, read_corpus
-
     passages = list(read_corpus(path))
     if wanted is not None:
         _same_corpus(path, corpus_sha256(passages), wanted)
     parts: list[Retriever] = []
     if kind != "dense":
-        from turngym.retrieval.bm25 import BM25Retriever
-
         parts.append(BM25Retriever.from_passages(passages))
     if kind != "bm25":
-        from turngym.retrieval.dense.retriever import DenseRetriever
-        from turngym.retrieval.encoders.hashing import HashingEncoder
-
         parts.append(DenseRetriever.from_passages(passages, HashingEncoder.fit(passages), parameters=parameters))
     return parts[0] if len(parts) == 1 else _hybrid(parts)
 

@@ -1,4 +1,4 @@
-"""The reranking hook: order the hits of a retriever again with something slower and better."""
+"""Reranking: order the hits of a retriever again with something slower and better, a cross-encoder for example."""
 
 from __future__ import annotations
 
@@ -41,6 +41,24 @@ class RerankingRetriever:
 
     def close(self) -> None:
         self._inner.close()
+
+
+def open_reranker(spec: Reranker | str, *, device: str = "cpu") -> Reranker:
+    """What `spec` names: `hf:FOLDER`, a cross-encoder; `coverage`, which needs no model; or a reranker of your own.
+
+    Raises:
+        RetrievalError: another name, packages missing, or no such model.
+    """
+    if not isinstance(spec, str):
+        return spec
+    if spec == "coverage":
+        return CoverageReranker()
+    kind, _, model = spec.partition(":")
+    if kind != "hf" or not model:
+        raise RetrievalError(
+            f"no reranker {spec!r}; rerankers are hf:FOLDER (a Hugging Face sequence classifier) and coverage"
+        )
+    return CrossEncoderReranker(model, device=device)
 
 
 class CoverageReranker:

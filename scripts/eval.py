@@ -15,12 +15,14 @@ from typing import Annotated, Any
 
 import tyro
 
-from turngym.agents.evaluation.evaluate import EvalResult, evaluate
+from turngym.agents.environments import env_maker, json_object, probe
 from turngym.agents.evaluation.tables import behavior_table, columns, print_table, success_table, write_json
+from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
+from turngym.agents.executor.open_workers import WorkerOptions, open_workers
+from turngym.agents.open_agent import AgentOptions, OpenedAgent, open_agent
+from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import Panel, load_panel, verify_panel
-from turngym.scripts.wiring import AgentOptions, Wired, env_maker, json_object, probe, wire_agent
-from turngym.scripts.workers import WorkerOptions, open_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,7 @@ class Options:
     panel: str
     """Name (newest version), full name, or path of a manifest; `turngym panel list` shows them."""
     player: Annotated[AgentOptions, tyro.conf.arg(name="")] = field(default_factory=AgentOptions)
+    servers: Annotated[PolicyServer, tyro.conf.arg(name="")] = field(default_factory=PolicyServer)
     samples: int = 4
     """Episodes per task."""
     out: Path | None = None
@@ -44,7 +47,7 @@ class Options:
     """Turns before an episode is cut; by default the environment's own limit (50 for ALFWorld)."""
     make: str = "{}"
     """Further arguments for gym.make as JSON, for example '{"engine": "textworld"}'."""
-    crew: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
+    workers: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
     verify: bool = True
     """Check every task's hash against the panel before anything is played."""
 
@@ -69,17 +72,17 @@ def run(options: Options) -> EvalResult:
     tasks = panel.tasks if options.limit is None else panel.tasks[: options.limit]
     _check(panel, overrides, options)
     kwargs = {**panel.make_kwargs, **overrides}
-    wired = wire_agent(options.player, lambda: probe(panel.env_id, kwargs))
+    wired = open_agent(options.player, lambda: probe(panel.env_id, kwargs), options.servers)
     trace = None if options.out is None else options.out / "trace.jsonl"
-    with open_workers(options.crew) as play:
-        result = evaluate(
+    with open_workers(options.workers) as play:
+        result = evaluate_tasks(
             panel if options.limit is None else tasks,
             env_maker(panel.env_id, **kwargs, channel=wired.channel),
             wired.agent,
             samples=options.samples,
             temperature=wired.temperature,
             seed=options.seed,
-            slots=options.player.batch,
+            slots=options.player.slots,
             trace=trace,
             system=wired.system,
             settings=_note(overrides, wired),
@@ -101,7 +104,7 @@ def title(options: Options, result: EvalResult) -> str:
     return f"{options.panel}{first}: {options.samples} samples" + ("" if heat is None else f", temperature {heat:g}")
 
 
-def _note(overrides: dict[str, Any], wired: Wired) -> dict[str, Any]:
+def _note(overrides: dict[str, Any], wired: OpenedAgent) -> dict[str, Any]:
     """What else the episodes depend on, besides panel, seed and agent name."""
     note: dict[str, Any] = {"make": {name: overrides[name] for name in sorted(overrides) if name != "data"}}
     if wired.channel is not None:

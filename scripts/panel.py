@@ -14,14 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import gymnasium as gym
 import tyro
 
-import turngym.envs  # noqa: F401  (registers the ids)
-from turngym.envs.core import TurngymError
-from turngym.envs.panels import Panel, collect_tasks, list_panels, load_panel, make_panel, verify_panel, write_panel
-from turngym.envs.suggest import did_you_mean
-from turngym.scripts.wiring import json_object
+from turngym.agents.environments import json_object
+from turngym.envs.panels import list_panels, load_panel, panel_of_env, verify_panel, write_panel
 
 _SHOWN = 20
 
@@ -60,7 +56,7 @@ class Write:
     name: Name
     """Name of the panel: lower-case letters, digits, hyphens."""
     env: str
-    """Gymnasium id, for example `turngym/ALFWorld-v0`."""
+    """Gymnasium id, for example `turngym/ALFWorld-v0` or `my_package:namespace/Name-v0`."""
     out: Path
     """Folder for the manifest."""
     version: int = 1
@@ -124,18 +120,20 @@ def _verify(command: Verify) -> int:
 
 
 def _write(command: Write) -> int:
-    kwargs = json_object("--make", command.make)
-    if command.env not in gym.registry:
-        raise TurngymError(f"unknown environment {command.env!r}.{did_you_mean(command.env, gym.registry)}")
-    ids = None if command.ids is None else command.ids.read_text(encoding="utf-8").split("\n")
-    env = gym.make(command.env, **{**kwargs, **_data(command.data)})
-    try:
-        tasks = collect_tasks(env, None if ids is None else [line.strip() for line in ids if line.strip()])
-    finally:
-        env.close()
-    panel: Panel = make_panel(command.name, command.version, command.env, kwargs, tasks)
-    print(f"{len(tasks)} tasks in {write_panel(panel, command.out)}")
+    panel = panel_of_env(
+        command.name,
+        command.env,
+        version=command.version,
+        make_kwargs=json_object("--make", command.make),
+        task_ids=None if command.ids is None else _lines(command.ids),
+        **_data(command.data),
+    )
+    print(f"{len(panel.tasks)} tasks in {write_panel(panel, command.out)}")
     return 0
+
+
+def _lines(path: Path) -> list[str]:
+    return [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def _data(data: str | None) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from turngym.agents.environments import EnvOptions, env_maker
 from turngym.agents.human import HumanAgent
 from turngym.agents.rollout import Job, rollout
 from turngym.envs.episode import Episode, Status
 from turngym.envs.trace import TraceWriter
-from turngym.scripts.wiring import EnvOptions, env_maker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

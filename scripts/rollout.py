@@ -15,13 +15,15 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
+from turngym.agents.environments import EnvOptions, env_maker, probe
 from turngym.agents.evaluation.scores import score
 from turngym.agents.evaluation.tables import behavior_table, columns, print_table, progress_bar, success_table
+from turngym.agents.executor.open_workers import WorkerOptions, open_workers
+from turngym.agents.open_agent import AgentOptions, open_agent
 from turngym.agents.rollout import Job
+from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.core import TurngymError
 from turngym.envs.trace import TraceWriter
-from turngym.scripts.wiring import AgentOptions, EnvOptions, env_maker, probe, wire_agent
-from turngym.scripts.workers import WorkerOptions, open_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class Options:
     """Add to an existing trace; episodes that it holds (task, sample, seed) are not played again."""
     world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
     player: Annotated[AgentOptions, tyro.conf.arg(name="")] = field(default_factory=AgentOptions)
-    crew: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
+    workers: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
+    servers: Annotated[PolicyServer, tyro.conf.arg(name="")] = field(default_factory=PolicyServer)
     task: tuple[str, ...] = ()
     """Task ids; by default --tasks of them are taken."""
     tasks: int = 10
@@ -61,11 +64,11 @@ def main(argv: Sequence[str]) -> int:
         for group, task_id in enumerate(ids)
         if (task_id, sample, options.seed) not in done
     ]
-    wired = wire_agent(options.player, lambda: probe(options.world.env, options.world.kwargs()))
+    wired = open_agent(options.player, lambda: probe(options.world.env, options.world.kwargs()), options.servers)
     make = env_maker(options.world.env, **options.world.kwargs(), channel=wired.channel)
     meta = {"temperature": wired.temperature}
     with (
-        open_workers(options.crew) as play,
+        open_workers(options.workers) as play,
         TraceWriter(options.out) as writer,
         progress_bar("rollout", len(jobs)) as report,
     ):
@@ -78,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
             jobs,
             make,
             wired.agent,
-            slots=options.player.batch,
+            slots=options.player.slots,
             max_turns=options.depth,
             on_episode=keep,
             system=wired.system,

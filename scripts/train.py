@@ -16,10 +16,10 @@ from typing import Annotated, Literal
 
 import tyro
 
+from turngym.agents.executor.open_workers import WorkerOptions, open_workers
+from turngym.agents.judges.make_judge import JudgeOptions
+from turngym.agents.sglang.options import TrainServers
 from turngym.envs.core import TurngymError
-from turngym.scripts.judge_wiring import JudgeOptions
-from turngym.scripts.server_wiring import TrainServers
-from turngym.scripts.workers import WorkerOptions, open_workers
 
 try:
     from turngym.trainers.algorithms.grpo import GrpoConfig
@@ -135,7 +135,7 @@ class Options:
     lm_loss: LmLossConfig = field(default_factory=LmLossConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(default_factory=TrainServers)
-    crew: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
+    workers: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
     stale: Annotated[AsyncConfig, tyro.conf.arg(name="")] = field(default_factory=AsyncConfig)
 
 
@@ -161,14 +161,14 @@ def run(options: Options, world: World) -> RunResult:
             f"--staleness {options.stale.staleness} with {world.size} training processes: playing ahead needs one "
             "training process; leave staleness at 0"
         )
-    if world.size > 1 and options.crew.workers:
+    if world.size > 1 and options.workers.workers:
         raise TurngymError(
-            f"--workers {options.crew.workers} with {world.size} training processes: each of them plays its share of "
-            "the episodes itself; leave out --workers"
+            f"--workers {options.workers.workers} with {world.size} training processes: each of them plays its share "
+            "of the episodes itself; leave out --workers"
         )
     if world.size > 1 and options.device == "auto":
         options = replace(options, device=local_device())
-    with open_workers(options.crew) as play:
+    with open_workers(options.workers) as play:
         trainer: Trainer = divided(
             on_all_ranks(world, lambda: build_trainer(options, play)), world, shard_teacher=options.shard_teacher
         )

@@ -11,10 +11,16 @@ from typing import Any, Literal
 
 import torch
 
+from turngym.agents.collect import ExpertCollect, LiveCollect, SharedEnv
+from turngym.agents.environments import env_maker, json_object
+from turngym.agents.evaluation.panel_evaluation import PanelEvaluation
 from turngym.agents.executor import CancellableRollout, ParallelRollout
 from turngym.agents.judges.hint_prompts import HintPrompts
 from turngym.agents.judges.hinted_env import HintedEnv
-from turngym.agents.local_engine.mixed_policy import MixedPolicy
+from turngym.agents.judges.make_judge import JudgedTraces, make_judge
+from turngym.agents.local_engine.mixed_policy import MixedPolicy, mixed_player
+from turngym.agents.models import weights_hash
+from turngym.agents.player import Player
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rollout import PlayJobs, rollout
 from turngym.agents.scripted import named_player
@@ -22,17 +28,14 @@ from turngym.agents.sglang.scorer import SglangScorer
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import assert_disjoint, load_panel
 from turngym.envs.trace import read_trace
-from turngym.scripts.judge_wiring import JudgedTraces, make_judge
-from turngym.scripts.mixed_wiring import mixed_player
 from turngym.scripts.train import Options
 from turngym.scripts.train_models import has_teacher, load_reference, load_student, load_teacher, server_engine
-from turngym.scripts.train_wiring import ExpertCollect, LiveCollect, OpenRoom, PanelEvaluation, Player, weights_hash
-from turngym.scripts.wiring import env_maker, json_object
 from turngym.trainers.algorithm import Algorithm, Term
 from turngym.trainers.algorithms import grpo, grpo_kd, luffy, opd, opd_hints, ppo_kd, prm_rl, sft, tcod, turnopd
 from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.losses.lm_loss import LmLoss
 from turngym.trainers.models.lora import add_adapters
+from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.run.async_rollout import AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.run.offline_rollouts import DatasetCollect
@@ -90,10 +93,10 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
     algorithm = options.stale.corrected(build_algorithm(options, tokenizer))
     if algorithm.needs_teacher and not has_teacher(options):
         raise TurngymError(f"--algorithm {options.algorithm} distils from a teacher: name its folder with --teacher")
-    room, ahead = OpenRoom(_make_env(options)), options.stale.staleness > 0
+    room, ahead = SharedEnv(_make_env(options)), options.stale.staleness > 0
     tool = room.env.unwrapped.tool
     engine = None if ahead else server_engine(options, model, tokenizer, settings)
-    player = Player.of(model, tokenizer, settings, tool, batch=options.slots, engine=engine)
+    player = Player.of(model, tokenizer, settings, tool, slots=options.slots, engine=engine)
     actor, order, play = (
         _playing_ahead(options, model, tokenizer, player, play) if ahead else (player, Synchronous(), play)
     )
@@ -117,7 +120,8 @@ def build_trainer(options: Options, play: PlayJobs = rollout) -> Trainer:
         identity |= {"lora": adapters, "student": weights_hash(options.student)}
     if options.algorithm in JUDGED:
         identity["judge"] = {**asdict(options.judging), "judge_every": None, "expert": options.expert}
-    playing = mixed_player(actor, algorithm, teacher, tokenizer, batch=options.slots, play=play)
+    partner = teacher.model if isinstance(teacher, LocalScorer) else None
+    playing = mixed_player(actor, algorithm.teacher_mix, partner, tokenizer, slots=options.slots, play=play)
     return Trainer(
         model=model,
         algorithm=algorithm,
@@ -145,7 +149,7 @@ def _playing_ahead(
     settings = learner.settings
     model, words = frozen_copy(student), copy.deepcopy(tokenizer)  # another thread uses them
     engine = server_engine(options, model, words, settings)
-    actor = Player.of(model, words, settings, learner.tool, batch=options.slots, engine=engine)
+    actor = Player.of(model, words, settings, learner.tool, slots=options.slots, engine=engine)
     if not isinstance(play, ParallelRollout):
         play = CancellableRollout()
     snapshot = WeightSnapshot(student, model, actor.engine.weights_changed)
@@ -165,8 +169,6 @@ def _make_env(options: Options, **more: Any) -> Callable[[], Any]:
 def _evaluation(options: Options, player: Player, play: PlayJobs) -> PanelEvaluation | None:
     if options.panel is None:
         return None
-    from turngym.scripts.train_wiring import PanelEvaluation
-
     panel = load_panel(options.panel)
     more = {key: value for key, value in json_object("--make", options.make).items() if key in ("on_invalid", "engine")}
     kwargs = {"max_turns": options.run.max_turns, **more, **panel.make_kwargs, "channel": player.settings.channel}
@@ -187,7 +189,7 @@ def _evaluation(options: Options, player: Player, play: PlayJobs) -> PanelEvalua
 
 
 def _collect(
-    options: Options, player: Player, evaluation: PanelEvaluation | None, play: PlayJobs, room: OpenRoom
+    options: Options, player: Player, evaluation: PanelEvaluation | None, play: PlayJobs, room: SharedEnv
 ) -> Any:
     held_out = () if evaluation is None else evaluation.panel.tasks
     if options.traces:
@@ -205,7 +207,7 @@ def _collect(
         "held_out": held_out,
         "expert": options.expert,
         "play": play,
-        "room": room,
+        "shared": room,
     }
     if options.algorithm == "sft":
         if options.hints:

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.sglang.open_servers import teacher_scorer, train_policy
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
 from turngym.envs.core import TurngymError
-from turngym.scripts.server_wiring import teacher_scorer, train_policy
 from turngym.scripts.train import Options
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.models.model import load_model, vocabulary_size
 from turngym.trainers.models.prefix_sharing import understands_branches
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.models.vocab_check import common_vocabulary
+from turngym.trainers.models.weight_source import ModelWeights
 
 
 def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
@@ -60,7 +61,8 @@ def server_engine(options: Options, model: Any, tokenizer: Any, settings: ChatSe
     """The servers that play with the student's weights; None where it plays in this process."""
     if not options.servers.policy_server:
         return None
-    return train_policy(options.servers, model, tokenizer, settings.max_context, options.out)
+    weights = ModelWeights(model)
+    return train_policy(options.servers, model, tokenizer, settings.max_context, options.out, weights=weights)
 
 
 def load_reference(options: Options, algorithm: Algorithm, vocab_size: int | None) -> LocalScorer | None:

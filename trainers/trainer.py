@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.protocols import Collect, Scorer
+from turngym.envs.protocols import Collect, EvalPoint, Scorer
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.distributed.run import SharedServers, Silent
@@ -20,7 +20,7 @@ from turngym.trainers.run.optimizer_step import make_optimizer
 from turngym.trainers.run.progress import NoProgress, Progress
 from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
 from turngym.trainers.run.run_folder import RunFolder
-from turngym.trainers.run.train_loop import EvalPoint, RunResult, TrainError, TrainLoop
+from turngym.trainers.run.train_loop import RunResult, TrainError, TrainLoop
 from turngym.trainers.targets.critic import Critic
 
 __all__ = ["EvalPoint", "RunResult", "TrainError", "Trainer"]

@@ -8,6 +8,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from turngym.envs.registration import require_env
+
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
@@ -20,6 +22,8 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> gym.Env[str, str]:
-        import turngym.envs  # noqa: F401  (registers the ids)
-
         return gym.make(self.env_id, disable_env_checker=True, **self.kwargs)
+
+    def check(self) -> None:
+        """Raises TurngymError for a module that cannot be imported, or an id that is not registered then."""
+        require_env(self.env_id)

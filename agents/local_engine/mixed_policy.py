@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.agent import AgentError
+from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.sampling import Decoder, StopText, uniforms
-from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Policy
-
-
-class Engine(Policy, Protocol):
-    """A policy with a context limit that follows a model in training."""
-
-    @property
-    def max_length(self) -> int: ...
-
-    def weights_changed(self, version: int) -> None: ...
+from turngym.agents.player import Player
+from turngym.agents.rollout import PlayJobs, rollout
+from turngym.envs.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy
 
 
 @dataclass(slots=True, eq=False)
@@ -147,3 +141,22 @@ class MixedPolicy:
 def _generation(row: _Row) -> Generation:
     ids, logprobs = np.array(row.tokens, np.int32), np.array(row.logprobs, np.float32)
     return Generation(ids=ids, logprobs=logprobs, finish=row.finish, policy_version=row.version)
+
+
+def mixed_player(
+    player: Player, share: float, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
+) -> Player:
+    """Who plays the episodes to train on: `player` itself, or it and the model `teacher` mixed for a `share` above 0.
+
+    Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
+    """
+    if not share:
+        return player
+    if teacher is None or play is not rollout:
+        raise AgentError(
+            f"teacher_mix is {share}: teacher and student take turns within an answer, which needs "
+            "--teacher FOLDER and rollouts in this process (no --teacher-server, no --workers)"
+        )
+    limit = player.engine.max_length
+    theirs = LocalEngine(teacher, tokenizer=tokenizer, max_length=limit, max_batch=slots)
+    return replace(player, engine=MixedPolicy(player.engine, theirs, share, tokenizer=tokenizer))

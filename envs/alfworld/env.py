@@ -16,7 +16,8 @@ from turngym.envs.alfworld.native.engine import NativeEngine
 from turngym.envs.alfworld.native.game import Game, game_hash
 from turngym.envs.alfworld.native.goal import category
 from turngym.envs.alfworld.native.problem import parse_problem
-from turngym.envs.alfworld.players.expert import SearchingPlayer
+from turngym.envs.alfworld.players.expert import SearchingPlayer, next_action
+from turngym.envs.alfworld.players.mistakes import plausible_mistake
 from turngym.envs.alfworld.reference.engine import Reference, acquire, release
 from turngym.envs.alfworld.source import GameSource, GeneratedGames, RealGames
 from turngym.envs.base import Outcome, Player, TextEnv
@@ -133,8 +134,6 @@ class ALFWorldEnv(TextEnv):
         return action
 
     def expert_action(self) -> str | None:
-        from turngym.envs.alfworld.players.expert import next_action
-
         return None if self._native is None else next_action(self._native)
 
     def make_player(self, name: str) -> Player:
@@ -144,8 +143,6 @@ class ALFWorldEnv(TextEnv):
         return super().make_player(name)
 
     def plausible_mistake(self, rng: np.random.Generator) -> str | None:
-        from turngym.envs.alfworld.players.mistakes import plausible_mistake
-
         return None if self._native is None else plausible_mistake(self._native, rng)
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from turngym.envs.search.retrievers import Searcher
 from turngym.envs.search.reward import RewardKind, RewardRule
 from turngym.envs.search.sources import open_source
 from turngym.retrieval.core import Hit, Retriever
+from turngym.retrieval.rerank import Reranker
 
 INSTRUCTIONS = """Answer a question with the help of a search engine.
 Think between <think> and </think> first, and again whenever you have got new information. If you lack some knowledge, \
@@ -35,8 +36,11 @@ class SearchEnv(TextEnv):
         source, split, data, corpus, config: which questions; see `sources.open_source`.
         retriever: None searches the questions' own corpus with BM25 in this process; else a `Retriever`, an index
             folder, or the URL of a retrieval server. A setting, not part of the task.
+        rerank: orders the best 20 passages of every search again: `hf:FOLDER` of a cross-encoder, `coverage`, or a
+            `Reranker`. A setting like the retriever.
         topk: passages per search.
-        max_searches: searches after which only an answer is possible; None: no limit.
+        max_searches: searches after which only an answer is possible; None: no limit (`gym.make` takes one less than
+            its `max_turns`).
         doc_format: layout of passages, `search_r1`, `verl` or `skyrl`.
         doc_tokens: longest passage, in words, or in what `count` counts; None: whole passages.
         reward: `em`, `sub_em` or `format`; `format_scores` are its s, f and r, see `reward.RewardRule`.
@@ -61,6 +65,15 @@ class SearchEnv(TextEnv):
     instructions: ClassVar[str] = INSTRUCTIONS
     invalid_observation: ClassVar[str] = protocol.INVALID
     players: ClassVar[tuple[str, ...]] = ("single-shot",)
+    on_invalid = "noop"
+    """Invalid actions get the published text."""
+
+    @classmethod
+    def options_within(cls, max_turns: int | None, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Of `max_turns` turns the last cannot search, which is Search-R1's "max_turns" plus its final generation."""
+        if max_turns is None or options.get("max_searches") is not None:
+            return dict(options)
+        return {**options, "max_searches": max(max_turns - 1, 0)}
 
     def __init__(
         self,
@@ -71,6 +84,7 @@ class SearchEnv(TextEnv):
         corpus: str | Path | None = None,
         config: Any = "full",
         retriever: Retriever | str | None = None,
+        rerank: Reranker | str | None = None,
         topk: int = 3,
         max_searches: int | None = None,
         doc_format: str = "search_r1",
@@ -90,7 +104,7 @@ class SearchEnv(TextEnv):
         for other in (held_out,) if isinstance(held_out, str) else held_out:
             apart = open_source(other, data=data, split="eval" if other == "world" else None, config=config)
             assert_disjoint(self.source.questions.values(), apart.questions.values())
-        self.searcher = Searcher(self.source, retriever)
+        self.searcher = Searcher(self.source, retriever, rerank)
         s, f, r = format_scores
         self.rule = RewardRule(kind=reward, s=s, f=f, r=r, strict_compat=strict_compat)
         self._layout = check_format(doc_format)

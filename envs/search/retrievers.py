@@ -8,7 +8,10 @@ from functools import lru_cache
 from turngym.envs.core import EnvBackendError, TaskError, TurngymError
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import Corpus, Source
+from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Hit, RetrievalError, Retriever, RetrieverUnavailable
+from turngym.retrieval.open import open_retriever
+from turngym.retrieval.rerank import Reranker, RerankingRetriever, open_reranker
 
 _OWN: dict[str, tuple[int, Retriever]] = {}
 _KEPT = 50_000
@@ -20,9 +23,10 @@ MAX_QUERY = 2000
 class Searcher:
     """Searches for one question at a time. What it opens is shared by all environments of the process."""
 
-    def __init__(self, source: Source, retriever: Retriever | str | None) -> None:
+    def __init__(self, source: Source, retriever: Retriever | str | None, rerank: Reranker | str | None = None) -> None:
         self._source = source
         self._given = retriever
+        self._rerank = rerank
 
     def retriever(self, question: Question) -> Retriever:
         """The retriever for this question, opened when first needed.
@@ -32,13 +36,9 @@ class Searcher:
             EnvBackendError: it could not be reached.
         """
         try:
-            if isinstance(self._given, str):
-                return _opened(self._given, os.getpid())
-            if self._given is not None:
-                return self._given
-            corpus = self._source.corpus(question)
-            if corpus is not None:
-                return own_retriever(corpus)
+            found = self._first(question)
+            if found is not None:
+                return found if self._rerank is None else RerankingRetriever(found, _reranker(self._rerank))
         except RetrieverUnavailable as error:
             raise EnvBackendError(f"the retriever cannot be opened: {error}") from error
         except RetrievalError as error:
@@ -47,6 +47,15 @@ class Searcher:
             f"{question.task_id}: {question.data_source} questions come without a corpus; say what is searched with "
             "retriever=, an index folder (`turngym index build`) or the URL of a retrieval server"
         )
+
+    def _first(self, question: Question) -> Retriever | None:
+        """What searches before anything is ordered again; None where nothing was named and there is no corpus."""
+        if isinstance(self._given, str):
+            return _opened(self._given, os.getpid())
+        if self._given is not None:
+            return self._given
+        corpus = self._source.corpus(question)
+        return None if corpus is None else own_retriever(corpus)
 
     def search(self, question: Question, query: str, k: int) -> tuple[Hit, ...]:
         """At most `k` hits, best first; none if nothing matches. Raises EnvBackendError where the search failed."""
@@ -63,8 +72,6 @@ def own_retriever(corpus: Corpus) -> Retriever:
     """BM25 over `corpus` in this process, built once; those used last are kept."""
     held = _OWN.pop(corpus.sha256, None)
     if held is None:
-        from turngym.retrieval.bm25 import BM25Retriever
-
         held = len(corpus.passages), BM25Retriever.from_passages(corpus.passages)
         total = held[0] + sum(size for size, _ in _OWN.values())
         while _OWN and total > _KEPT:
@@ -76,6 +83,14 @@ def own_retriever(corpus: Corpus) -> Retriever:
 @lru_cache(maxsize=8)
 def _opened(spec: str, process: int) -> Retriever:
     """One retriever per spec and process: a forked child must not use its parent's connections."""
-    from turngym.retrieval.open import open_retriever
-
     return open_retriever(spec)
+
+
+@lru_cache(maxsize=2)
+def _loaded(spec: str) -> Reranker:
+    return open_reranker(spec)
+
+
+def _reranker(given: Reranker | str) -> Reranker:
+    """A model is loaded once per process."""
+    return _loaded(given) if isinstance(given, str) else given

@@ -13,8 +13,11 @@ from typing import Any
 from turngym.envs.core import TaskError
 from turngym.envs.search.parquet import read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
+from turngym.envs.search.world.config import preset
+from turngym.envs.search.world.generate import generate_worlds
 from turngym.envs.suggest import did_you_mean
 from turngym.retrieval.core import Passage, RetrievalError
+from turngym.retrieval.corpus import corpus_sha256, read_corpus
 
 DATA_VARIABLE = "TURNGYM_SEARCH_DATA"
 SETS: Mapping[str, str] = {
@@ -125,10 +128,6 @@ def _world(key: _FrozenConfig, split: str) -> Source:
 
 @lru_cache(maxsize=4)
 def _world_content(key: _FrozenConfig) -> tuple[tuple[Question, ...], Mapping[str, Corpus]]:
-    from turngym.envs.search.world.config import preset
-    from turngym.envs.search.world.generate import generate_worlds
-    from turngym.retrieval.corpus import corpus_sha256
-
     config = preset(key.config) if isinstance(key.config, str) else key.config
     questions: list[Question] = []
     corpora: dict[str, Corpus] = {}
@@ -186,8 +185,6 @@ def _file(path: str, split: str, corpus_path: str | None, stamp: tuple[int, int]
 
 @lru_cache(maxsize=8)
 def _read_corpus(path: str) -> Corpus:
-    from turngym.retrieval.corpus import corpus_sha256, read_corpus
-
     try:
         passages = tuple(read_corpus(path))
     except RetrievalError as error:

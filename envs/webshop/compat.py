@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turngym.envs.core import TaskError, TurngymError
 from turngym.envs.suggest import did_you_mean
@@ -12,11 +12,8 @@ from turngym.envs.webshop.pages.actions import parse_action
 from turngym.envs.webshop.pages.render_text import SEPARATOR
 from turngym.envs.webshop.pages.session import COMPAT, Quirks, State, play
 from turngym.envs.webshop.pages.views import View, checked_mode, views_of
-from turngym.envs.webshop.shop.goals import draw_goal, shuffled
-
-if TYPE_CHECKING:
-    from turngym.envs.webshop.shop.goals import Goal
-    from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.shop.goals import Goal, draw_goal, shuffled
+from turngym.envs.webshop.shop.shop import Shop
 
 _SESSIONS_KEPT = 1000
 

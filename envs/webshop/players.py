@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -20,12 +20,9 @@ from turngym.envs.webshop.pages.actions import (
     search,
 )
 from turngym.envs.webshop.pages.session import PER_PAGE, State, Target
-
-if TYPE_CHECKING:
-    from turngym.envs.webshop.env import WebShopEnv
-    from turngym.envs.webshop.shop.catalog import Product
-    from turngym.envs.webshop.shop.goals import Goal
-    from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.shop.catalog import Product
+from turngym.envs.webshop.shop.goals import Goal
+from turngym.envs.webshop.shop.shop import Shop
 
 OracleQuery = Literal["title", "instruction"]
 _TITLE_WORDS = 12
@@ -39,6 +36,13 @@ class Scene:
     goal: Goal
     state: State
     clickables: Mapping[str, Target]
+
+
+class HasScene(Protocol):
+    """The environment, as far as a player looks at it."""
+
+    @property
+    def scene(self) -> Scene: ...
 
 
 def oracle_action(scene: Scene, query: OracleQuery) -> str | None:
@@ -114,7 +118,7 @@ def _queries(goal: Goal, leak: bool = True) -> Iterator[str]:
 class OraclePlayer:
     """The oracle as a player of one episode, with a query of its own choice."""
 
-    def __init__(self, env: WebShopEnv, query: OracleQuery) -> None:
+    def __init__(self, env: HasScene, query: OracleQuery) -> None:
         self._env = env
         self._query: OracleQuery = query
 
@@ -128,7 +132,7 @@ class OraclePlayer:
 class FirstHitPlayer:
     """Searches for the instruction, opens the first product, buys it without a look at its options."""
 
-    def __init__(self, env: WebShopEnv) -> None:
+    def __init__(self, env: HasScene) -> None:
         self._env = env
 
     def observe(self, action: str) -> None:

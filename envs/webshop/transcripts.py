@@ -8,13 +8,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turngym.envs.webshop.compat import ShopSession
 from turngym.envs.webshop.errors import ShopDataError
-
-if TYPE_CHECKING:
-    from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.shop.shop import Shop, open_shop
 
 _FILE = "transcripts.jsonl.xz"
 _TYPE = ("r_type", "title_score")
@@ -59,8 +57,6 @@ def read_transcripts(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 def parity(data: str | os.PathLike[str], *, price_seed: int = 7) -> list[Comparison]:
     """Replay the transcripts in the folder `data` on the 1,000-product shop in the same folder."""
-    from turngym.envs.webshop.shop.shop import open_shop
-
     shops = {
         human: open_shop(f"1k-{kind}", data, price_seed=price_seed)
         for human, kind in ((False, "synthetic"), (True, "human"))

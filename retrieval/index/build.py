@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turngym.retrieval.bm25 import indexed_documents
 from turngym.retrieval.core import Encoder
 from turngym.retrieval.corpus import PassageStore, read_corpus
+from turngym.retrieval.dense.faiss_io import make_index, set_parameters
 from turngym.retrieval.encoders.hashing import HashingEncoder, HashingFit
+from turngym.retrieval.encoders.hugging_face import HuggingFaceEncoder
 from turngym.retrieval.index.manifest import (
     ENCODER,
     FAISS,
@@ -36,6 +39,7 @@ from turngym.retrieval.index.manifest import (
 )
 from turngym.retrieval.index.vectors import add_vectors, default_parameters, write_vectors
 from turngym.retrieval.index.verify import verify_index
+from turngym.retrieval.lucene import LuceneIndex
 from turngym.retrieval.passages import PassageWriter
 
 STATE, LOCK, VECTORS = "state.json", "lock", "vectors"
@@ -141,8 +145,6 @@ class _Build:
 
     def _early_checks(self) -> None:
         """What would fail after hours fails now: the factory string, the settings, the model."""
-        from turngym.retrieval.dense.faiss_io import make_index, set_parameters
-
         dim = self.plan.dim
         if self.plan.encoder != "hashing":
             dim = self._encoder()[0].dim
@@ -173,8 +175,6 @@ class _Build:
             hashing = HashingEncoder.load(self.work / ENCODER)
             self.encoder = hashing
             return hashing, EncoderRecord(kind="hashing", fingerprint=hashing.fingerprint, dim=hashing.dim)
-        from turngym.retrieval.encoders.hugging_face import HuggingFaceEncoder
-
         model = plan.encoder.removeprefix("hf:")
         if self.encoder is None:
             self.encoder = HuggingFaceEncoder(model, plan.style, passage_model=plan.passage_model, device=plan.device)
@@ -192,9 +192,6 @@ class _Build:
     def _words(self, store: PassageStore) -> None:
         folder = self.work / LUCENE
         if not folder.is_dir():
-            from turngym.retrieval.bm25 import indexed_documents
-            from turngym.retrieval.lucene import LuceneIndex
-
             docs = indexed_documents(store)
             # It appears whole or not at all, and goes on by itself where it was killed.
             LuceneIndex.build(docs, folder, progress=lambda done: self.report("words", done, len(store))).close()

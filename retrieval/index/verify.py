@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
+from turngym.retrieval.dense.retriever import DenseRetriever
 from turngym.retrieval.index.manifest import FAISS, LUCENE, PASSAGES, IndexManifest
+from turngym.retrieval.lucene import LuceneIndex
 from turngym.retrieval.passages import PassageStore
 
 SAMPLE = 64
@@ -52,8 +55,6 @@ def _vectors(
     work: Path, manifest: IndexManifest, encoder: Encoder, store: PassageStore, vectors: Path, rows: np.ndarray
 ) -> float:
     """Share of rows whose stored vector finds the row, or one that scores as high (passages can be equal)."""
-    from turngym.retrieval.dense.retriever import DenseRetriever
-
     assert manifest.faiss is not None
     retriever = DenseRetriever(work / FAISS, store, encoder, fingerprint="check", parameters=manifest.faiss.parameters)
     shards = [np.load(path, mmap_mode="r") for path in sorted(vectors.glob("*.npy"))]
@@ -69,9 +70,6 @@ def _vectors(
 
 def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
     """Share of rows found among the ten best for their own first words."""
-    from turngym.retrieval.bm25 import BM25Retriever
-    from turngym.retrieval.lucene import LuceneIndex
-
     index = LuceneIndex.open(work / LUCENE)
     if len(index) != len(store):
         raise RetrievalError(f"{work}: {len(index)} passages indexed for {len(store)}; build again with --restart")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flask import Flask, Response
 
 from turngym.retrieval.core import RetrievalError, Retriever, RetrieverUnavailable
 from turngym.retrieval.server.request import BadRequest, read_request
 from turngym.retrieval.server.service import RetrievalService
 from turngym.retrieval.server.settings import ServerSettings
 from turngym.retrieval.wire import FINGERPRINT_HEADER, reply_body
-
-if TYPE_CHECKING:
-    from flask import Flask, Response
 
 ROUTES = "POST /retrieve, GET /health, GET /stats"
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import tyro
 
+from turngym.agents.environments import EnvOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
-from turngym.scripts.wiring import EnvOptions
 from turngym.trainers.adapters.extras import need
 from turngym.trainers.adapters.openenv import app
 

@@ -10,23 +10,24 @@ from typing import Any, Literal
 import torch
 
 from turngym.agents.judges.keyword import WordJudge
+from turngym.agents.judges.make_judge import make_judge
 from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.models import weights_hash
 from turngym.agents.proxy.conversation.chat import ChatRenderer
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.sessions.hints import SessionHints
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.sglang.open_servers import eval_policy, train_policy
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Judge, JudgeRequest, Judgment
-from turngym.scripts.judge_wiring import make_judge
-from turngym.scripts.serve.proxy import ServeProxy, named
+from turngym.scripts.serve.proxy_options import ServeProxy, named
 from turngym.scripts.serve.proxy_training import Lines, Training
-from turngym.scripts.server_wiring import eval_policy, train_policy
 from turngym.scripts.train import Options
 from turngym.scripts.train_build import JUDGED, build_algorithm
 from turngym.scripts.train_models import has_teacher, load_reference, load_student, load_teacher
-from turngym.scripts.train_wiring import weights_hash
 from turngym.trainers.judge.episodes import JudgeError, judge_episodes
+from turngym.trainers.models.weight_source import ModelWeights
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.trainer import Trainer
 
@@ -112,7 +113,7 @@ def _engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | No
         return LocalEngine(model, tokenizer=tokenizer, max_length=max_length, max_batch=batch)
     if not config.train:
         return eval_policy(config.servers, config.student, tokenizer, max_length)
-    return train_policy(config.servers, model, tokenizer, max_length, config.out)
+    return train_policy(config.servers, model, tokenizer, max_length, config.out, weights=ModelWeights(model))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 Examples:
     turngym serve retrieval --index indexes/wiki
     turngym serve retrieval --index indexes/wiki --port 8001 --topk 5 --window-ms 5
+    turngym serve retrieval --index indexes/wiki --rerank hf:models/cross-encoder --device cuda
     curl -d '{"query": "who wrote Hamlet", "return_scores": true}' http://127.0.0.1:8000/retrieve
 
 Any Search-R1 client works against it, and `turngym` takes its address wherever it takes an index. SIGTERM or Ctrl-C
@@ -32,6 +33,13 @@ class ServeRetrieval:
 
     index: str
     """Folder that `turngym index build` made, or a corpus to index in memory: `bm25:corpus.jsonl`."""
+    rerank: str | None = None
+    """Order the best hits again: `hf:FOLDER` of a cross-encoder (a Hugging Face sequence classifier), or `coverage`,
+    which needs no model."""
+    rerank_depth: int = 20
+    """How many hits are ordered again, where a request does not ask for more."""
+    device: str = "cpu"
+    """Of the index's encoder and of the reranker: `cpu`, `cuda`, ..."""
     host: str = "127.0.0.1"
     """Address to listen on. There is no password: another than this one opens the corpus to the network."""
     port: int = 8000
@@ -61,7 +69,13 @@ def serve(config: ServeRetrieval) -> int:
     from turngym.retrieval.server.app import create_app
     from turngym.retrieval.server.process import ProcessRetriever
 
-    opener = partial(open_retriever, config.index)
+    opener = partial(
+        open_retriever,
+        config.index,
+        device=config.device,
+        rerank=config.rerank,
+        rerank_depth=config.rerank_depth,
+    )
     retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
     settings = replace(config.settings, workers=max(config.processes, config.settings.workers))
     try:

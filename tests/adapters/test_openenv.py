@@ -126,8 +126,8 @@ def test_the_example_of_the_documentation(url: str, capsys: pytest.CaptureFixtur
 
 
 def test_the_verb_opens_what_it_was_asked_for(student: Any) -> None:
+    from turngym.agents.environments import EnvOptions
     from turngym.scripts.serve.openenv import ServeOpenEnv, open_sessions
-    from turngym.scripts.wiring import EnvOptions
 
     world = EnvOptions(env="turngym/ALFWorld-v0", split="generated", make='{"config": "small"}')
     opened = open_sessions(ServeOpenEnv(world=world, model=str(student.folder)))

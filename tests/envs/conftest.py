@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
 import pytest
 from hypothesis import settings
 
 from turngym.envs.base import Outcome, TextEnv
 from turngym.envs.core import Task, ToolSpec, Verdict, content_hash
-from turngym.envs.guard import ActionGuard
-from turngym.envs.vector import TextVectorEnv, vector_of
+from turngym.envs.registration import register
 
 # a busy machine is no failure: examples have no time limit
 settings.register_profile("turngym", deadline=None)
@@ -104,21 +102,7 @@ class OpenEnv(ToyEnv):
 
 
 def _register(env_class: type[TextEnv]) -> None:
-    def make(render_mode: str | None = None, **guard: Any) -> ActionGuard:
-        return ActionGuard(env_class(render_mode=render_mode), **guard)
-
-    def make_vec(num_envs: int, **kwargs: Any) -> TextVectorEnv:
-        return vector_of(make, num_envs, **kwargs)
-
-    if env_class.env_id in gym.registry:
-        del gym.registry[env_class.env_id]
-    gym.register(
-        env_class.env_id,
-        entry_point=make,
-        vector_entry_point=make_vec,
-        order_enforce=False,
-        disable_env_checker=True,
-    )
+    register(env_class.env_id, env_class)
 
 
 _register(ToyEnv)

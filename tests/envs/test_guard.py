@@ -146,8 +146,8 @@ def test_forwarded_interface() -> None:
 
 
 def test_bad_settings_are_errors(toy_class: type[Any]) -> None:
-    with pytest.raises(TurngymError, match=r"on_invalid is 'penalize'.*Did you mean 'penalize'"):
-        toy(on_invalid="penalize")
+    with pytest.raises(TurngymError, match=r"on_invalid is 'penalizes'.*Did you mean 'penalize'"):
+        toy(on_invalid="penalizes")
     with pytest.raises(TurngymError, match="max_turns is 0; it must be at least 1"):
         toy(max_turns=0)
     with pytest.raises(TurngymError, match="not CartPoleEnv"):

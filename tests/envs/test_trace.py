@@ -43,7 +43,7 @@ def turn(index: int = 0, **kwargs: Any) -> Turn:
 
 def episode(*turns: Turn, **kwargs: Any) -> Episode:
     facts: dict[str, Any] = {"seed": 1, "sample": 2, "group": 3, "segments": (), "status": Status.COMPLETED}
-    return Episode(task=TASK, turns=turns, **{**facts, "success": True, "ret": 1.0, **kwargs})
+    return Episode(task=TASK, turns=turns, **{**facts, "success": True, "episode_return": 1.0, **kwargs})
 
 
 FLOATS = st.floats(allow_nan=False)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
-SHARED = ("core", "episode", "protocols")
+SHARED = ("common", "core", "episode", "protocols")
 """Modules of envs that define what all rooms exchange."""
 ENV_PACKAGES = ("alfworld", "webshop", "search")
 ENVS_MAY_USE = {"numpy", "gymnasium"}

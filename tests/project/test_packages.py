@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from wheels import clean_venv, turngym_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
@@ -56,25 +55,9 @@ def test_nothing_puts_bare_names_on_the_path() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a clean copy of the checkout, built without network by the installed setuptools."""
+    """A wheel of a clean copy of the checkout."""
     pytest.importorskip("setuptools")
-    source = tmp_path_factory.mktemp("source")
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\0")
-    for name in filter(None, files):
-        if (ROOT / name).is_file() and not name.startswith("tests/"):
-            target = source / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((ROOT / name).read_bytes())
-    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    out = tmp_path_factory.mktemp("wheel")
-    done = subprocess.run([sys.executable, "-c", code, str(out)], cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return next(out.glob("*.whl"))
+    return turngym_wheel(tmp_path_factory.mktemp("build"))
 
 
 def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
@@ -109,21 +92,6 @@ import gymnasium
 assert "turngym/ALFWorld-v0" in gymnasium.registry
 """
 EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib", "textworld", "pyarrow"}
-
-
-def clean_venv(folder: Path, wheel: Path) -> Path:
-    """A new environment with the wheel and, through a .pth file, the dependencies that are installed here.
-
-    A .pth file adds a folder without running the .pth files in it, so an editable install here stays invisible there.
-    """
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    scheme = "nt" if os.name == "nt" else "venv"
-    site = Path(sysconfig.get_path("purelib", scheme, vars={"base": str(folder), "platbase": str(folder)}))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    folders = {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
-    (site / "dependencies.pth").write_text("\n".join(sorted(folders)) + "\n", encoding="utf-8")
-    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def test_a_wheel_in_a_clean_venv_imports_everything(wheel: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from turngym.scripts import train
 from turngym.scripts.bench.learn import jobs
 from turngym.scripts.bench.learn import main as learn
 from turngym.scripts.bench.learn.jobs import Job, Runner
+from turngym.scripts.bench.learn.options import Size
 from turngym.scripts.bench.learn.recipes import MUST_RISE, RECIPES, choose
 from turngym.scripts.bench.learn.rise import over_seeds, rise
 from turngym.scripts.bench.learn.text import write_text
@@ -118,7 +119,7 @@ def test_a_world_says_how_much_is_trained_unless_the_user_does() -> None:
     sizes = [learn.size_of(learn.LearnBench(env=env), load_world(env)) for env in ("alfworld", "webshop", "search")]
     assert [(size.steps, size.episodes, size.every) for size in sizes] == [(24, 64, 12), (24, 64, 12), (36, 256, 18)]
     asked = learn.LearnBench(env="search", episodes=8, steps=4, evaluations=4)
-    assert learn.size_of(asked, load_world("search")) == learn.Size(steps=4, episodes=8, every=1)
+    assert learn.size_of(asked, load_world("search")) == Size(steps=4, episodes=8, every=1)
     with pytest.raises(TurngymError, match="--steps 24 cannot be cut into 5 equal parts"):
         learn.size_of(learn.LearnBench(evaluations=5), load_world("alfworld"))
     with pytest.raises(TurngymError, match="--episodes is 0"):

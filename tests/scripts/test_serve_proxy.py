@@ -17,16 +17,16 @@ pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
 httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 
+from turngym.agents.environments import env_maker  # noqa: E402
+from turngym.agents.judges.make_judge import JudgeOptions  # noqa: E402
 from turngym.agents.proxy.http.app import create_app  # noqa: E402
 from turngym.agents.proxy.settings import ProxySettings  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.envs.trace import read_trace  # noqa: E402
-from turngym.scripts.judge_wiring import JudgeOptions  # noqa: E402
 from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
 from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
 from turngym.scripts.serve.proxy import ServeProxy, serve  # noqa: E402
 from turngym.scripts.serve.proxy_build import build  # noqa: E402
-from turngym.scripts.wiring import env_maker  # noqa: E402
 from turngym.trainers.config import OptimizerConfig, RunConfig  # noqa: E402
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
 from turngym.trainers.run.metrics import read_metrics  # noqa: E402

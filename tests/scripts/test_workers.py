@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.executor.open_workers import WorkerOptions, open_workers
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.trace import read_trace
 from turngym.scripts import eval as eval_verb
 from turngym.scripts import rollout as rollout_verb
-from turngym.scripts.workers import WorkerOptions, open_workers
 
 
 def played(path: Path) -> list[Episode]:

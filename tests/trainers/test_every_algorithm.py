@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import turngym.envs
+from turngym.agents.collect import SharedEnv
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.core import TurngymError
@@ -19,7 +20,6 @@ from turngym.envs.protocols import CollectRequest
 from turngym.envs.trace import TraceWriter
 from turngym.scripts import train
 from turngym.scripts.train_build import JUDGED, build_trainer
-from turngym.scripts.train_wiring import OpenRoom
 from turngym.trainers.models.model import save_model, tiny_qwen3
 from turngym.trainers.run.metrics import METRICS, SOME_METRICS, read_metrics
 from turngym.trainers.run.offline_rollouts import DatasetCollect
@@ -143,7 +143,7 @@ def test_a_room_stays_open_as_long_as_it_is_held() -> None:
         def close(self) -> None:
             closed.append("closed")
 
-    room = OpenRoom(Env)
+    room = SharedEnv(Env)
     assert isinstance(room.env, Env)
     assert not closed
     del room

@@ -10,6 +10,7 @@ import gymnasium as gym
 import pytest
 import torch
 
+from turngym.agents.judges.make_judge import JudgeOptions, make_judge
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.alfworld.generate.config import SMALL
@@ -18,7 +19,6 @@ from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.envs.trace import read_trace
 from turngym.scripts import train
-from turngym.scripts.judge_wiring import JudgeOptions, make_judge
 from turngym.scripts.train_build import build_trainer
 from turngym.trainers.models.model import save_model, tiny_qwen3
 from turngym.trainers.run.metrics import METRICS, SOME_METRICS, read_metrics

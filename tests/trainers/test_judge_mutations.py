@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.agents.judges.rules import RuleJudge
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.judge import episodes, targets, turn_filter, votes
-from turngym.trainers.judge.rules import RuleJudge
 
 sys.path.append(str(Path(__file__).parent))
 mutations, tools = importlib.import_module("test_mutations"), importlib.import_module("judged")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.judges.rules import RuleJudge
 from turngym.envs.core import Task, Verdict
 from turngym.envs.episode import Episode, Status
 from turngym.trainers.judge.episodes import judge_episodes, requests
-from turngym.trainers.judge.rules import RuleJudge
 from turngym.trainers.judge.votes import majority, read_score
 
 sys.path.append(str(Path(__file__).parent))

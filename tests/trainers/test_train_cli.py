@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from turngym.agents.collect import LiveCollect, step_jobs
+from turngym.agents.local_engine.mixed_policy import mixed_player
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
 from turngym.agents.rollout import rollout
@@ -19,9 +21,7 @@ from turngym.envs.panels import PanelError, load_panel
 from turngym.envs.protocols import CollectRequest
 from turngym.envs.trace import TraceWriter, read_trace
 from turngym.scripts import train
-from turngym.scripts.mixed_wiring import mixed_player
 from turngym.scripts.train_build import build_trainer
-from turngym.scripts.train_wiring import LiveCollect, step_jobs
 from turngym.trainers.config import RunConfig
 from turngym.trainers.models.model import load_model, save_model, tiny_qwen3
 from turngym.trainers.run.metrics import METRICS, SOME_METRICS, read_metrics, table
@@ -173,7 +173,7 @@ def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Pat
     for episode in read_trace(tmp_path / "run" / "eval" / "step_000000.jsonl")[0]:
         assert all(np.isfinite(turn.logprobs).all() for turn in episode.turns)
     with pytest.raises(TurngymError, match="no --teacher-server, no --workers"):
-        mixed_player(made.evaluate.player, made.algorithm, object(), None, batch=1, play=rollout)
+        mixed_player(made.evaluate.player, made.algorithm.teacher_mix, None, None, slots=1, play=rollout)
 
 
 def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode, Turn
+from turngym.envs.episode import Episode, Turn, next_state
 from turngym.envs.protocols import Judge, JudgeRequest, Judgment
 from turngym.trainers.judge.votes import choose_hint, read_hint, read_score
 
@@ -16,14 +16,6 @@ Kind = Literal["score", "hint"]
 
 class JudgeError(TurngymError):
     """A judge that never answered, or not what it was asked."""
-
-
-def next_state(episode: Episode, turn: Turn) -> str | None:
-    """What followed `turn`: the next observation, or what the environment said last; None where nothing did."""
-    following = turn.index + 1
-    if following < episode.depth:
-        return episode.turns[following].observation
-    return episode.final_observation or None
 
 
 def is_trainable(turn: Turn) -> bool:

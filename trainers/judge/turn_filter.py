@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from turngym.envs.episode import Episode, Turn
-from turngym.trainers.judge.episodes import is_trainable, next_state, turn_name
+from turngym.envs.episode import Episode, Turn, next_state
+from turngym.trainers.judge.episodes import is_trainable, turn_name
 from turngym.trainers.judge.votes import majority
 from turngym.trainers.targets.targets import TargetError
 

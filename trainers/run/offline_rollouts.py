@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from turngym.envs.common.task_order import task_order
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Status
 from turngym.envs.protocols import CollectRequest
@@ -14,7 +13,7 @@ from turngym.envs.protocols import CollectRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetCollect:
-    """Implements `Collect` over a fixed list, in the order that `draw` gives; temperature and prefixes are as recorded.
+    """Implements `Collect` over a fixed list, in `task_order`; temperature and prefixes are as recorded.
 
     Where a step wants groups, attempts at one task that follow each other are one; attempts left over are not used.
     """
@@ -35,7 +34,7 @@ class DatasetCollect:
         if request.demonstration_turns is not None:
             raise TurngymError("a curriculum that begins with an expert's turns plays them: it cannot use trace files")
         groups = [[episode] for episode in self.episodes] if request.group == 1 else self._groups(request.group)
-        places = draw(len(groups), seed=self.seed, step=request.step, batch=request.episodes // request.group)
+        places = task_order(len(groups), seed=self.seed, step=request.step, batch=request.episodes // request.group)
         chosen = [
             episode if request.group == 1 else replace(episode, group=number)
             for number, place in enumerate(places)
@@ -74,17 +73,6 @@ def _first_turns(episode: Episode, cap: int | None) -> Episode:
         score=turns[-1].progress or 0.0,
         final_observation=episode.turns[cap].observation,
     )
-
-
-def draw(count: int, *, seed: int, step: int, batch: int) -> list[int]:
-    """Which of `count` items step `step` (1-based) takes: items (step - 1) * batch onwards of the epochs, in a row.
-
-    Every epoch is a permutation of its own, fixed by (seed, epoch), so a resumed run needs no saved position.
-    """
-    places = range((step - 1) * batch, step * batch)
-    epochs = {place // count for place in places}
-    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
-    return [int(orders[place // count][place % count]) for place in places]
 
 
 def steps_for(epochs: float, episodes: int, batch: int) -> int:

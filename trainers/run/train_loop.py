@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,16 +36,6 @@ if TYPE_CHECKING:
 
 class TrainError(TurngymError):
     """A run that cannot go on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalPoint:
-    """One evaluation: mean success with its 95 % interval, all in [0, 1], and further numbers by name."""
-
-    avg: float
-    low: float
-    high: float
-    extra: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.errors import ServerError, SyncError
+from turngym.agents.sglang.options import Busy
 from turngym.agents.sglang.weights.process_group import free_port, join_as_first, leave
-from turngym.agents.sglang.weights.sync import Busy, check_arrival, held
+from turngym.agents.sglang.weights.sync import check_arrival, held
 
 Named = tuple[str, Tensor]
 SENT_AS = {"bfloat16": torch.bfloat16, "float16": torch.float16}

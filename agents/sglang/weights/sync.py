@@ -7,14 +7,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.errors import ServerError, SyncError
+from turngym.agents.sglang.options import Busy
 
-Busy = Literal["wait", "retract", "abort"]
-"""What happens to responses that are being drawn when new weights come: `wait` lets them end first; `retract` holds
-them and draws the rest with the new weights (histories are computed again); `abort` breaks them off."""
 KEPT = 2
 """Folders of weights that stay: the newest, and the one before for a server that is still reading it."""
 

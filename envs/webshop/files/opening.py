@@ -13,7 +13,9 @@ from turngym.envs.core import content_hash
 from turngym.envs.webshop.errors import ShopDataError
 from turngym.envs.webshop.files.json_stream import read_array, read_object
 from turngym.envs.webshop.files.load import Check, LoadReport, check_report, read_products
+from turngym.envs.webshop.files.mapped import FORMAT, MappedCatalog, StagedEntries, build_folder
 from turngym.envs.webshop.files.store import Catalog, MemoryCatalog
+from turngym.envs.webshop.generate.shop import find_config, generate_catalog
 from turngym.envs.webshop.shop.catalog import Product
 from turngym.envs.webshop.shop.profiles import Profile, find_files
 
@@ -54,8 +56,6 @@ def load_catalog(
 
 
 def _generate(profile: Profile) -> tuple[list[Any], dict[str, Any], None]:
-    from turngym.envs.webshop.generate.shop import find_config, generate_catalog
-
     items, attributes = generate_catalog(find_config(profile.preset))
     return items, attributes, None
 
@@ -68,8 +68,6 @@ def _read(paths: tuple[Path, ...]) -> tuple[list[Any], dict[str, Any], dict[str,
 def _load_mapped(
     profile: Profile, paths: tuple[Path, ...], check: Check, num_products: int | None, cache: Path, progress: Any
 ) -> Catalog:
-    from turngym.envs.webshop.files.mapped import FORMAT, MappedCatalog, StagedEntries, build_folder
-
     source = [file_hash(path, cache) for path in paths] if paths else repr(_config(profile))
     parts = {"source": source, "kind": profile.kind, "num_products": num_products, "format": FORMAT}
     folder = cache / "webshop" / content_hash(parts)[:32]
@@ -94,8 +92,6 @@ def _load_mapped(
 
 
 def _config(profile: Profile) -> Any:
-    from turngym.envs.webshop.generate.shop import find_config
-
     return find_config(profile.preset)
 
 

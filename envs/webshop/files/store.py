@@ -13,6 +13,7 @@ from turngym.envs.webshop.errors import ShopDataError
 from turngym.envs.webshop.files.load import LoadReport
 from turngym.envs.webshop.shop.catalog import Kind, Product, encode_product
 from turngym.envs.webshop.shop.goals import GoalCollector, GoalEntries
+from turngym.retrieval.lucene import LuceneIndex
 
 
 class SearchEngine(Protocol):
@@ -119,13 +120,9 @@ class MemoryCatalog(Sequence[Product]):
 
 def build_engine(documents: Iterable[tuple[str, str]], folder: Path | None = None) -> SearchEngine:
     """An index of (asin, text), in memory or in `folder`."""
-    from turngym.retrieval.lucene import LuceneIndex
-
     return LuceneIndex.build(documents, folder)
 
 
 def open_engine(folder: Path) -> SearchEngine:
     """The index that `build_engine` wrote."""
-    from turngym.retrieval.lucene import LuceneIndex
-
     return LuceneIndex.open(folder)

@@ -11,6 +11,7 @@ import numpy as np
 from turngym.envs.webshop.errors import ShopDataError
 from turngym.envs.webshop.generate.config import CONFIGS, FULL, SMALL, CatalogConfig, find_config, part_of
 from turngym.envs.webshop.generate.plan import plan_cluster
+from turngym.envs.webshop.generate.terse import terse_records
 from turngym.envs.webshop.generate.text import write_ins, write_item
 from turngym.envs.webshop.generate.words import load_words
 
@@ -31,8 +32,6 @@ def generate_catalog(config: CatalogConfig = FULL) -> tuple[list[dict[str, Any]]
 def records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(item, attributes) pairs in the order of leaf categories, one cluster in memory at a time."""
     if config.style == "terse":
-        from turngym.envs.webshop.generate.terse import terse_records
-
         yield from terse_records(config)
         return
     words = load_words()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from turngym.envs.webshop.pages.actions import (
     BACK_TO_SEARCH,
@@ -19,11 +19,9 @@ from turngym.envs.webshop.pages.actions import (
     parse_action,
 )
 from turngym.envs.webshop.pages.session import PER_PAGE, Kind, State, Target, url
-
-if TYPE_CHECKING:
-    from turngym.envs.webshop.shop.catalog import Product
-    from turngym.envs.webshop.shop.goals import Goal
-    from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.shop.catalog import Product
+from turngym.envs.webshop.shop.goals import Goal
+from turngym.envs.webshop.shop.shop import Shop
 
 Role = Literal["text", "button", "option", "link"]
 Node = tuple[Role, str]

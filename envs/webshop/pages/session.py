@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from turngym.envs.webshop.pages.actions import BACK_TO_SEARCH, BUY_NOW, NEXT_PAGE, PREV_PAGE, SEARCH, SUB_PAGES
-
-if TYPE_CHECKING:
-    from turngym.envs.webshop.shop.goals import Goal
-    from turngym.envs.webshop.shop.reward import Reward
-    from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.shop.goals import Goal
+from turngym.envs.webshop.shop.reward import Reward
+from turngym.envs.webshop.shop.shop import Shop
 
 Kind = Literal["search", "results", "item", "sub", "done"]
 Target = tuple[Literal["button", "link", "option"], str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
 from turngym.envs.core import TurngymError
@@ -26,10 +26,8 @@ from turngym.envs.webshop.pages.render_html import render_html
 from turngym.envs.webshop.pages.render_rich import render_rich
 from turngym.envs.webshop.pages.render_text import SEPARATOR, join, render_text
 from turngym.envs.webshop.pages.session import State, Target, url
-
-if TYPE_CHECKING:
-    from turngym.envs.webshop.shop.goals import Goal
-    from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.shop.goals import Goal
+from turngym.envs.webshop.shop.shop import Shop
 
 Mode = Literal["text", "text_rich", "html", "url"]
 _RENDERERS: Mapping[str, Callable[[Page], str]] = {

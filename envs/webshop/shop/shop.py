@@ -14,6 +14,7 @@ from turngym.envs.webshop.errors import ShopDataError
 from turngym.envs.webshop.files.load import Check
 from turngym.envs.webshop.files.opening import Storage, load_catalog
 from turngym.envs.webshop.files.store import Catalog
+from turngym.envs.webshop.generate.config import part_of
 from turngym.envs.webshop.shop.catalog import Product
 from turngym.envs.webshop.shop.goals import Goal, Goals
 from turngym.envs.webshop.shop.prices import DEFAULT_PRICE_SEED, draw_prices
@@ -138,8 +139,6 @@ class Shop:
     def _make_splits(self, scheme: str | None) -> Splits:
         if not self.profile.generated:
             return make_splits(self.goals, self.profile, scheme)
-        from turngym.envs.webshop.generate.config import part_of
-
         return make_splits(self.goals, self.profile, scheme, part_of=part_of)
 
     def _make_facts(self, row: int) -> ProductFacts:

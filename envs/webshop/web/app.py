@@ -14,9 +14,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from flask import Flask, Response
 
 from turngym.envs.core import TurngymError
 from turngym.envs.spaces import printable
@@ -25,9 +26,6 @@ from turngym.envs.webshop.pages.actions import click, search
 from turngym.envs.webshop.shop.shop import Shop
 from turngym.envs.webshop.web.content import chips, picture, present, score_parts
 from turngym.envs.webshop.web.visits import Record, Visit, VisitLimits, Visits
-
-if TYPE_CHECKING:
-    from flask import Flask, Response
 
 COOKIE = "turngym_shop"
 MAX_FORM = 16 << 10

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.pages.actions import click, parse_action
 from turngym.envs.webshop.pages.pages import Page, page_of
+from turngym.envs.webshop.shop.catalog import Product
+from turngym.envs.webshop.shop.goals import Goal
 from turngym.envs.webshop.shop.reward import ProductFacts, Reward
-
-if TYPE_CHECKING:
-    from turngym.envs.webshop.env import WebShopEnv
-    from turngym.envs.webshop.shop.catalog import Product
-    from turngym.envs.webshop.shop.goals import Goal
 
 _PICTURES = ("https://", "http://", "data:image/")
 

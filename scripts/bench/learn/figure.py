@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from turngym.envs.core import TurngymError
-from turngym.scripts.bench.learn.report import Result
+from turngym.scripts.bench.learn.result import Result
 
 COLUMNS = 4
 CLEAR, UNCLEAR, CONTROL = "tab:blue", "tab:orange", "0.6"
 
 
-def draw(results: Sequence[Result], path: Path, samples: int) -> Path:
+def draw_figure(results: Sequence[Result], path: Path, samples: int) -> Path:
     """Write the figure to `path`; the suffix chooses the format."""
     try:
         import matplotlib

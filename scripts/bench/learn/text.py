@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from turngym.agents.environments import env_maker, probe
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, named_player
 from turngym.envs.episode import Episode
-from turngym.scripts.wiring import env_maker, probe
 from turngym.scripts.worlds.world import World
 
 

@@ -153,12 +153,13 @@ def run(bench: PlayBench, threads: int) -> list[Row]:
 
 def _players(bench: PlayBench) -> tuple[Any, dict[str, Callable[[], Any]], str | None]:
     """Environments, and agents by the name of their engine."""
+    from turngym.agents.environments import env_maker, probe
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
+    from turngym.agents.models import load_policy, renderer_of
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.envs.channels import make_channel
     from turngym.envs.protocols import Policy, Sampling
-    from turngym.scripts.wiring import env_maker, load_policy, probe, renderer_of
 
     settings = ChatSettings.load(bench.model)
     kwargs = {"split": WORLD.split, "max_turns": WORLD.max_turns, **WORLD.make}
@@ -179,7 +180,8 @@ def _players(bench: PlayBench) -> tuple[Any, dict[str, Callable[[], Any]], str |
     if bench.recompute:
         agents["recompute"] = local("recompute")
     if bench.policy_server:
-        from turngym.scripts.server_wiring import PolicyServer, eval_policy
+        from turngym.agents.sglang.open_servers import eval_policy
+        from turngym.agents.sglang.options import PolicyServer
 
         servers = PolicyServer(policy_server=bench.policy_server)
         agents["server"] = lambda: agent(eval_policy(servers, bench.model, tokenizer, settings.max_context))

@@ -14,14 +14,14 @@ import pytest
 
 from turngym.envs.core import TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
+from turngym.envs.registration import make_env
 from turngym.envs.webshop.env import WebShopEnv, final_score, parse_final_score
-from turngym.envs.webshop.make import make
 from turngym.envs.webshop.pages.actions import SEARCH_TEMPLATE
 from turngym.envs.webshop.shop.shop import Shop, open_shop
 
 
 def made(shop: Shop, **options: Any) -> ActionGuard:
-    return make(shop=shop, split="eval", **options)
+    return make_env(WebShopEnv, shop=shop, split="eval", **options)
 
 
 def goal_of(shop: Shop, asin: str) -> str:
@@ -221,7 +221,7 @@ def test_wrong_options_are_errors(tiny_shop: Shop) -> None:
         ({"split": "test"}, "split is 'test'"),
     ):
         with pytest.raises(TurngymError, match=text):
-            make(**({"shop": tiny_shop, "split": "eval"} | options))
+            make_env(WebShopEnv, **({"shop": tiny_shop, "split": "eval"} | options))
 
 
 def test_a_shop_is_shared_and_freed() -> None:

@@ -15,8 +15,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turngym.agents.sglang.errors import ServerError
+from turngym.agents.sglang.open_servers import eval_policy, teacher_scorer, train_policy
+from turngym.agents.sglang.options import PolicyServer, TrainServers
 from turngym.envs.protocols import GenerateRequest, Sampling
-from turngym.scripts.server_wiring import PolicyServer, TrainServers, eval_policy, teacher_scorer, train_policy
+from turngym.trainers.models.weight_source import ModelWeights
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
 fake = importlib.import_module("sglang_fake")
@@ -108,7 +110,7 @@ def test_a_server_that_computes_other_numbers_than_the_trainer(server: Any, tmp_
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config).eval()
     options = TrainServers(policy_server=server.url)
-    engine = train_policy(options, model, Words(), 20, tmp_path / "out")
+    engine = train_policy(options, model, Words(), 20, tmp_path / "out", weights=ModelWeights(model))
     with pytest.raises(ServerError, match="its log-probabilities differ from this process's"):
         engine.generate([request()])
     assert list((tmp_path / "out" / "weights").iterdir())

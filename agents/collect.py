@@ -1,85 +1,24 @@
-"""What training needs from the other rooms: rollouts of the student, experts, recorded episodes, evaluations."""
+"""Rollout sources for training: who plays which tasks at a step, live or as an expert."""
 
 from __future__ import annotations
 
-import hashlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
 
-from turngym.agents.evaluation.evaluate import evaluate
-from turngym.agents.local_engine.engine import LocalEngine
-from turngym.agents.model_agent import ModelAgent
+from turngym.agents.player import Player
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, PlayJobs, rollout
+from turngym.agents.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.scripted import ExpertAgent, named_player
-from turngym.envs.channels import make_channel
-from turngym.envs.core import Task, ToolSpec, TurngymError
+from turngym.envs.common.task_order import task_order
+from turngym.envs.core import Task, TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.panels import Panel, assert_disjoint
-from turngym.envs.protocols import CollectRequest, Policy, Sampling
-from turngym.scripts.wiring import renderer_of
-from turngym.trainers.run.offline_rollouts import draw
-from turngym.trainers.trainer import EvalPoint
-
-MakeEnv = Callable[[], Any]
+from turngym.envs.panels import assert_disjoint
+from turngym.envs.protocols import CollectRequest
 
 
-class Engine(Policy, Protocol):
-    """A policy that follows a model in training."""
-
-    @property
-    def max_length(self) -> int:
-        """Most ids of prompt and response together."""
-
-    def weights_changed(self, version: int) -> None:
-        """The model has new weights: what is generated from now on is theirs, as `version`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
-    """A model as rollouts and evaluations see it: it has the trainer's weights, in this process or on servers."""
-
-    engine: Engine
-    renderer: ChatRenderer
-    settings: ChatSettings
-    tool: ToolSpec
-
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        tokenizer: Any,
-        settings: ChatSettings,
-        tool: ToolSpec,
-        *,
-        batch: int = 64,
-        engine: Engine | None = None,
-    ) -> Player:
-        """`settings` say how the model was trained to be spoken to; `batch` requests are generated at a time.
-
-        Without `engine` the model itself plays, in this process.
-        """
-        if engine is None:
-            engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=batch)
-        renderer = renderer_of(model, tokenizer, settings, tool)
-        return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)
-
-    def agent(self, temperature: float, name: str = "student") -> ModelAgent:
-        return ModelAgent(
-            self.engine,
-            self.renderer,
-            make_channel(self.settings.channel, self.tool),
-            Sampling(temperature=temperature, max_new_tokens=self.settings.max_new_tokens),
-            max_context=self.engine.max_length,
-            name=name,
-        )
-
-
-class OpenRoom:
+class SharedEnv:
     """An environment that stays open as long as somebody holds this.
 
     Rollouts open environments and close them again, step by step; what all environments of a process share (a shop, an
@@ -106,7 +45,7 @@ class LiveCollect:
     """Who plays the first turns when a curriculum asks for demonstrations."""
     play: PlayJobs = rollout
     """Where episodes are played."""
-    room: OpenRoom | None = None
+    shared: SharedEnv | None = None
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
@@ -170,7 +109,7 @@ class ExpertCollect:
     noise: tuple[float, float] = (0.0, 0.0)
     mistakes: float = 0.0
     play: PlayJobs = rollout
-    room: OpenRoom | None = None
+    shared: SharedEnv | None = None
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         agent = ExpertAgent(self.renderer, expert=named_player(self.expert), noise=self.noise, mistakes=self.mistakes)
@@ -200,7 +139,7 @@ def step_jobs(task_ids: Sequence[str], seed: int, request: CollectRequest) -> li
     """
     if not len(task_ids):
         raise TurngymError("the training split has no tasks")
-    places = draw(len(task_ids), seed=seed, step=request.step, batch=request.episodes // request.group)
+    places = task_order(len(task_ids), seed=seed, step=request.step, batch=request.episodes // request.group)
     return [
         Job(
             task_id=task_ids[place],
@@ -211,55 +150,3 @@ def step_jobs(task_ids: Sequence[str], seed: int, request: CollectRequest) -> li
         for number, place in enumerate(places)
         for member in range(request.group)
     ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PanelEvaluation:
-    """Avg@n on a panel, as the training loop asks for it; every episode is kept as a trace to read."""
-
-    panel: Panel
-    player: Player
-    make_env: MakeEnv
-    folder: Path
-    samples: int = 4
-    temperature: float = 0.85
-    seed: int = 0
-    slots: int = 64
-    limit: int | None = None
-    """Play only the first so many tasks."""
-    play: PlayJobs = rollout
-
-    @property
-    def tasks(self) -> Panel | tuple[Task, ...]:
-        return self.panel if self.limit is None else self.panel.tasks[: self.limit]
-
-    def __call__(self, step: int) -> EvalPoint:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        result = evaluate(
-            self.tasks,
-            self.make_env,
-            self.player.agent(self.temperature),
-            samples=self.samples,
-            temperature=self.temperature,
-            seed=self.seed,
-            slots=self.slots,
-            trace=self.folder / f"step_{step:06d}.jsonl",
-            system=self.player.settings.system,
-            play=self.play,
-        )
-        scores = result.scores
-        extra = {f"pass@{k}": value for k, value in scores.overall.pass_at.items()}
-        extra |= {"turns": scores.turns, "invalid_rate": scores.invalid_rate, "errors": float(scores.errors)}
-        extra |= {f"category/{row.name}": row.avg.mean for row in scores.categories}
-        average = scores.overall.avg
-        return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
-
-
-def weights_hash(folder: str | Path) -> str:
-    """16 hex digits over the configuration and weight files of a model folder."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(folder).glob("*")):
-        if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turngym.envs.core import Verdict
-from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.episode import Episode, Status, Turn, next_state
 from turngym.envs.protocols import JudgeRequest, Judgment
-from turngym.trainers.judge.episodes import next_state
 
 HINTS = {
     Verdict.MALFORMED: "Answer with exactly one action, written in the form that the instructions ask for.",

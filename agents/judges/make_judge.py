@@ -1,4 +1,4 @@
-"""Judges from command-line options, and rollout sources that come judged."""
+"""The judge that a name stands for, and judged episodes kept to read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_judge(
     if name == "auto":
         name = "rules" if kind == "score" else "expert"
     if name == "rules":
-        from turngym.trainers.judge.rules import RuleJudge
+        from turngym.agents.judges.rules import RuleJudge
 
         return RuleJudge()
     if name == "expert":
@@ -85,9 +85,9 @@ def make_judge(
 def _model_judge(options: JudgeOptions, folder: str, seed: int, device: str) -> Judge:
     from turngym.agents.judges.local import PolicyJudge
     from turngym.agents.local_engine.engine import LocalEngine
+    from turngym.agents.models import load_policy
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.agents.rendering.chat_template import ChatTemplate
-    from turngym.scripts.wiring import load_policy
 
     settings = ChatSettings.load(folder)
     model, tokenizer = load_policy(folder, device, "float32")

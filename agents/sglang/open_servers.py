@@ -1,65 +1,37 @@
-"""From the options of train, eval, rollout and serve to SGLang servers that play, or teach."""
+"""Opens SGLang servers that play, or teach, and checks that they have the model that is meant."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
+from turngym.agents.models import weights_hash
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.client.stop_strings import StopFinder
 from turngym.agents.sglang.compatibility import check_model, check_names, check_tokenizer, model_config
 from turngym.agents.sglang.errors import ServerError
+from turngym.agents.sglang.options import PolicyServer, TrainServers
 from turngym.agents.sglang.policy import SglangPolicy
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.settings import ServerSettings
-from turngym.agents.sglang.weights.sync import Busy, DiskSync
+from turngym.agents.sglang.weights.sync import DiskSync
 from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
-from turngym.envs.protocols import WeightSink
+from turngym.envs.protocols import Scorer, WeightSink, WeightSource
 
 TOLERANCE = {"float32": 1e-3, "auto": 0.5}
 """Most that a log-probability of a server may differ from ours, by its precision; 0.5 where that is a half one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyServer:
-    """SGLang servers that play."""
-
-    policy_server: str = ""
-    """Address of an SGLang server that plays (`turngym serve policy` starts one), several with commas in between, or
-    that of a router; by default the model plays in this process."""
-    server_parallel: int = 64
-    """Requests under way at a time on each server."""
-    server_deadline: float = 600.0
-    """Seconds for one response, retries included; a server that is restarted is waited for that long."""
-
-    def fleet(self, urls: str) -> Fleet:
-        """Open connections to `urls`, with commas in between."""
-        settings = ServerSettings(parallel=self.server_parallel, deadline=self.server_deadline)
-        named = [url.strip() for url in urls.split(",") if url.strip()]
-        return Fleet(urls=[url if "://" in url else f"http://{url}" for url in named], settings=settings).open()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainServers(PolicyServer):
-    """SGLang servers that play and teach while this process trains."""
-
-    teacher_server: str = ""
-    """Address of SGLang servers with the teacher; --teacher then only names its folder, for the vocabulary."""
-    weight_sync: Literal["disk", "gloo", "nccl"] = "disk"
-    """How new weights get to the servers that play: through a folder that both sides see, or broadcast (`nccl` between
-    GPUs, else `gloo`)."""
-    weight_folder: Path | None = None
-    """disk: where new weights are written; by default OUT/weights. The newest two stay."""
-    weight_address: str = "127.0.0.1"
-    """gloo, nccl: where the servers reach this machine."""
-    when_busy: Busy = "wait"
-    """Responses that are being drawn when new weights come are finished first (`wait`), held and finished by the new
-    weights (`retract`), or broken off and continued (`abort`); turns say which ids are whose."""
+def open_fleet(options: PolicyServer, urls: str) -> Fleet:
+    """Open connections to `urls`, with commas in between."""
+    settings = ServerSettings(parallel=options.server_parallel, deadline=options.server_deadline)
+    named = [url.strip() for url in urls.split(",") if url.strip()]
+    return Fleet(urls=[url if "://" in url else f"http://{url}" for url in named], settings=settings).open()
 
 
 def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length: int | None) -> SglangPolicy:
@@ -67,7 +39,7 @@ def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length:
 
     Raises ServerError where a server has another model, vocabulary or weights.
     """
-    fleet = options.fleet(options.policy_server)
+    fleet = open_fleet(options, options.policy_server)
     config = _config(folder)
 
     def check() -> None:
@@ -79,21 +51,23 @@ def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length:
     return _policy(fleet, config, tokenizer, max_length)
 
 
-def train_policy(options: TrainServers, model: Any, tokenizer: Any, max_length: int | None, out: Path) -> SyncedPolicy:
-    """Servers that play with the weights of `model`, whatever they have now.
+def train_policy(
+    options: TrainServers, model: Any, tokenizer: Any, max_length: int | None, out: Path, *, weights: WeightSource
+) -> SyncedPolicy:
+    """Servers that play with the weights of `model`, whatever they have now; `weights` hands them on.
 
     Raises ServerError where a server has another architecture, shape or vocabulary.
     """
     from turngym.agents.local_engine.model import CausalModel
 
-    fleet = options.fleet(options.policy_server)
+    fleet = open_fleet(options, options.policy_server)
     config = model.config.to_dict()
     _checked(fleet, lambda: check_model(fleet, config))
     policy = _policy(fleet, config, tokenizer, max_length)
-    sink = _sink(options, fleet, model, out)
+    sink = _sink(options, fleet, weights, out)
 
     def compare() -> None:
-        check_numbers(fleet, model, policy.vocabulary)
+        check_numbers(fleet, weights.scorer(), policy.vocabulary)
 
     return SyncedPolicy(policy=policy, sink=sink, stamp=CausalModel(model).weights_stamp, first=compare)
 
@@ -110,7 +84,7 @@ def teacher_scorer(
             f"a server scores at temperature 1, not at {temperature:g}: load the teacher into this process with "
             "--teacher, without --teacher-server"
         )
-    fleet = options.fleet(options.teacher_server)
+    fleet = open_fleet(options, options.teacher_server)
 
     def size() -> int:
         check_names(fleet)
@@ -131,8 +105,6 @@ def load_outside(folder: str) -> tuple[Any, Any]:
 
     Raises ServerError for a folder without a tokenizer.
     """
-    from types import SimpleNamespace
-
     try:
         from transformers import AutoTokenizer, GenerationConfig
     except ImportError as error:
@@ -145,14 +117,12 @@ def load_outside(folder: str) -> tuple[Any, Any]:
     return SimpleNamespace(generation_config=config), tokenizer
 
 
-def check_numbers(fleet: Fleet, model: Any, vocabulary: int, length: int = 48) -> None:
-    """Raises ServerError unless the servers give some ids the log-probabilities that `model` gives them."""
-    from turngym.trainers.models.scorer import LocalScorer
-
+def check_numbers(fleet: Fleet, ours: Scorer, vocabulary: int, length: int = 48) -> None:
+    """Raises ServerError unless the servers give some ids the log-probabilities that `ours` gives them."""
     row = np.random.default_rng(0).integers(0, vocabulary, length).astype(np.int32)
     where = np.arange(1, length)
     theirs = SglangScorer(fleet=fleet, vocabulary=vocabulary).logprobs([row], [where])[0]
-    mine = LocalScorer(model=model).logprobs([row], [where])[0]
+    mine = ours.logprobs([row], [where])[0]
     # a median: random ids are so unlikely that single ones differ by much in half precision
     worst = float(np.median(np.abs(theirs - mine)))
     limit = TOLERANCE.get(fleet.servers[0].dtype, 0.5)
@@ -174,22 +144,15 @@ def _policy(fleet: Fleet, config: dict[str, Any], tokenizer: Any, max_length: in
     return SglangPolicy(fleet, vocabulary=size, max_length=max_length, stops=StopFinder(tokenizer))
 
 
-def _sink(options: TrainServers, fleet: Fleet, model: Any, out: Path) -> WeightSink:
-    from turngym.trainers.models.lora import merged
-    from turngym.trainers.models.model import save_model
-
+def _sink(options: TrainServers, fleet: Fleet, weights: WeightSource, out: Path) -> WeightSink:
     if options.weight_sync == "disk":
         folder = options.weight_folder or out / "weights"
-
-        def save(path: Path) -> None:
-            save_model(model, path, merged(model, model.state_dict()))
-
-        return DiskSync(fleet=fleet, save=save, folder=folder, busy=options.when_busy)
+        return DiskSync(fleet=fleet, save=weights.save, folder=folder, busy=options.when_busy)
     from turngym.agents.sglang.weights.broadcast import BroadcastSync
 
     return BroadcastSync(
         fleet=fleet,
-        weights=lambda: merged(model, dict(model.named_parameters())).items(),
+        weights=weights.named_weights,
         address=options.weight_address,
         backend=options.weight_sync,
         busy=options.when_busy,
@@ -198,8 +161,6 @@ def _sink(options: TrainServers, fleet: Fleet, model: Any, out: Path) -> WeightS
 
 def _same_folder(fleet: Fleet, folder: Path) -> None:
     """The server's folder holds the weights of ours; taken on trust where it cannot be read from here."""
-    from turngym.scripts.train_wiring import weights_hash
-
     for server in fleet.servers:
         theirs = Path(server.model)
         if not theirs.is_dir() or theirs.resolve() == folder.resolve():

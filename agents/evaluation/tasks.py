@@ -42,7 +42,7 @@ class EvalResult:
         return {**self.settings, "seconds": round(self.seconds, 3), "scores": self.scores.to_json()}
 
 
-def evaluate(
+def evaluate_tasks(
     tasks: Panel | Sequence[Task],
     make_env: MakeEnv,
     agent: Agent,

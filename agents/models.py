@@ -1,0 +1,70 @@
+"""Models on disk as agents use them: loaded with their tokenizer, rendered as they were trained, told apart by hash."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.agent import AgentError
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.envs.core import ToolSpec
+
+
+def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32") -> tuple[Any, Any]:
+    """A causal model in evaluation mode and its tokenizer, from a folder.
+
+    Raises AgentError where torch is missing or the folder holds no model.
+    """
+    path = Path(folder).expanduser()
+    if not (path / "config.json").exists():
+        raise AgentError(f"{folder} holds no model: config.json, model.safetensors and a tokenizer are needed there")
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError as error:
+        raise AgentError(f"models need torch and transformers: pip install 'turngym[train]' ({error})") from error
+    target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError) as error:
+        raise AgentError(f"cannot load the model in {folder}: {str(error).strip().splitlines()[0]}") from error
+    return model.to(target).eval(), tokenizer
+
+
+def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec) -> ChatRenderer:
+    """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
+    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
+    return ChatRenderer(
+        tokenizer,
+        tool=tool if settings.channel == "tool" else None,
+        thinking=settings.thinking,
+        observation_role=settings.observation_role,
+        history=settings.history,
+        stop_ids=(more,) if isinstance(more, int) else tuple(more),
+    )
+
+
+def weights_hash(folder: str | Path) -> str:
+    """16 hex digits over the configuration and weight files of a model folder."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(folder).glob("*")):
+        if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
+            digest.update(_file_digest(path).digest())
+    return digest.hexdigest()[:16]
+
+
+def file_hashes(folder: str | Path) -> dict[str, str]:
+    """SHA-256 of every weight, configuration and tokenizer file of a model folder, by file name."""
+    kinds = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model")
+    paths = sorted(Path(folder).expanduser().iterdir())
+    return {path.name: _file_digest(path).hexdigest() for path in paths if path.suffix in kinds}
+
+
+def _file_digest(path: Path) -> Any:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256")

@@ -1,0 +1,1 @@
+"""What every room may use: standard library and numpy only."""

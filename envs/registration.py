@@ -1,0 +1,125 @@
+"""Registering environments with Gymnasium, and making them: one function each, for ours and for other people's."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode
+
+from turngym.envs.base import TextEnv
+from turngym.envs.channels import Channel
+from turngym.envs.core import TurngymError
+from turngym.envs.guard import ActionGuard, OnInvalid
+from turngym.envs.suggest import did_you_mean
+from turngym.envs.vector import TextVectorEnv
+
+
+def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> None:
+    """Make `gym.make(env_id, ...)` and `gym.make_vec(env_id, n, ...)` give `env_class` inside an ActionGuard.
+
+    Args:
+        env_id: `namespace/Name-v0`; the class has the same in its attribute `env_id`.
+        env_class: the class, or where it is (`my_package.guess:GuessEnv`), which imports nothing until it is made.
+        defaults: of `make_env` and of the class, for example `max_turns=10`; `gym.make` overrides them.
+
+    Registering an id again replaces it, so that a notebook cell can run twice.
+    """
+    gym.registry.pop(env_id, None)
+    gym.register(
+        env_id,
+        entry_point="turngym.envs.registration:make_env",
+        vector_entry_point="turngym.envs.registration:make_vec",
+        # The environments enforce the order of calls themselves and the contract tests run check_env, so gym.make
+        # returns the ActionGuard itself: its whole interface at hand, and nothing to pay per step.
+        order_enforce=False,
+        disable_env_checker=True,
+        kwargs={"env_class": _where(env_id, env_class), **defaults},
+    )
+
+
+def make_env(
+    env_class: type[TextEnv] | str,
+    *,
+    max_turns: int | None = 50,
+    on_invalid: OnInvalid | None = None,
+    channel: Channel | str | None = None,
+    penalty: float = -0.1,
+    list_admissible: bool = True,
+    **options: Any,
+) -> ActionGuard:
+    """One environment inside its guard: the guard's settings (see `ActionGuard`), and `options` for the class.
+
+    `on_invalid=None` takes what the class says, which is `reject` unless it says otherwise.
+    """
+    found = _load(env_class) if isinstance(env_class, str) else env_class
+    return ActionGuard(
+        found(**found.options_within(max_turns, options)),
+        on_invalid=found.on_invalid if on_invalid is None else on_invalid,
+        channel=channel,
+        max_turns=max_turns,
+        penalty=penalty,
+        list_admissible=list_admissible,
+    )
+
+
+def make_vec(
+    env_class: type[TextEnv] | str,
+    num_envs: int = 1,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    **options: Any,
+) -> TextVectorEnv:
+    """`num_envs` environments stepped together; `options` as for `make_env`."""
+    return TextVectorEnv([lambda: make_env(env_class, **options)] * num_envs, autoreset_mode)
+
+
+def require_env(env_id: str) -> str:
+    """`env_id`, once it is known to be registered; `my_package:namespace/Name-v0` imports `my_package` first.
+
+    Raises TurngymError for a module that cannot be imported and for an id that nothing registered.
+    """
+    module, colon, plain = env_id.rpartition(":")
+    if colon:
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise TurngymError(f"environment {env_id!r}: cannot import {module!r} ({error})") from error
+    if plain not in gym.registry:
+        namespace = plain.rpartition("/")[0]
+        known = [name for name in gym.registry if name.startswith(("turngym/", f"{namespace or 'turngym'}/"))]
+        raise TurngymError(
+            f"unknown environment {env_id!r}; known: {', '.join(known)}.{did_you_mean(plain, known)} An environment of "
+            "another package is named with the module that registers it: package:namespace/Name-v0"
+        )
+    return env_id
+
+
+def _where(env_id: str, env_class: type[TextEnv] | str) -> type[TextEnv] | str:
+    """The class as `module:Name` where that finds it again, so that specs can be written as JSON; else itself."""
+    if isinstance(env_class, str):
+        if env_class.count(":") != 1:
+            raise TurngymError(f"register({env_id!r}): env_class is {env_class!r}; write it as 'package.module:Class'")
+        return env_class
+    if not (isinstance(env_class, type) and issubclass(env_class, TextEnv)):
+        raise TurngymError(f"register({env_id!r}): env_class is {env_class!r}; it must be a class that extends TextEnv")
+    if getattr(env_class, "env_id", None) != env_id:
+        raise TurngymError(
+            f"register({env_id!r}): {env_class.__name__}.env_id is {getattr(env_class, 'env_id', None)!r}; "
+            "set it to the same id"
+        )
+    module = sys.modules.get(env_class.__module__)
+    found_again = module is not None and getattr(module, env_class.__qualname__, None) is env_class
+    # classes of a notebook, a function or type() have no place that another process could import
+    if not found_again or env_class.__module__ == "__main__":
+        return env_class
+    return f"{env_class.__module__}:{env_class.__qualname__}"
+
+
+def _load(where: str) -> type[TextEnv]:
+    module, _, name = where.partition(":")
+    found: Any = getattr(import_module(module), name, None)
+    if not (isinstance(found, type) and issubclass(found, TextEnv)):
+        raise TurngymError(f"{where} is {found!r}; an environment is a class that extends TextEnv")
+    return found

@@ -1,0 +1,116 @@
+"""One line registers an environment; what it makes is the guarded environment, alone or several at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from turngym.envs import ActionGuard, TextVectorEnv, TurngymError, make_env, panel_of_env, register
+from turngym.envs.alfworld.env import ALFWorldEnv
+from turngym.envs.panels import PanelError, load_panel, verify_panel, write_panel
+from turngym.envs.registration import require_env
+from turngym.envs.search.env import SearchEnv
+
+ENV_ID = "turngym-test/Registered-v0"
+
+
+@pytest.fixture
+def env_class(toy_class: type[Any]) -> Iterator[type[Any]]:
+    yield type("Registered", (toy_class,), {"env_id": ENV_ID})
+    gym.registry.pop(ENV_ID, None)
+
+
+def test_a_class_is_registered_in_one_line(env_class: type[Any]) -> None:
+    register(ENV_ID, env_class, max_turns=2)
+    guard = gym.make(ENV_ID)
+    assert isinstance(guard, ActionGuard)
+    assert (guard.max_turns, guard.on_invalid, guard.channel) == (2, "reject", None)
+    guard = gym.make(ENV_ID, max_turns=None, channel="text", on_invalid="penalize", penalty=-1.0)
+    assert isinstance(guard, ActionGuard)
+    assert (guard.max_turns, guard.on_invalid, guard.penalty) == (None, "penalize", -1.0)
+    guard.reset(seed=0)
+    assert guard.step("<action>go right</action>")[-1]["verdict"] == "ok"
+    assert guard.step("go right")[1] == -1.0
+    envs = gym.make_vec(ENV_ID, 3, channel="text")
+    assert isinstance(envs, TextVectorEnv)
+    assert envs.get_attr("channel")[0].name == "text"
+    assert envs.get_attr("max_turns") == (2, 2, 2)
+
+
+def test_the_last_registration_counts(env_class: type[Any], recwarn: pytest.WarningsRecorder) -> None:
+    for turns in (3, 4):
+        register(ENV_ID, env_class, max_turns=turns)
+    assert gym.make(ENV_ID).get_wrapper_attr("max_turns") == 4
+    assert not recwarn.list
+
+
+def test_specs_of_named_classes_are_json() -> None:
+    spec = json.loads(gym.make("turngym/Search-v0").spec.to_json())  # type: ignore[union-attr]
+    assert spec["kwargs"]["env_class"] == "turngym.envs.search.env:SearchEnv"
+
+
+@pytest.mark.parametrize(
+    ("env_class", "text"),
+    [
+        (dict, "must be a class that extends TextEnv"),
+        (ALFWorldEnv, "ALFWorldEnv.env_id is 'turngym/ALFWorld-v0'; set it to the same id"),
+        ("turngym.envs.search.env", "write it as 'package.module:Class'"),
+    ],
+)
+def test_what_cannot_be_registered(env_class: Any, text: str) -> None:
+    with pytest.raises(TurngymError, match=text):
+        register(ENV_ID, env_class)
+
+
+def test_a_place_that_holds_no_environment() -> None:
+    with pytest.raises(TurngymError, match="an environment is a class that extends TextEnv"):
+        make_env("turngym.envs.search.env:Nothing")
+
+
+def test_the_class_says_its_defaults() -> None:
+    assert make_env(SearchEnv).on_invalid == gym.make("turngym/Search-v0").get_wrapper_attr("on_invalid") == "noop"
+    assert make_env(SearchEnv, on_invalid="reject").on_invalid == "reject"
+    for turns, searches, limit in ((4, None, 3), (4, 1, 1), (None, None, None), (1, None, 0)):
+        assert SearchEnv.options_within(turns, {"max_searches": searches})["max_searches"] == limit
+    assert make_env(SearchEnv, max_turns=4).base._max_searches == 3  # type: ignore[attr-defined]
+
+
+def test_ids_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env_class: type[Any]) -> None:
+    (tmp_path / "their_envs.py").write_text("import turngym.envs\nturngym.envs.register('their/Toy-v0', 'toys:Toy')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert require_env("their_envs:their/Toy-v0") == "their_envs:their/Toy-v0"
+        with pytest.raises(TurngymError, match="Did you mean 'their/Toy-v0'"):
+            require_env("their_envs:their/Toi-v0")
+    finally:
+        gym.registry.pop("their/Toy-v0", None)
+    with pytest.raises(TurngymError, match="cannot import 'their_other_envs'"):
+        require_env("their_other_envs:their/Toy-v0")
+
+
+def test_a_panel_remembers_who_registers_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env_class: type[Any]
+) -> None:
+    package = tmp_path / "their_panels"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    register(ENV_ID, env_class)
+    panel = panel_of_env("toy", f"their_panels:{ENV_ID}", make_kwargs={"max_turns": 9}, task_ids=["corridor/4"])
+    assert [task.env_id for task in panel.tasks] == [ENV_ID]
+    write_panel(panel, package / "panel_data")
+    for name in ("their_panels:toy", "their_panels:toy-v1"):
+        assert load_panel(name) == panel
+    assert verify_panel(panel, panel.make_env()) == []
+    assert panel.make_env().get_wrapper_attr("max_turns") == 9
+    for name, text in (
+        ("their_panel:toy", "there is no package 'their_panel'"),
+        ("their_panels:toi", "there is no panel 'toi'; panels are: toy-v1. Did you mean 'toy-v1'"),
+    ):
+        with pytest.raises(PanelError, match=text):
+            load_panel(name)
