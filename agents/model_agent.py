@@ -43,7 +43,7 @@ class ModelAgent:
         self.renderer = renderer
         self.name = name
         self.writer = ResponseWriter(renderer)
-        self._channel = channel
+        self.channel = channel
         sampling = sampling or Sampling()
         stop_text = sampling.stop_text or (() if channel is None else channel.stop_text)
         stop_ids = tuple(dict.fromkeys((*sampling.stop_ids, *renderer.stop_ids)))
@@ -151,7 +151,7 @@ class ModelAgent:
         return failure.results
 
     def _check_channel(self, conversation: Conversation) -> None:
-        mine = None if self._channel is None else self._channel.name
+        mine = None if self.channel is None else self.channel.name
         theirs = None if conversation.channel is None else conversation.channel.name
         if mine != theirs:
             raise AgentError(

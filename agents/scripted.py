@@ -9,11 +9,14 @@ from turngym.agents.agent import AgentError, Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, MakeEnv
 from turngym.envs.base import Player
+from turngym.envs.common.plugins import find, installed, is_path
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.guard import ActionGuard, guard_of
 
 EXPERT_STREAM = 1
 NOISE_STREAM = 2
+PLAYERS = "turngym.players"
+"""Entry points of players that other packages bring."""
 
 
 MakeExpert = Callable[[ActionGuard], Player]
@@ -33,8 +36,18 @@ class PrivilegedExpert:
 
 
 def named_player(name: str) -> MakeExpert:
-    """`expert`: the environment's privileged expert; any other name: the environment's scripted player of that name."""
-    return PrivilegedExpert if name == "expert" else _NamedPlayer(name)
+    """Makes one expert per episode: `expert` is the environment's privileged one, other names its scripted players.
+
+    Players of other packages are named as `package.module:name`, or by an entry point of `turngym.players`: a function
+    that gets the episode's `ActionGuard` (its `base` is the environment) after the reset and returns a `Player`.
+
+    Raises PluginError for a player of another package that cannot be imported.
+    """
+    if name == "expert":
+        return PrivilegedExpert
+    if is_path(name):
+        find(PLAYERS, name, {})
+    return _NamedPlayer(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,10 @@ class _NamedPlayer:
     name: str
 
     def __call__(self, env: ActionGuard) -> Player:
+        own = env.base.players
+        if self.name not in own and (is_path(self.name) or self.name in installed(PLAYERS)):
+            player: Player = find(PLAYERS, self.name, {}, known=own)(env)
+            return player
         return env.base.make_player(self.name)
 
 

@@ -8,31 +8,17 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import tyro
 
-from turngym.agents.environments import EnvOptions, env_maker
+from turngym.agents.environments import env_maker
 from turngym.agents.human import HumanAgent
 from turngym.agents.rollout import Job, rollout
 from turngym.envs.episode import Episode, Status
 from turngym.envs.trace import TraceWriter
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """One episode, played by you."""
-
-    world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
-    task: str | None = None
-    """Task id; by default one is drawn with --seed."""
-    seed: int = 0
-    """Draws the task."""
-    out: Path | None = None
-    """Trace file to which the episode is appended."""
+from turngym.scripts.options.aliases import current
+from turngym.scripts.options.rollout import PlayOptions
 
 
 def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
@@ -40,7 +26,7 @@ def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    options = tyro.cli(Options, args=list(argv), prog="turngym play", description=(__doc__ or "").split("\n")[0])
+    options = tyro.cli(PlayOptions, args=current(argv), prog="turngym play", description=(__doc__ or "").split("\n")[0])
     console = Console(highlight=False)
     styles = {"observation": "bold", "note": "dim italic", "list": "cyan"}
 

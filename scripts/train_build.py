@@ -17,7 +17,8 @@ from turngym.agents.evaluation.panel_evaluation import PanelEvaluation
 from turngym.agents.executor import CancellableRollout, ParallelRollout
 from turngym.agents.judges.hint_prompts import HintPrompts
 from turngym.agents.judges.hinted_env import HintedEnv
-from turngym.agents.judges.make_judge import JudgedTraces, make_judge
+from turngym.agents.judges.make_judge import make_judge
+from turngym.agents.judges.traces import JudgedTraces
 from turngym.agents.local_engine.mixed_policy import MixedPolicy, mixed_player
 from turngym.agents.models import weights_hash
 from turngym.agents.player import Player

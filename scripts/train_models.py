@@ -79,5 +79,5 @@ def _scorer(options: Options, model: Any, algorithm: Algorithm, vocab_size: int 
         vocab_size=vocab_size,
         temperature=algorithm.distill_temperature,
         max_tokens=options.run.micro_tokens,
-        branches=algorithm.name == "opd-hints" and understands_branches(model),
+        branches=algorithm.shared_prefixes and understands_branches(model),
     )

@@ -1,13 +1,13 @@
-"""What an algorithm is made of: a depth controller, a signal, a weight and a token loss.
+"""What an algorithm is made of: a depth controller, a target function, a token weight and a token loss.
 
-The training loop knows these four protocols and no algorithm by name. Something new is a new piece, not a branch.
+The training loop knows these protocols and no algorithm by name: something new is a new part, not a branch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,15 @@ from torch import Tensor
 from turngym.envs.episode import Episode, Origin
 from turngym.envs.protocols import Scorer
 from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.config import CriticConfig
 from turngym.trainers.distributed.world import World
-from turngym.trainers.losses.token_weights import Weight
-from turngym.trainers.rollout_plan.depth import DepthController
-from turngym.trainers.targets.critic import Critic, CriticConfig
+
+WeightArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What the signal says about each supervised token; None where the algorithm has no use for it."""
+    """What the target function says about each supervised token; None where the algorithm has no use for it."""
 
     topk_ids_NK: NDArray[np.int64] | None = None
     topk_logp_NK: NDArray[np.float32] | None = None
@@ -38,11 +38,36 @@ class Targets:
     """What it did predict, before any update."""
     kl_mask_N: NDArray[np.bool_] | None = None
     """Whether the support KL counts the token; None: it counts all."""
+    extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Further columns [N] or [N, ...] by name, for a token loss that knows them: it finds them in `Tokens.extra`."""
+    label_logp_N: NDArray[np.float32] | None = None
+    """Log-probability of the labels under the teacher, nats; only for the log."""
+    reward: NDArray[np.float64] | None = None
+    """What was rewarded, one number per episode or per token; only for the log."""
 
     def select(self, tokens: NDArray[np.int64]) -> Targets:
         """The targets of some tokens."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Targets(**{name: None if column is None else column[tokens] for name, column in values.items()})
+        names = [item.name for item in fields(self) if item.name.endswith(("_N", "_NK"))]
+        columns = {name: column[tokens] for name in names if (column := getattr(self, name)) is not None}
+        return replace(self, **columns, extra={name: column[tokens] for name, column in self.extra.items()})
+
+
+class Critic(Protocol):
+    """Predicts the return of every supervised token, and learns beside the policy."""
+
+    module: Any
+    """What is learned, a torch module."""
+    optimizer: Any
+
+    def values(self, batch: RolloutBatch) -> NDArray[np.float32]:
+        """The prediction before each supervised token was chosen: [N]."""
+
+    def update(self, batch: RolloutBatch, return_N: NDArray[np.float32], old_value_N: NDArray[np.float32]) -> float:
+        """One optimizer update; returns the mean loss."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +105,8 @@ class Tokens:
     reference_logp_n: Tensor | None = None
     kl_mask_n: Tensor | None = None
     """bool, as in the targets."""
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    """The further columns of the targets, by name."""
     off_policy_n: Tensor
     """bool: the label was chosen by a demonstrator."""
     entropy_n: Tensor
@@ -88,7 +115,11 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLosses:
-    """Per-token losses [n], never reduced, and detached diagnostics [n] by name (`kl_bin`, `kl_raw`, `clipped`)."""
+    """Per-token losses [n], never reduced, and detached diagnostics [n] by name.
+
+    `kl_bin`, `kl_raw`, `clipped` and a few more have columns of their own in metrics.jsonl; any other diagnostic is
+    written there as `token/<name>`, its mean over the supervised tokens that have a number.
+    """
 
     loss_n: Tensor
     diagnostics: Mapping[str, Tensor]
@@ -98,6 +129,64 @@ class TokenLoss(Protocol):
     """A pure function of the tokens."""
 
     def __call__(self, tokens: Tokens) -> TokenLosses: ...
+
+
+class Weight(Protocol):
+    """Token weights float64 [N] for `step` (1-based) of `total_steps`, summing to 1."""
+
+    def __call__(self, batch: RolloutBatch, *, step: int, total_steps: int) -> WeightArray: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthState:
+    """What a depth controller carries from step to step; `hbar` is never rounded."""
+
+    hbar: float
+    """Smoothed depth, turns."""
+    h_eff: int = 0
+    """Centre of the divergence mass at the last probe, turn index."""
+    h_cov: int = 0
+    """Covering depth of the successful episodes at the last probe that had enough of them."""
+    probes: int = 0
+    """Probes taken in so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthPlan:
+    """What to collect in one step."""
+
+    cap: int
+    """Turns to play at most in this step."""
+    probe: bool = False
+    """Whether the step measures."""
+    adaptive_cap: int | None = None
+    """What the cap would be without a probe."""
+    demonstration_turns: int | None = None
+    """TCOD B2F: turns that the student plays at the end, after a demonstration. None: it plays all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthStats:
+    """What a probe measured, episodes stopped by the depth cap left out.
+
+    `kl_T` float [T] token-pooled mean KL per turn, nats, NaN where a turn has no tokens; `survivors_T` int [T] episodes
+    that reached the turn; `last_turn_E` int [E] index of each episode's last turn; `reward_E` float [E] returns.
+    """
+
+    kl_T: NDArray[np.float64]
+    survivors_T: NDArray[np.int64]
+    last_turn_E: NDArray[np.int64]
+    reward_E: NDArray[np.float64]
+
+
+class DepthController(Protocol):
+    """A piece of an algorithm: a pure state machine over training steps (1-based)."""
+
+    def start(self) -> DepthState: ...
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan: ...
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState: ...
 
 
 class EpisodeFilter(Protocol):
@@ -125,11 +214,12 @@ class Term(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """A frozen composition of pieces."""
+    """A frozen composition of parts. Whatever an algorithm does otherwise than others is a field here: the loop, the
+    rollout side and the command line never ask for its name."""
 
     name: str
     depth: DepthController
-    signal: TargetFn
+    target_fn: TargetFn
     weight: Weight
     token_loss: TokenLoss
     origins: tuple[Origin, ...] = ("policy",)
@@ -145,6 +235,16 @@ class Algorithm:
     needs_reference: bool = False
     critic: CriticConfig | None = None
     """The critic that this algorithm learns beside the policy."""
+    collects: Literal["student", "expert"] = "student"
+    """Who plays the episodes: the student, or an expert whom it imitates."""
+    cut_recorded: bool = True
+    """Whether recorded episodes (`--traces`) end at the step's depth cap, as played ones do."""
+    judge: Literal["score", "hint"] | None = None
+    """What a judge is asked about every turn; None: nothing is judged."""
+    hint_position: Literal["last_user", "last_message"] = "last_user"
+    """Which message of the prompt gets the judge's hint."""
+    shared_prefixes: bool = False
+    """Whether scored rows often begin alike (prompts with and without a hint), so that sharing their prefix pays."""
     entropy_gradient: bool = False
     """Whether the token loss uses the entropy of the distribution."""
     distill_temperature: float = 1.0

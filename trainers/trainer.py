@@ -48,6 +48,8 @@ class Trainer:
     """Called with the step; 0 is before training."""
     on_update: Callable[[int], None] | None = None
     """Called after the student's weights have changed, with the step (tell an engine its policy version)."""
+    on_start: Callable[[], None] | None = None
+    """Called once the run's folder is open, before step 1; of several processes, in the first."""
     save_extra: Callable[[Path], None] | None = None
     """Adds files to each saved model folder (a tokenizer)."""
     vocab_size: int | None = None
@@ -80,6 +82,8 @@ class Trainer:
             order=self.order,
         )
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
+        if self.on_start is not None and not self.world.rank:
+            self.on_start()
         log = Silent() if self.world.rank else MetricsLog(self.out, tensorboard=self.run.tensorboard)
         log.truncate(state.step, state.evaluated)
         log.open(state.step)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,20 @@ def columns(*tables: Table) -> Table:
 def print_table(table: Table, title: str = "") -> None:
     """The table on standard output, for a terminal."""
     from rich.console import Console
+
+    Console().print(_drawn(table, title))
+
+
+def table_text(table: Table, title: str = "") -> str:
+    """The table as plain text, as wide as it needs to be."""
+    from rich.console import Console
+
+    page = StringIO()
+    Console(file=page, width=1000, color_system=None).print(_drawn(table, title))
+    return "".join(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+
+
+def _drawn(table: Table, title: str) -> Any:
     from rich.table import Table as RichTable
 
     header, rows = table
@@ -105,7 +120,7 @@ def print_table(table: Table, title: str = "") -> None:
         shown.add_column(name, justify="right" if place else "left")
     for row in rows:
         shown.add_row(*row)
-    Console().print(shown)
+    return shown
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from turngym.agents.agent import Agent
 from turngym.agents.evaluation.scores import Scores, score
-from turngym.agents.evaluation.tables import progress_bar
+from turngym.agents.evaluation.tables import Table, behavior_table, columns, progress_bar, success_table, table_text
 from turngym.agents.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.envs.core import Task, TurngymError
 from turngym.envs.episode import Episode
@@ -37,6 +37,22 @@ class EvalResult:
     """Episodes that were found in the trace."""
     problems: tuple[TraceProblem, ...] = field(default=())
     """Lines of the trace that could not be read."""
+
+    def table(self) -> Table:
+        """Success by category and behavior, one column."""
+        runs = {str(self.settings["agent"]): self.scores}
+        return columns(success_table(runs), behavior_table(runs))
+
+    @property
+    def title(self) -> str:
+        """What was measured, in one line."""
+        named, limit, heat = self.settings.get("panel"), self.settings.get("limit"), self.settings["temperature"]
+        what = f"{named or self.settings['tasks']}" + ("" if named else " tasks")
+        what += "" if limit is None else f", first {limit} tasks"
+        return f"{what}: {self.settings['samples']} samples" + ("" if heat is None else f", temperature {heat:g}")
+
+    def __str__(self) -> str:
+        return table_text(self.table(), self.title)
 
     def to_json(self) -> dict[str, Any]:
         return {**self.settings, "seconds": round(self.seconds, 3), "scores": self.scores.to_json()}

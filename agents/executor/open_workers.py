@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.agents.executor.core import Workers
+from turngym.agents.executor.local import LocalWorkers
+from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.rollout import PlayJobs, rollout
 from turngym.envs.core import TurngymError
 
@@ -41,8 +44,6 @@ def open_workers(options: WorkerOptions) -> Iterator[PlayJobs]:
     if not options.workers:
         yield rollout
         return
-    from turngym.agents.executor import LocalWorkers, ParallelRollout, Workers
-
     workers: Workers
     if options.executor == "ray":
         from turngym.agents.executor.ray_cluster import RayWorkers

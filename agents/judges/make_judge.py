@@ -1,19 +1,20 @@
-"""The judge that a name stands for, and judged episodes kept to read."""
+"""The judge that a name stands for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+from turngym.agents.judges.expert import ExpertJudge
+from turngym.agents.judges.rules import RuleJudge
+from turngym.agents.models import load_policy
+from turngym.agents.scripted import named_player
+from turngym.envs.common.plugins import find
 from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import CollectRequest, Judge, Sampling
-from turngym.envs.suggest import did_you_mean
-from turngym.envs.trace import TraceWriter
+from turngym.envs.protocols import Judge, Sampling
 
-KINDS = ("auto", "rules", "expert", "model:FOLDER", "http://... or https://...")
+KINDS = ("auto", "model:FOLDER", "http://... or https://...")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,9 @@ class JudgeOptions:
 
     judge: str = "auto"
     """`rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks --expert, which by
-    default sees the hidden state), `model:FOLDER`, or the url of an OpenAI-compatible endpoint with its version
-    (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY). auto: rules for prm-rl, expert for opd-hints."""
+    default sees the hidden state), `model:FOLDER`, the url of an OpenAI-compatible endpoint with its version
+    (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a judge of yours as `package.module:name`.
+    auto: rules for prm-rl, expert for opd-hints."""
     judge_strict: bool = False
     """expert: a possible action that is not the expert's own scores -1, not 0."""
     judge_repeats: int | None = None
@@ -40,6 +42,24 @@ class JudgeOptions:
     """Steps between those whose judged episodes are kept as traces in OUT/judged; 0 keeps none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeContext:
+    """What a judge may be made of."""
+
+    kind: Literal["score", "hint"]
+    """What it will be asked: was a turn good, or what should the policy have been told beforehand?"""
+    options: JudgeOptions
+    make_env: Callable[[], Any]
+    """Opens the environment that is played, to look or to play again; not all who judge need it."""
+    expert: str = "expert"
+    seed: int = 0
+    device: str = "auto"
+
+
+MakeJudge = Callable[[JudgeContext], Judge]
+"""A judge; from another package as `--judge package.module:name`, or a name in its entry points `turngym.judges`."""
+
+
 def make_judge(
     options: JudgeOptions,
     kind: Literal["score", "hint"],
@@ -50,71 +70,58 @@ def make_judge(
     device: str = "auto",
 ) -> Judge:
     """The judge that `options.judge` names. Raises TurngymError where there is none of that name."""
+    context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
     name, _, argument = options.judge.partition(":")
+    if name in ("http", "https"):
+        return _http_judge(context)
+    if name == "model" and argument:
+        return _model_judge(context, argument)
+    name = options.judge
     if name == "auto":
         name = "rules" if kind == "score" else "expert"
-    if name == "rules":
-        from turngym.agents.judges.rules import RuleJudge
-
-        return RuleJudge()
-    if name == "expert":
-        from turngym.agents.judges.expert import ExpertJudge
-        from turngym.agents.scripted import named_player
-
-        if options.judge_repeats is not None and options.judge_repeats < 1:
-            raise TurngymError(f"--judge-repeats is {options.judge_repeats}; a hint is given at least once")
-        strict, repeats = options.judge_strict, options.judge_repeats
-        return ExpertJudge(make_env=make_env, expert=named_player(expert), strict=strict, repeats=repeats)
-    if name in ("http", "https"):
-        from turngym.agents.judges.http import HttpJudge
-
-        return HttpJudge(
-            url=options.judge,
-            model=options.judge_model,
-            votes=options.judge_votes,
-            temperature=options.judge_temperature,
-            max_tokens=options.judge_max_tokens,
-            seed=seed,
-        )
-    if name == "model" and argument:
-        return _model_judge(options, argument, seed, device)
-    hint = did_you_mean(name, ["rules", "expert", "model"])
-    raise TurngymError(f"unknown judge {options.judge!r}; judges are: {', '.join(KINDS)}.{hint}")
+    built_in = {"rules": _rule_judge, "expert": _expert_judge}
+    make: MakeJudge = find("turngym.judges", name, built_in, known=KINDS)
+    return make(context)
 
 
-def _model_judge(options: JudgeOptions, folder: str, seed: int, device: str) -> Judge:
+def _rule_judge(context: JudgeContext) -> Judge:
+    return RuleJudge()
+
+
+def _expert_judge(context: JudgeContext) -> Judge:
+    strict, repeats = context.options.judge_strict, context.options.judge_repeats
+    if repeats is not None and repeats < 1:
+        raise TurngymError(f"--judge-repeats is {repeats}; a hint is given at least once")
+    expert = named_player(context.expert)
+    return ExpertJudge(make_env=context.make_env, expert=expert, strict=strict, repeats=repeats)
+
+
+def _http_judge(context: JudgeContext) -> Judge:
+    from turngym.agents.judges.http import HttpJudge
+
+    options = context.options
+    return HttpJudge(
+        url=options.judge,
+        model=options.judge_model,
+        votes=options.judge_votes,
+        temperature=options.judge_temperature,
+        max_tokens=options.judge_max_tokens,
+        seed=context.seed,
+    )
+
+
+def _model_judge(context: JudgeContext, folder: str) -> Judge:
     from turngym.agents.judges.local import PolicyJudge
     from turngym.agents.local_engine.engine import LocalEngine
-    from turngym.agents.models import load_policy
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.agents.rendering.chat_template import ChatTemplate
 
-    settings = ChatSettings.load(folder)
-    model, tokenizer = load_policy(folder, device, "float32")
+    options, settings = context.options, ChatSettings.load(folder)
+    model, tokenizer = load_policy(folder, context.device, "float32")
     return PolicyJudge(
         policy=LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context),
         template=ChatTemplate(tokenizer, thinking=settings.thinking),
         votes=options.judge_votes,
         sampling=Sampling(temperature=options.judge_temperature, max_new_tokens=options.judge_max_tokens),
-        seed=seed,
+        seed=context.seed,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedTraces:
-    """Keeps the judged episodes of every so many steps in `folder/step_K.jsonl`, to read; of several processes each
-    keeps its share, in `step_K_process_I.jsonl`."""
-
-    folder: Path
-    every: int = 10
-
-    def __call__(self, request: CollectRequest, episodes: Sequence[Episode]) -> None:
-        if not self.every or (request.step - 1) % self.every:
-            return
-        process, processes = request.share
-        share = f"_process_{process}" if processes > 1 else ""
-        path = self.folder / f"step_{request.step:06d}{share}.jsonl"
-        path.unlink(missing_ok=True)  # a resumed run collects its step again
-        with TraceWriter(path) as writer:
-            for episode in episodes:
-                writer.write(episode)

@@ -62,7 +62,7 @@ def test_accumulation_changes_nothing(name: str) -> None:
     batch = pack(rollouts(model), origins=algorithm.origins)
     student = LocalScorer(model=model, temperature=algorithm.distill_temperature)
     teacher = LocalScorer(model=toy.tiny(2, 6.0), temperature=algorithm.distill_temperature)
-    targets = algorithm.signal(batch, (), Scorers(teacher=teacher, student=student))
+    targets = algorithm.target_fn(batch, (), Scorers(teacher=teacher, student=student))
     whole = Forward(distill_temperature=algorithm.distill_temperature)
     one = gradient(model, algorithm, batch, targets, whole)
     assert one.abs().max() > 1e-3
@@ -80,7 +80,9 @@ def test_gradient_is_that_of_the_written_formula() -> None:
     episodes = rollouts(model)[:2]
     algorithm = ALGORITHMS["opd"]
     batch = pack(episodes)
-    targets = algorithm.signal(batch, (), Scorers(teacher=LocalScorer(model=teacher), student=LocalScorer(model=model)))
+    targets = algorithm.target_fn(
+        batch, (), Scorers(teacher=LocalScorer(model=teacher), student=LocalScorer(model=model))
+    )
     mine = gradient(model, algorithm, batch, targets, Forward(micro_tokens=20))
     model.zero_grad()
     total = torch.zeros(())
@@ -102,12 +104,12 @@ def test_gradient_is_that_of_the_written_formula() -> None:
 @pytest.mark.parametrize("name", ["opd", "opd student support"])
 def test_distillation_brings_the_student_to_its_teacher(name: str) -> None:
     algorithm, model = ALGORITHMS[name], toy.tiny(1)
-    config, kl = OptimizerConfig(lr=6e-3, passes=3), []
+    config, kl = OptimizerConfig(lr=6e-3, ppo_epochs=3), []
     teacher, optimizer = LocalScorer(model=toy.tiny(2, 12.0)), make_optimizer(model, config)
     for step in range(1, 16):
         episodes = rollouts(model, step)
         batch = pack(episodes)
-        targets = algorithm.signal(batch, (), Scorers(teacher=teacher, student=LocalScorer(model=model)))
+        targets = algorithm.target_fn(batch, (), Scorers(teacher=teacher, student=LocalScorer(model=model)))
         schedule = Schedule(config=config, step=step, total_steps=15)
         done = run_epochs(model, optimizer, batch, episodes, targets, algorithm, schedule, Forward())
         assert done.weight_N.sum() == pytest.approx(1.0, abs=1e-9)
@@ -131,7 +133,7 @@ def test_sft_learns_demonstrations_and_ignores_noise() -> None:
 def test_reference_numbers_are_the_defaults() -> None:
     run, optimizer, distill, depth = RunConfig(), OptimizerConfig(), DistillConfig(), turnopd.TurnOpdConfig().depth
     assert (run.steps, run.episodes, run.temperature, run.max_turns) == (100, 64, 1.0, 50)
-    assert (optimizer.lr, optimizer.passes, optimizer.minibatches) == (1e-6, 1, 1)
+    assert (optimizer.lr, optimizer.ppo_epochs, optimizer.minibatches) == (1e-6, 1, 1)
     assert (distill.top_k, distill.tail, distill.support, distill.importance) == (50, "bin", "teacher", (0.1, 10.0))
     assert (depth.h_min, depth.h_max, depth.warmup, depth.probe_interval) == (2, 50, 3, 8)
     assert (depth.rho, depth.p, depth.min_successes, depth.cov_base, depth.use_success) == (0.7, 0.8, 8, 0, True)
@@ -187,10 +189,10 @@ def test_minibatches_share_out_whole_episodes_with_their_targets() -> None:
 
 def test_passes_and_minibatches_are_optimizer_updates() -> None:
     model = toy.tiny(1)
-    config = OptimizerConfig(lr=1e-3, passes=2, minibatches=3)
+    config = OptimizerConfig(lr=1e-3, ppo_epochs=2, minibatches=3)
     optimizer, episodes, algorithm = make_optimizer(model, config), rollouts(model), ALGORITHMS["opd"]
     batch = pack(episodes)
-    targets = algorithm.signal(
+    targets = algorithm.target_fn(
         batch, (), Scorers(teacher=LocalScorer(model=toy.tiny(2)), student=LocalScorer(model=model))
     )
     schedule = Schedule(config=config, step=1, total_steps=10)
@@ -247,19 +249,19 @@ def test_signals_refuse_a_missing_or_broken_teacher() -> None:
     batch, algorithm = pack(rollouts(model)), ALGORITHMS["opd"]
     student = LocalScorer(model=model)
     with pytest.raises(TargetError, match="no teacher was given"):
-        algorithm.signal(batch, (), Scorers(teacher=None, student=student))
+        algorithm.target_fn(batch, (), Scorers(teacher=None, student=student))
 
     class Short(LocalScorer):
         def topk(self, ids: Any, positions: Any, k: int) -> Any:
             return super().topk(ids, positions, k)[:-1]
 
     with pytest.raises(TargetError, match=f"{batch.tokens} were asked"):
-        algorithm.signal(batch, (), Scorers(teacher=Short(model=model), student=student))
+        algorithm.target_fn(batch, (), Scorers(teacher=Short(model=model), student=student))
     broken = toy.tiny(2)
     with torch.no_grad():
         broken.model.norm.weight.fill_(float("nan"))
     with pytest.raises(TargetError, match=r"turn 0 of toy/0.*must be finite"):
-        algorithm.signal(batch, (), Scorers(teacher=LocalScorer(model=broken), student=student))
+        algorithm.target_fn(batch, (), Scorers(teacher=LocalScorer(model=broken), student=student))
 
 
 @pytest.mark.parametrize(

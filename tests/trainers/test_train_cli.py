@@ -69,7 +69,7 @@ def untimed(run: Path) -> list[dict[str, Any]]:
         ("grpo-kd", ("--grpo-kd.n", "2", "--grpo-kd.student-entropy")),
         ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--lm-loss.documents", "2")),
         ("grpo-minillm", ("--grpo-kd.n", "2", "--lm-loss.files", str(Path(__file__)), "--grpo-kd.teacher-mix", "0.5")),
-        ("ppo-kd", ("--optimizer.passes", "2", "--optimizer.minibatches", "2", "--ppo-kd.kl-coef", "0.1")),
+        ("ppo-kd", ("--optimizer.ppo-epochs", "2", "--optimizer.minibatches", "2", "--ppo-kd.kl-coef", "0.1")),
         ("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "--ppo-kd.critic.kind", "head")),
     ],
 )

@@ -126,7 +126,7 @@ def trainer(out: Path, *, steps: int = 8, pause: float = 0.0, **changes: Any) ->
         collect=Sampled(student, pause),
         out=out,
         run=run,
-        optimizer=OptimizerConfig(lr=3e-3, lr_warmup=2, passes=2, minibatches=2),
+        optimizer=OptimizerConfig(lr=3e-3, lr_warmup=2, ppo_epochs=2, minibatches=2),
         teacher=LocalScorer(model=tiny(2, sharpness=12.0)),
         evaluate=lambda step: EvalPoint(avg=float(weight_sum(student) % 1.0), low=0.0, high=1.0),
     )

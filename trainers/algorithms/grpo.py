@@ -14,6 +14,7 @@ from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.rollout_plan.group_filter import DropUniformGroups
 from turngym.trainers.targets.targets import GroupAdvantage, Reward, WithReference
@@ -61,7 +62,7 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="grpo",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=WithReference(signal=signal) if config.kl_coef else signal,
+        target_fn=WithReference(signal=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(
             eps_low=low,
@@ -77,3 +78,6 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
         entropy_gradient=bool(config.entropy_coef),
         settings=fingerprint(config),
     )
+
+
+ALGORITHM = AlgorithmSpec(name="grpo", config=GrpoConfig, build=lambda config, given: build(config, given.run))

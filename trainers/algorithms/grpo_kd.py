@@ -14,6 +14,7 @@ from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 from turngym.trainers.targets.teacher_reward import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
@@ -73,7 +74,7 @@ def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) ->
     return Algorithm(
         name="grpo-minillm" if terms else "grpo-kd",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=WithReference(signal=signal) if config.kl_coef else signal,
+        target_fn=WithReference(signal=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),
         group=config.n,
@@ -82,3 +83,18 @@ def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) ->
         teacher_mix=config.teacher_mix,
         settings=fingerprint(config),
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="grpo-kd",
+    config=GrpoKdConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"teacher"}),
+)
+WITH_TEXT = AlgorithmSpec(
+    name="grpo-minillm",
+    config=GrpoKdConfig,
+    build=lambda config, given: build(config, given.run, (given.text_term(),)),
+    section="grpo-kd",
+    uses=frozenset({"teacher", "text"}),
+)

@@ -14,6 +14,7 @@ from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses.policy_shaping import Reshape, Shape
 from turngym.trainers.losses.token_losses import MixedPolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.demonstration_prefix import PrefixSchedule
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.rollout_plan.group_filter import DropUniformGroups
@@ -85,7 +86,7 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="luffy",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=WithReference(signal=signal) if config.kl_coef else signal,
+        target_fn=WithReference(signal=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=MixedPolicyGradient(
             off=Reshape(shape=config.shape, a=config.a),
@@ -104,3 +105,11 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
         entropy_gradient=bool(config.entropy_coef),
         settings=fingerprint(config),
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="luffy",
+    config=LuffyConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"expert"}),
+)

@@ -14,6 +14,7 @@ from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.losses.reverse_kl import TAILS
 from turngym.trainers.losses.token_losses import ClippedAdvantage, SupportKL
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import SampledAdvantage, StudentTopK, TeacherTopK
 
@@ -52,9 +53,17 @@ def build(config: OpdConfig, distill: DistillConfig, run: RunConfig) -> Algorith
     return Algorithm(
         name="opd",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=signal,
+        target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,
         distill_temperature=distill.temperature,
         settings={**fingerprint(config), **fingerprint(distill)},
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="opd",
+    config=OpdConfig,
+    build=lambda config, given: build(config, given.distill, given.run),
+    uses=frozenset({"teacher", "distill"}),
+)

@@ -16,6 +16,7 @@ from turngym.trainers.judge.turn_filter import HintedTurns
 from turngym.trainers.losses.reverse_kl import TAILS
 from turngym.trainers.losses.token_losses import PolicyGradient, Regularized, SupportKL
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 
@@ -67,13 +68,24 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
     return Algorithm(
         name="opd-hints",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=WithReference(signal=signal) if config.kl_coef else signal,
+        target_fn=WithReference(signal=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=loss,
         select=HintedTurns(),
         needs_teacher=teacher,
+        judge="hint",
+        hint_position=config.hint_position,
+        shared_prefixes=True,
         needs_reference=bool(config.kl_coef) or not teacher,
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=distill.temperature,
         settings={**fingerprint(config), **fingerprint(distill)},
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="opd-hints",
+    config=OpdHintsConfig,
+    build=lambda config, given: build(config, given.distill, given.run, teacher=given.has_teacher),
+    uses=frozenset({"teacher", "distill", "judge", "expert"}),
+)

@@ -6,15 +6,16 @@ trainers/run/epochs.py, trainers/losses/lm_loss.py.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 
 from turngym.trainers.algorithm import Algorithm, TargetFn, Term
-from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.config import ConfigError, CriticConfig, RunConfig, fingerprint
 from turngym.trainers.losses.policy_gradient import kl_k3
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec, BuildContext
 from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.targets.critic import CriticConfig
 from turngym.trainers.targets.targets import WithReference
 from turngym.trainers.targets.teacher_reward import CriticAdvantage, TeacherReward, check_mix, mixed
 
@@ -74,7 +75,7 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
     return Algorithm(
         name="ppo-minillm" if terms or bonus else "ppo-kd",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=WithReference(signal=signal) if config.kl_coef else signal,
+        target_fn=WithReference(signal=signal) if config.kl_coef else signal,
         weight=WEIGHTS["token_mean"],
         token_loss=PolicyGradient(
             eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef
@@ -87,3 +88,22 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
         entropy_gradient=bool(config.entropy_coef),
         settings=fingerprint(config),
     )
+
+
+def _with_text(config: PpoKdConfig, given: BuildContext) -> Algorithm:
+    bonus = given.lm_loss.in_reward
+    if not bonus:
+        return build(config, given.run, (given.text_term(),))
+    warnings.warn("--lm-loss.in-reward adds a constant to every reward: it carries no gradient", stacklevel=2)
+    return build(config, given.run, bonus=bonus)
+
+
+ALGORITHM = AlgorithmSpec(
+    name="ppo-kd",
+    config=PpoKdConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"teacher"}),
+)
+WITH_TEXT = AlgorithmSpec(
+    name="ppo-minillm", config=PpoKdConfig, build=_with_text, section="ppo-kd", uses=frozenset({"teacher", "text"})
+)

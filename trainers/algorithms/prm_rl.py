@@ -15,6 +15,7 @@ from turngym.trainers.judge.targets import TurnScore
 from turngym.trainers.judge.turn_filter import ScoredTurns
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 
@@ -50,12 +51,21 @@ def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="prm-rl",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=WithReference(signal=TurnScore()) if config.kl_coef else TurnScore(),
+        target_fn=WithReference(signal=TurnScore()) if config.kl_coef else TurnScore(),
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),
         select=ScoredTurns(mask_neutral=config.mask_neutral, exclude=config.exclude),
         needs_teacher=False,
+        judge="score",
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
         settings=fingerprint(config),
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="prm-rl",
+    config=PrmRlConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"judge", "expert"}),
+)

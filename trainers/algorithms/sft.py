@@ -19,6 +19,7 @@ from turngym.trainers.batch import pack
 from turngym.trainers.config import RunConfig, fingerprint
 from turngym.trainers.losses.token_losses import NegativeLogLikelihood
 from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.run.optimizer_step import Forward, UpdateResult, update
 from turngym.trainers.targets.targets import NoTargets
@@ -53,11 +54,13 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="sft",
         depth=FixedDepth(h_max=run.max_turns),
-        signal=NoTargets(),
+        target_fn=NoTargets(),
         weight=WEIGHTS[config.weight],
         token_loss=NegativeLogLikelihood(),
         origins=tuple(TRAIN_ON[config.train_on]),
         needs_teacher=False,
+        collects="expert",
+        cut_recorded=False,
         settings=fingerprint(config),
     )
 
@@ -86,3 +89,11 @@ def sft_update(
         lr=lr,
         max_grad_norm=max_grad_norm,
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="sft",
+    config=SftConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"expert", "noise"}),
+)

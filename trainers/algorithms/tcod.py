@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm import Algorithm, DepthController
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.losses.token_weights import Static, trajectory_weights
+from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
-from turngym.trainers.rollout_plan.depth import DepthController
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,17 @@ def build(config: TcodConfig, distill: DistillConfig, run: RunConfig) -> Algorit
     return Algorithm(
         name="tcod",
         depth=depths[config.direction],
-        signal=signal,
+        target_fn=signal,
         weight=Static(trajectory_weights),
         token_loss=token_loss,
         distill_temperature=distill.temperature,
         settings={**fingerprint(config), **fingerprint(distill)},
     )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="tcod",
+    config=TcodConfig,
+    build=lambda config, given: build(config, given.distill, given.run),
+    uses=frozenset({"teacher", "distill", "expert"}),
+)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm import Algorithm, DepthController, Weight
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
-from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel, Weight, trajectory_weights
-from turngym.trainers.rollout_plan.depth import AdaptiveDepth, DepthConfig, DepthController, FixedDepth
+from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel, trajectory_weights
+from turngym.trainers.registry import AlgorithmSpec
+from turngym.trainers.rollout_plan.depth import AdaptiveDepth, DepthConfig, FixedDepth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def build(config: TurnOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
     return Algorithm(
         name="turnopd",
         depth=_depth(config, run),
-        signal=signal,
+        target_fn=signal,
         weight=_weight(config),
         token_loss=token_loss,
         distill_temperature=distill.temperature,
@@ -70,3 +71,11 @@ def _weight(config: TurnOpdConfig) -> Weight:
     blend = Blend(start=config.blend_start, end=config.blend_end, turn=turn)
     weights: dict[str, Weight] = {"blend": blend, "trajectory": Static(trajectory_weights), "turn": turn}
     return weights[config.weight]
+
+
+ALGORITHM = AlgorithmSpec(
+    name="turnopd",
+    config=TurnOpdConfig,
+    build=lambda config, given: build(config, given.distill, given.run),
+    uses=frozenset({"teacher", "distill"}),
+)

@@ -51,7 +51,7 @@ class HintAdvantage:
         advantage_N = (theirs - mine).astype(np.float32)
         if self.reject_below:
             advantage_N[~up_to_rejection(batch, episodes, theirs, self.reject_below)] = 0.0
-        return Targets(advantage_N=advantage_N)
+        return Targets(advantage_N=advantage_N, label_logp_N=theirs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,20 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.trainers.algorithm import Weight, WeightArray
 from turngym.trainers.batch import RolloutBatch
-
-WeightArray = NDArray[np.float64]
-
-
-class Weight(Protocol):
-    """A piece of an algorithm: weights float64 [N] for `step` (1-based) of `total_steps`, summing to 1."""
-
-    def __call__(self, batch: RolloutBatch, *, step: int, total_steps: int) -> WeightArray: ...
 
 
 def token_mean(batch: RolloutBatch) -> WeightArray:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from turngym.trainers.rollout_plan.depth import DepthPlan, DepthState, DepthStats
+from turngym.trainers.algorithm import DepthPlan, DepthState, DepthStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from turngym.trainers.algorithm import DepthPlan, DepthState, DepthStats
 
 MASS_EPS = 1e-8
 
@@ -49,58 +51,6 @@ class DepthConfig:
             raise ValueError(f"rho is {self.rho} and p {self.p}; valid is 0 <= rho <= 1 and 0 < p <= 1")
         if self.cov_base not in (0, 1):
             raise ValueError(f"cov_base is {self.cov_base}; valid is 0 (last turn index) or 1 (number of turns)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepthState:
-    """What a depth controller carries from step to step; `hbar` is never rounded."""
-
-    hbar: float
-    """Smoothed depth, turns."""
-    h_eff: int = 0
-    """Centre of the divergence mass at the last probe, turn index."""
-    h_cov: int = 0
-    """Covering depth of the successful episodes at the last probe that had enough of them."""
-    probes: int = 0
-    """Probes taken in so far."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepthPlan:
-    """What to collect in one step."""
-
-    cap: int
-    """Turns to play at most in this step."""
-    probe: bool = False
-    """Whether the step measures."""
-    adaptive_cap: int | None = None
-    """What the cap would be without a probe."""
-    demonstration_turns: int | None = None
-    """TCOD B2F: turns that the student plays at the end, after a demonstration. None: it plays all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepthStats:
-    """What a probe measured, episodes stopped by the depth cap left out.
-
-    `kl_T` float [T] token-pooled mean KL per turn, nats, NaN where a turn has no tokens; `survivors_T` int [T] episodes
-    that reached the turn; `last_turn_E` int [E] index of each episode's last turn; `reward_E` float [E] returns.
-    """
-
-    kl_T: NDArray[np.float64]
-    survivors_T: NDArray[np.int64]
-    last_turn_E: NDArray[np.int64]
-    reward_E: NDArray[np.float64]
-
-
-class DepthController(Protocol):
-    """A piece of an algorithm: a pure state machine over training steps (1-based)."""
-
-    def start(self) -> DepthState: ...
-
-    def plan(self, state: DepthState, step: int) -> DepthPlan: ...
-
-    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.trainers.algorithm import DepthStats
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.rollout_plan.depth import MASS_EPS, DepthStats, divergence_mass, effective_depth
+from turngym.trainers.rollout_plan.depth import MASS_EPS, divergence_mass, effective_depth
 
 Column = NDArray[np.float64]
 Counts = NDArray[np.int64]

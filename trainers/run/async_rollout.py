@@ -15,10 +15,9 @@ from torch import Tensor
 
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Collect, CollectRequest
-from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.config import ConfigError
 from turngym.trainers.losses.truncated_importance import TruncatedImportance
-from turngym.trainers.rollout_plan.depth import DepthPlan
 from turngym.trainers.run.rollout_schedule import Planned
 
 FILE = "ahead.pt"

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from turngym.envs.core import TurngymError
+from turngym.trainers.algorithm import Critic
 from turngym.trainers.config import current_names
 from turngym.trainers.distributed import checkpoint as shards
 from turngym.trainers.distributed.world import SINGLE, World, on_all_ranks, on_rank_zero
 from turngym.trainers.models import lora
 from turngym.trainers.models.model import load_model, save_model
 from turngym.trainers.run.full_disk import full_disk
-from turngym.trainers.targets.critic import Critic
 
 FOLDER = "checkpoints"
 MODEL = "model"

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode
-from turngym.trainers.algorithm import Algorithm, Targets, Term
+from turngym.trainers.algorithm import Algorithm, Critic, Targets, Term
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import OptimizerConfig
 from turngym.trainers.distributed.world import World
 from turngym.trainers.run.optimizer_step import Forward, UpdateResult, learning_rate, update
-from turngym.trainers.targets.critic import Critic, explained_variance
+from turngym.trainers.targets.critic import explained_variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,12 @@ SOME_METRICS: Mapping[str, str] = {
     "judge/hints_refused": "hints with control or special tokens, or too long for the context",
     "importance/ratio": "with staleness: mean probability ratio new / old, truncated",
     "importance/truncated": "with staleness: share of tokens whose ratio was truncated",
+    "advantage/mean": "mean advantage over supervised tokens",
+    "advantage/std": "its standard deviation",
+    "reward/mean": "mean of what the algorithm optimizes (per episode, or per token where it rewards tokens)",
+    "reward/std": "its standard deviation",
+    "teacher_logp": "mean log-likelihood of the sampled tokens under the teacher, nats, where it is known",
+    "teacher_logp_known": "share of the tokens for which it is known (with a top-K support: those within it)",
     "term/lpt": "mean negative log-likelihood of the pre-training text, nats per token",
 }
 """What only some algorithms log: name -> what it says."""
@@ -55,6 +61,11 @@ METRICS: Mapping[str, str] = {
     "episodes_dropped": "episodes left out of training by the algorithm (groups without contrast)",
     "tokens": "supervised tokens",
     "success": "share of the step's training episodes that succeeded (depth-capped ones count as failures)",
+    "return/mean": "mean return of the step's training episodes",
+    "return/std": "its standard deviation over episodes",
+    "score/mean": "mean score of the environment, in [0, 1]",
+    "score/std": "its standard deviation over episodes",
+    "response_tokens": "tokens per response of the policy",
     "turns_mean": "turns per training episode",
     "valid_actions": "share of the policy's turns whose action was valid",
     "truncated": "share of training episodes cut by a depth cap or by the limits on turns or tokens",
@@ -73,6 +84,7 @@ METRICS: Mapping[str, str] = {
     "depth/hbar": "smoothed horizon after the step",
     "depth/h_eff": "effective horizon of the KL mass, at the last probe",
     "depth/h_cov": "horizon that covers the successful episodes, at the last probe",
+    "turn/tokens": "per turn: supervised tokens",
     "turn/survivors": "per turn: episodes with a supervised token there",
     "turn/kl": "per turn: KL (tail bin), mean over the turn's tokens",
     "turn/kl_raw": "per turn: KL (raw form, as the paper plots it)",
@@ -93,7 +105,15 @@ METRICS: Mapping[str, str] = {
     "eval/low": "lower end of its 95 % interval",
     "eval/high": "upper end of its 95 % interval",
 }
-"""Every column that the trainer writes; `eval/<name>` may carry further numbers of an evaluation."""
+"""Every column that every training writes; `eval/<name>` may carry further numbers of an evaluation."""
+
+OPEN_NAMES = ("eval/", "token/", "term/")
+"""Beginnings of names that are not listed: numbers of an evaluation, diagnostics of a token loss, further losses."""
+
+
+def known_metric(name: str) -> bool:
+    """Whether a trainer may write a column of this name."""
+    return name in METRICS or name in SOME_METRICS or name.startswith(OPEN_NAMES)
 
 
 @dataclass(slots=True)
@@ -168,7 +188,7 @@ def read_metrics(run: Path | str) -> list[dict[str, Any]]:
 
 def table(run: Path | str, kind: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
     """Chosen columns of the rows of one kind (None where a row lacks the column)."""
-    unknown = [name for name in columns if name not in {**METRICS, **SOME_METRICS} and not name.startswith("eval/")]
+    unknown = [name for name in columns if not known_metric(name)]
     if unknown:
         raise TurngymError(f"unknown metric {unknown[0]!r}; valid: {', '.join([*METRICS, *SOME_METRICS])}")
     return [tuple(row.get(name) for name in columns) for row in read_metrics(run) if row["kind"] == kind]

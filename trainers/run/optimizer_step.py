@@ -161,6 +161,7 @@ def _forward(
         advantage_n=None if targets.advantage_N is None else _tensor(targets.advantage_N, micro, states),
         reference_logp_n=None if targets.reference_logp_N is None else _tensor(targets.reference_logp_N, micro, states),
         kl_mask_n=None if targets.kl_mask_N is None else _tensor(targets.kl_mask_N, micro, states),
+        extra={name: _tensor(column, micro, states) for name, column in targets.extra.items()},
         off_policy_n=_tensor(batch.off_policy_N, micro, states),
         entropy_n=entropy_n,
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Collect, CollectRequest
-from turngym.trainers.rollout_plan.depth import DepthPlan
+from turngym.trainers.algorithm import DepthPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turngym.trainers.algorithm import Critic, DepthState
 from turngym.trainers.config import RunConfig
 from turngym.trainers.distributed.world import SINGLE, World, on_rank_zero
-from turngym.trainers.rollout_plan.depth import DepthState, state_from_json, state_to_json
+from turngym.trainers.rollout_plan.depth import state_from_json, state_to_json
 from turngym.trainers.run.checkpoint import (
     CheckpointError,
     check_fingerprint,
@@ -21,7 +22,6 @@ from turngym.trainers.run.checkpoint import (
 )
 from turngym.trainers.run.metrics import FILE
 from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
-from turngym.trainers.targets.critic import Critic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode
+from turngym.trainers.algorithm import DepthPlan, DepthState, Targets
 from turngym.trainers.batch import RolloutBatch, refused
 from turngym.trainers.judge.stats import judge_row
-from turngym.trainers.rollout_plan.depth import DepthPlan, DepthState
 from turngym.trainers.rollout_plan.turn_stats import deep_third, turn_stats
 from turngym.trainers.run.epochs import Epochs
+from turngym.trainers.run.research_metrics import research_row, turn_tokens
 
 Columns = Mapping[str, NDArray[np.float32]]
+OWN_COLUMNS = frozenset(
+    {
+        *("loss", "logp", "sampled_logp", "entropy", "kl_bin", "kl_raw", "kl_reference", "teacher_entropy"),
+        *("clipped", "ratio", "truncated", "off_shaped"),
+    }
+)
+"""Per-token numbers that have names of their own in a row; all others are written as `token/<name>`."""
 
 
 def step_row(
-    episodes: Sequence[Episode], batch: RolloutBatch, done: Epochs, plan: DepthPlan, state: DepthState
+    episodes: Sequence[Episode],
+    batch: RolloutBatch,
+    targets: Targets,
+    done: Epochs,
+    plan: DepthPlan,
+    state: DepthState,
 ) -> dict[str, Any]:
     """Everything about a step but its times."""
     turns = turn_row(batch, done.columns, done.weight_N)
@@ -34,6 +47,7 @@ def step_row(
         **rollout_row(episodes, batch),
         **judge_row(episodes, batch),
         **token_row(batch, done.columns, done.fresh_N),
+        **research_row(episodes, batch, targets),
         "loss_deep_share": deep_third(np.asarray(turns["turn/loss_share"])),
         **depth_row(plan, state),
         **turns,
@@ -93,6 +107,7 @@ def token_row(batch: RolloutBatch, columns: Columns, fresh_N: NDArray[np.bool_])
         **{f"importance/{name}": _known_mean(columns[name]) for name in ("ratio", "truncated") if name in columns},
         "gap_mean": float(gap_N.mean()) if len(gap_N) else None,
         "gap_max": float(gap_N.max()) if len(gap_N) else None,
+        **{f"token/{name}": _known_mean(values) for name, values in columns.items() if name not in OWN_COLUMNS},
     }
 
 
@@ -120,7 +135,7 @@ def turn_row(batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64
     }
     kl_N = columns.get("kl_bin", np.zeros(batch.tokens, np.float32))
     stats = turn_stats(batch, kl_N, entropy_N=columns.get("entropy"), teacher_entropy_N=columns.get("teacher_entropy"))
-    row |= {"turn/survivors": stats.survivors_T, "turn/entropy": stats.entropy_T}
+    row |= {"turn/survivors": stats.survivors_T, "turn/entropy": stats.entropy_T, "turn/tokens": turn_tokens(batch)}
     if "kl_bin" in columns:
         raw = turn_stats(batch, columns["kl_raw"], weight_N=weight_N)
         row |= {"turn/kl": stats.kl_T, "turn/kl_raw": raw.kl_T, "turn/teacher_entropy": stats.teacher_entropy_T}

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import CollectRequest
-from turngym.trainers.algorithm import Scorers
+from turngym.envs.protocols import Collect, CollectRequest, EvalPoint, Scorer
+from turngym.trainers.algorithm import Algorithm, Critic, DepthPlan, Scorers
 from turngym.trainers.batch import pack
+from turngym.trainers.config import OptimizerConfig, RunConfig
 from turngym.trainers.distributed.run import Silent, shared_scorer
-from turngym.trainers.distributed.world import on_all_ranks
+from turngym.trainers.distributed.world import World, on_all_ranks
 from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.rollout_plan.depth import DepthPlan
 from turngym.trainers.rollout_plan.turn_stats import probe_stats
 from turngym.trainers.run import step_metrics
 from turngym.trainers.run.epochs import Schedule, run_epochs
@@ -26,12 +27,9 @@ from turngym.trainers.run.full_disk import full_disk
 from turngym.trainers.run.interrupts import Interrupts
 from turngym.trainers.run.metrics import MetricsLog
 from turngym.trainers.run.optimizer_step import Forward
-from turngym.trainers.run.rollout_schedule import Planned
+from turngym.trainers.run.progress import Progress
+from turngym.trainers.run.rollout_schedule import Planned, RolloutSchedule
 from turngym.trainers.run.run_folder import RunFolder, RunState
-from turngym.trainers.targets.critic import Critic
-
-if TYPE_CHECKING:
-    from turngym.trainers.trainer import Trainer
 
 
 class TrainError(TurngymError):
@@ -49,11 +47,30 @@ class RunResult:
     """Seconds of training, evaluations excluded."""
 
 
+class Setup(Protocol):
+    """What the loop reads of a `Trainer`."""
+
+    model: Any
+    algorithm: Algorithm
+    collect: Collect
+    out: Path
+    run: RunConfig
+    optimizer: OptimizerConfig
+    teacher: Scorer | None
+    reference: Scorer | None
+    evaluate: Callable[[int], EvalPoint] | None
+    on_update: Callable[[int], None] | None
+    vocab_size: int | None
+    progress: Progress
+    order: RolloutSchedule
+    world: World
+
+
 @dataclass(slots=True)
 class TrainLoop:
     """The state of a run that is under way."""
 
-    trainer: Trainer
+    trainer: Setup
     optimizer: Any
     folder: RunFolder
     log: MetricsLog | Silent
@@ -116,7 +133,7 @@ class TrainLoop:
             return
         batch = pack(kept, origins=algorithm.origins)
         trainer.progress.phase("teacher")
-        targets = algorithm.signal(batch, kept, self._scorers())
+        targets = algorithm.target_fn(batch, kept, self._scorers())
         scored = time.perf_counter()
         trainer.progress.phase("update")
         schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
@@ -135,7 +152,7 @@ class TrainLoop:
             {
                 "step": step,
                 "kind": "train",
-                **step_metrics.step_row(episodes, batch, done, plan, depth),
+                **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
                 **step_metrics.staleness_row(episodes, step - 1),
                 "tokens_per_s": batch.tokens / (end - start),
                 **{f"time/{name}_s": value for name, value in times.items()},

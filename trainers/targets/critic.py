@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,31 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import ConfigError
+from turngym.trainers.config import CriticConfig
 from turngym.trainers.distributed.checkpoint import load_full
 from turngym.trainers.distributed.world import SINGLE, World, micro_batches, to_local
 from turngym.trainers.models.microbatch import pad_rows
 from turngym.trainers.models.model import autocast, hidden_states, recomputing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriticConfig:
-    """The critic of PPO."""
-
-    kind: Literal["model", "head"] = "model"
-    """`model`: a copy of the initial policy with a value head; `head`: a small network on the policy's own hidden
-    states, which its gradient does not reach."""
-    lr: float = 1e-5
-    """Learning rate. Tiny models need 1e-3."""
-    clip: float | None = 0.2
-    """Largest change of a value per batch that still lowers the loss, in the unit of the return; None for the plain
-    squared error. Where returns are tens of nats 0.2 takes a hundred steps to reach them (`critic_explained` tells)."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
-
-    def __post_init__(self) -> None:
-        if not self.lr > 0 or (self.clip is not None and not self.clip > 0):
-            raise ConfigError(f"critic lr is {self.lr} and clip {self.clip}; both must be above 0 (or clip None)")
 
 
 def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: float | None = 0.2) -> Tensor:

@@ -72,7 +72,7 @@ class SampledAdvantage:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         theirs = label_logprobs(scorers.teacher, batch, "teacher")
         mine = label_logprobs(scorers.student, batch, "student")
-        return Targets(advantage_N=(theirs - mine).astype(np.float32))
+        return Targets(advantage_N=(theirs - mine).astype(np.float32), label_logp_N=theirs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,9 @@ class GroupAdvantage:
     scale: Literal["std", "none"] = "std"
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        advantage_E = grpo_advantage(rewards(batch, episodes, self.reward), batch.group_E, scale=self.scale)
-        return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32))
+        reward_E = rewards(batch, episodes, self.reward)
+        advantage_E = grpo_advantage(reward_E, batch.group_E, scale=self.scale)
+        return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32), reward=reward_E)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,8 @@ class SplitAdvantage:
         reward_E = rewards(batch, episodes, self.reward)
         advantage_E = grpo_split_advantage(reward_E, batch.group_E, own_E, scale=self.scale)
         factor_N = np.where(batch.off_policy_N, self.alpha, self.beta)
-        return Targets(advantage_N=(advantage_E[batch.episode_N] * factor_N).astype(np.float32))
+        advantage_N = (advantage_E[batch.episode_N] * factor_N).astype(np.float32)
+        return Targets(advantage_N=advantage_N, reward=reward_E)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class GroupTeacherAdvantage:
             reward_E = reward_E / np.maximum(count_E, 1)
         reward_E = reward_E + self.env_coef * batch.reward_E
         advantage_E = grpo_advantage(reward_E, batch.group_E, scale=self.scale)
-        return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32))
+        return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32), reward=reward_E)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,7 @@ class CriticAdvantage:
             advantage_N=whiten(advantage_N).astype(np.float32),
             return_N=return_N.astype(np.float32),
             value_N=value_N,
+            reward=reward_N,
         )
 
 

@@ -118,7 +118,7 @@ class _Step:
 
         batch = pack(episodes)
         begin = _clock(self.forward.autocast)
-        targets = self.algorithm.signal(batch, episodes, Scorers(student=self.teacher, teacher=self.teacher))
+        targets = self.algorithm.target_fn(batch, episodes, Scorers(student=self.teacher, teacher=self.teacher))
         scored = _clock(self.forward.autocast)
         update(
             self.student,

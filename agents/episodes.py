@@ -1,0 +1,166 @@
+"""Play episodes of any environment with any agent, from Python or the command line, and keep them as a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from turngym.agents.agent import Agent
+from turngym.agents.environments import env_maker, probe
+from turngym.agents.evaluation.scores import score
+from turngym.agents.evaluation.tables import (
+    Table,
+    behavior_table,
+    columns,
+    progress_bar,
+    success_table,
+    table_text,
+)
+from turngym.agents.executor.open_workers import WorkerOptions, open_workers
+from turngym.agents.open_agent import AgentSettings, OpenedAgent, as_opened
+from turngym.agents.rollout import Job
+from turngym.agents.sglang.options import PolicyServer
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode
+from turngym.envs.trace import TraceWriter, read_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedEpisodes:
+    """What `play_episodes` played."""
+
+    episodes: tuple[Episode, ...]
+    """Sample by sample, tasks in order; without those that the trace held before."""
+    agent: str
+    """Name of the agent."""
+    out: Path | None = None
+    """The trace."""
+
+    @property
+    def errors(self) -> int:
+        """Episodes that ended in an error; they do not count in the table."""
+        return sum(episode.status.is_error for episode in self.episodes)
+
+    def table(self) -> Table | None:
+        """Success and behavior; None where no episode ended without an error."""
+        if self.errors == len(self.episodes):
+            return None
+        scores = {self.agent: score(self.episodes)}
+        return columns(success_table(scores), behavior_table(scores))
+
+    @property
+    def summary(self) -> str:
+        """How many episodes, and where, in one line."""
+        where = "" if self.out is None else f" in {self.out}"
+        errors = f", {self.errors} of them ended in errors" if self.errors else ""
+        return f"{len(self.episodes)} episodes{where}{errors}"
+
+    def __str__(self) -> str:
+        table = self.table()
+        return ("" if table is None else table_text(table)) + self.summary
+
+
+def play_episodes(
+    env: str = "turngym/ALFWorld-v0",
+    agent: str | Agent | OpenedAgent = "expert",
+    *,
+    tasks: int | Sequence[str] = 10,
+    draw: bool = False,
+    samples: int = 1,
+    seed: int = 0,
+    depth: int | None = None,
+    slots: int = 64,
+    out: str | Path | None = None,
+    append: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    workers: int | WorkerOptions = 0,
+    servers: PolicyServer | None = None,
+    progress: bool = True,
+    **settings: Unpack[AgentSettings],
+) -> PlayedEpisodes:
+    """Play tasks of `env` with `agent`, as `turngym rollout` does.
+
+    Args:
+        env: Gymnasium id; `package:namespace/Name-v0` imports `package` first.
+        agent: a name as on the command line, or an agent object; see `evaluate`.
+        tasks: how many, or task ids.
+        draw: draw the tasks with `seed` instead of taking the first ones.
+        samples: episodes per task.
+        seed: same seed, same episodes, whatever `slots` and `workers`.
+        depth: end every episode after so many turns as `truncated_depth`.
+        slots: episodes played, and requests generated, at a time.
+        out: trace file (JSON lines); an existing one is refused unless `append`.
+        append: add to an existing trace; episodes that it holds (task, sample, seed) are not played again.
+        env_kwargs: arguments for gym.make: split, data, max_turns, on_invalid, ...
+        workers: processes that play; 0: this one.
+        servers: SGLang servers that play with the weights of `model:FOLDER`.
+        progress: a bar on standard error.
+        settings: fields of `AgentOptions` by name: temperature=0.85, noise, channel, max_new_tokens, device, ...
+
+    Raises:
+        TurngymError: an unknown environment, task or agent, or a trace that exists.
+    """
+    out = None if out is None else Path(out)
+    done, kwargs = _held(out, append), dict(env_kwargs or {})
+    chosen = _choose(env_maker(env, **kwargs), tasks, seed if draw else None)
+    jobs = [
+        Job(task_id=task_id, sample=sample, group=group, seed=seed)
+        for sample in range(samples)
+        for group, task_id in enumerate(chosen)
+        if (task_id, sample, seed) not in done
+    ]
+    opened = as_opened(agent, {**settings, "slots": slots}, lambda: probe(env, kwargs), servers)
+    crew = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    with ExitStack() as stack:
+        play = stack.enter_context(open_workers(crew))
+        writer = None if out is None else stack.enter_context(TraceWriter(out))
+        report = stack.enter_context(progress_bar("rollout", len(jobs), enabled=progress))
+
+        def keep(episode: Episode) -> None:
+            if writer is not None:
+                writer.write(episode)
+            report(episode)
+
+        episodes = play(
+            jobs,
+            env_maker(env, **kwargs, channel=opened.channel),
+            opened.agent,
+            slots=slots,
+            max_turns=depth,
+            on_episode=keep,
+            system=opened.system,
+            meta={"temperature": opened.temperature},
+        )
+    return PlayedEpisodes(episodes=tuple(episodes), agent=opened.agent.name, out=out)
+
+
+def _held(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
+    """(task id, sample, seed) of the episodes in the trace that is added to."""
+    if out is None or not out.exists():
+        return set()
+    if not append:
+        raise TurngymError(f"{out} exists: add to it with --append (append=True), or name another file")
+    episodes = read_trace(out)[0]
+    return {(e.task.task_id, e.sample, e.seed) for e in episodes if not e.status.is_error}
+
+
+def _choose(make_env: Callable[[], Any], tasks: int | Sequence[str], seed: int | None) -> list[str]:
+    """Task ids: those that are named, the first so many, or so many that `seed` draws."""
+    if not isinstance(tasks, int):
+        return [tasks] if isinstance(tasks, str) else list(tasks)
+    env = make_env()
+    try:
+        ids = env.unwrapped.task_ids()
+    finally:
+        env.close()
+    if not 1 <= tasks <= len(ids):
+        raise TurngymError(f"{tasks} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")
+    if seed is None:
+        return [ids[place] for place in range(tasks)]
+    places = np.random.default_rng(seed).choice(len(ids), tasks, replace=False)
+    return [ids[int(place)] for place in places]

@@ -1,0 +1,119 @@
+"""Evaluate an agent on a task panel, from Python or the command line: Avg@n, pass@k, rows by category, rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from turngym.agents.agent import Agent
+from turngym.agents.environments import env_maker, probe, with_module
+from turngym.agents.evaluation.tables import write_json
+from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
+from turngym.agents.executor.open_workers import WorkerOptions, open_workers
+from turngym.agents.open_agent import AgentSettings, OpenedAgent, as_opened
+from turngym.agents.sglang.options import PolicyServer
+from turngym.envs.core import TurngymError
+from turngym.envs.panels import Panel, load_panel, verify_panel
+
+
+def evaluate(
+    panel: str | Path | Panel,
+    agent: str | Agent | OpenedAgent = "expert",
+    *,
+    samples: int = 4,
+    seed: int = 0,
+    slots: int = 64,
+    out: str | Path | None = None,
+    limit: int | None = None,
+    env: str | None = None,
+    data: str | None = None,
+    max_turns: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    workers: int | WorkerOptions = 0,
+    servers: PolicyServer | None = None,
+    verify: bool = True,
+    progress: bool = True,
+    **settings: Unpack[AgentSettings],
+) -> EvalResult:
+    """Play every task of `panel` `samples` times with `agent` and score it, as `turngym eval` does.
+
+    Args:
+        panel: name (newest version), full name, path of a manifest, or a `Panel`.
+        agent: a name as on the command line (`expert`, `random`, `replay:TRACE`, `model:FOLDER`,
+            `package.module:name`), or an agent object.
+        samples: episodes per task.
+        seed: same seed, same episodes, whatever `slots` and `workers`.
+        slots: episodes played, and requests generated, at a time.
+        out: folder for results.json and trace.jsonl; an interrupted evaluation with the same folder goes on.
+        limit: play only the first so many tasks.
+        env: the environment's id with the module that registers it (`package:namespace/Name-v0`), where it must be
+            imported first.
+        data: folder of the data; by default where the environment looks for it.
+        max_turns: turns before an episode is cut; by default the environment's own limit.
+        env_kwargs: further arguments for gym.make.
+        workers: processes that play; 0: this one.
+        servers: SGLang servers that play with the weights of `model:FOLDER`.
+        verify: check every task's hash against the panel before anything is played.
+        progress: a bar on standard error.
+        settings: fields of `AgentOptions` by name: temperature=0.85, noise, channel, max_new_tokens, device, ...
+
+    Raises:
+        TurngymError: an unknown panel or agent, tasks that are not the panel's, a folder with another evaluation.
+    """
+    panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
+    overrides = {**(env_kwargs or {}), **_given(data=data, max_turns=max_turns)}
+    env_id = with_module(panel.env_id, env)
+    kwargs = {**panel.make_kwargs, **overrides}
+    make_env = env_maker(env_id, **kwargs)
+    if verify:
+        _check(panel, make_env())
+    opened = as_opened(agent, {**settings, "slots": slots}, lambda: probe(env_id, kwargs), servers)
+    crew = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    with open_workers(crew) as play:
+        result = evaluate_tasks(
+            panel if limit is None else panel.tasks[:limit],
+            env_maker(env_id, **kwargs, channel=opened.channel),
+            opened.agent,
+            samples=samples,
+            temperature=opened.temperature,
+            seed=seed,
+            slots=slots,
+            trace=None if out is None else Path(out) / "trace.jsonl",
+            system=opened.system,
+            settings=_note(overrides, opened),
+            progress=progress,
+            play=play,
+        )
+    named = {"panel": panel.full_name, "panel_sha256": panel.sha256, "limit": limit}
+    result = replace(result, settings={**result.settings, **named})
+    if out is not None:
+        write_json(Path(out) / "results.json", result.to_json())
+    return result
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _note(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
+    """What else the episodes depend on, besides panel, seed and agent name."""
+    note: dict[str, Any] = {"make": {name: overrides[name] for name in sorted(overrides) if name != "data"}}
+    if opened.channel is not None:
+        note["channel"] = opened.channel
+    if opened.fingerprint is not None:
+        note["model"] = opened.fingerprint
+    return note
+
+
+def _check(panel: Panel, env: Any) -> None:
+    try:
+        problems = verify_panel(panel, env)
+    finally:
+        env.close()
+    if problems:
+        raise TurngymError(
+            f"{len(problems)} of {len(panel.tasks)} tasks are not those of {panel.full_name}: {problems[0]}; get the "
+            "data that the panel names (`turngym panel verify` lists every difference)"
+        )

@@ -1,0 +1,290 @@
+"""Plays for trainers: rollouts of a student in training, its evaluations, and judges of its turns.
+
+`ROLLOUTS` is what `turngym train` and `turngym.trainers.train` find here by name; trainers import nothing of agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from turngym.agents.collect import ExpertCollect, LiveCollect, SharedEnv
+from turngym.agents.environments import env_maker, json_object
+from turngym.agents.evaluation.panel_evaluation import PanelEvaluation
+from turngym.agents.executor.cancellable import CancellableRollout
+from turngym.agents.executor.open_workers import WorkerOptions, open_workers
+from turngym.agents.executor.parallel import ParallelRollout
+from turngym.agents.judges.hint_prompts import HintPrompts
+from turngym.agents.judges.hinted_env import HintedEnv
+from turngym.agents.judges.make_judge import JudgeOptions, make_judge
+from turngym.agents.judges.traces import JudgedTraces
+from turngym.agents.local_engine.mixed_policy import mixed_player
+from turngym.agents.player import Player
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rollout import MakeEnv, PlayJobs
+from turngym.agents.scripted import named_player
+from turngym.agents.sglang.open_servers import teacher_scorer, train_policy
+from turngym.agents.sglang.options import TrainServers
+from turngym.agents.sglang.scorer import SglangScorer
+from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
+from turngym.envs.common.rollout_side import PlayedModel, RolloutProvider, StudentRun
+from turngym.envs.common.settings import FLAT
+from turngym.envs.core import Task, TurngymError
+from turngym.envs.episode import Episode
+from turngym.envs.panels import Panel, assert_disjoint, load_panel
+from turngym.envs.protocols import Collect, CollectRequest, Judge, Scorer
+from turngym.envs.trace import read_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayConfig:
+    """What is played in training and evaluations, and by whom."""
+
+    env: str = "turngym/ALFWorld-v0"
+    """Gymnasium id of the environment; `package:namespace/Name-v0` imports `package` first."""
+    split: str = "generated"
+    """Split to train on."""
+    data: str | None = None
+    """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
+    env_kwargs: str = "{}"
+    """Further arguments for gym.make as JSON, for example '{"config": "small", "on_invalid": "noop"}'."""
+    panel: str | None = None
+    """Panel to evaluate on; its tasks are never trained on. Without one nothing is evaluated."""
+    eval_samples: int = 4
+    """Episodes per task of an evaluation (Avg@n)."""
+    eval_temperature: float = 0.85
+    """Sampling temperature of evaluations."""
+    eval_limit: int | None = None
+    """Evaluate on the first so many tasks of the panel only."""
+    traces: tuple[Path, ...] = ()
+    """Train on these recorded episodes instead of playing: sft imitates them; the others take them as rollouts, cut at
+    the depth cap, attempts at one task as a group (not tcod b2f, which replays an expert in the environment)."""
+    expert: str = "expert"
+    """sft, tcod b2f and luffy: who demonstrates; --judge expert: who is asked. `searching` knows only what it has
+    seen."""
+    noise: tuple[float, float] = (0.0, 0.0)
+    """sft: share of random actions in an episode, drawn from this range; they are never imitated."""
+    mistakes: float = 0.0
+    """sft: share of those random actions that are plausible mistakes, possible or not, instead of admissible ones."""
+    hints: float = 0.0
+    """sft: share of observations that carry the expert's next action as a hint, in the words of --judge expert. A model
+    can only teach by hints (opd-hints) what it has learned to read."""
+    slots: int = 64
+    """Episodes played, and requests generated, at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig:
+    """How the student is spoken to, where it is to be otherwise than its folder's turngym.json says."""
+
+    channel: Literal["text", "tool"] | None = None
+    """How actions are written: `text`, in tags, or `tool`, as a function call; by default as the student's folder says,
+    else text."""
+    thinking: Literal["on", "off"] | None = None
+    """Thinking switch of the chat template; by default as the student's folder says, else the template's default."""
+    observation_role: Literal["user", "tool"] | None = None
+    """Role of observations after the first; by default as the student's folder says, else user."""
+    max_new_tokens: int | None = None
+    """Most tokens of one response; by default as the student's folder says, else 512."""
+    max_context: int | None = None
+    """Most tokens of an episode's history and response; by default as the folder says, else what the model allows."""
+    system: str | None = None
+    """System message; by default as the student's folder says, else the instructions of environment and channel."""
+
+    def applied(self, settings: ChatSettings) -> ChatSettings:
+        """`settings` with what is given here on top."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.thinking is not None:
+            given["thinking"] = self.thinking == "on"
+        return replace(settings, **given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """Everything that the rollout side of a training run can be told."""
+
+    play: PlayConfig = field(default_factory=PlayConfig, metadata=FLAT)
+    chat: ChatConfig = field(default_factory=ChatConfig, metadata=FLAT)
+    judging: JudgeOptions = field(default_factory=JudgeOptions, metadata=FLAT)
+    servers: TrainServers = field(default_factory=TrainServers, metadata=FLAT)
+    workers: WorkerOptions = field(default_factory=WorkerOptions, metadata=FLAT)
+
+
+class StudentRollouts:
+    """Implements `Rollouts`: a student in training plays an environment, here, in workers or on servers."""
+
+    def __init__(self, config: RolloutConfig, run: StudentRun) -> None:
+        self.config, self.run = config, run
+        self.settings = config.chat.applied(ChatSettings.load(run.folder))
+        self._closing = ExitStack()
+        self._play: PlayJobs = self._closing.enter_context(open_workers(config.workers))
+        self._cancel: Any = None
+        if run.actor is not None:
+            if not isinstance(self._play, ParallelRollout):
+                self._play = CancellableRollout()
+            self._cancel = self._play.cancel
+        self._env = SharedEnv(self._make_env())
+        # with an actor the learner only evaluates, in this process
+        self._learner, self._servers = self._player(run.learner, served=run.actor is None)
+        self._actor = self._learner if run.actor is None else self._player(run.actor, served=True)[0]
+        self._panel: Panel | None = None if config.play.panel is None else load_panel(config.play.panel)
+        self._record = JudgedTraces(run.out / "judged", config.judging.judge_every)
+        self._teacher_name: str | None = None
+
+    def _player(self, played: PlayedModel, *, served: bool) -> tuple[Player, SyncedPolicy | None]:
+        servers, length = self.config.servers, self.settings.max_context
+        engine = None
+        if served and servers.policy_server:
+            model, words, weights = played.model, played.tokenizer, played.weights
+            engine = train_policy(servers, model, words, length, self.run.out, weights=weights)
+        tool, slots = self._env.env.unwrapped.tool, self.config.play.slots
+        player = Player.of(played.model, played.tokenizer, self.settings, tool, slots=slots, engine=engine)
+        return player, engine
+
+    def _make_env(self, **more: Any) -> MakeEnv:
+        play = self.config.play
+        kwargs = {"split": play.split, "max_turns": self.run.max_turns, **json_object("--env-kwargs", play.env_kwargs)}
+        if play.data is not None:
+            kwargs["data"] = play.data
+        return env_maker(play.env, **kwargs, **more)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        play = self.config.play
+        found: dict[str, Any] = {"env": play.env, "split": play.split, "env_kwargs": play.env_kwargs}
+        found["chat"] = asdict(self.settings)
+        if self._teacher_name is not None:
+            found["teacher"] = self._teacher_name
+        if self.run.judge is not None:
+            found["judge"] = {**asdict(self.config.judging), "judge_every": None, "expert": play.expert}
+        return found
+
+    @property
+    def servers(self) -> SyncedPolicy | None:
+        return self._servers
+
+    @property
+    def next_role(self) -> str:
+        return self.settings.observation_role
+
+    @property
+    def evaluate(self) -> PanelEvaluation | None:
+        if self._panel is None:
+            return None
+        play, panel = self.config.play, self._panel
+        given = json_object("--env-kwargs", play.env_kwargs)
+        more = {key: value for key, value in given.items() if key in ("on_invalid", "engine")}
+        kwargs = {"max_turns": self.run.max_turns, **more, **panel.make_kwargs, "channel": self.settings.channel}
+        if play.data is not None:
+            kwargs["data"] = play.data
+        return PanelEvaluation(
+            panel=panel,
+            player=self._learner,
+            make_env=env_maker(panel.env_id, **kwargs),
+            folder=self.run.out / "eval",
+            samples=play.eval_samples,
+            temperature=play.eval_temperature,
+            seed=self.run.seed,
+            slots=play.slots,
+            limit=play.eval_limit,
+            play=self._play,
+        )
+
+    @property
+    def _held_out(self) -> Sequence[Task]:
+        return () if self._panel is None else self._panel.tasks
+
+    def teacher(self, size: int, temperature: float) -> tuple[Scorer, int] | None:
+        servers = self.config.servers
+        if not servers.teacher_server:
+            return None
+        found: tuple[SglangScorer, int] = teacher_scorer(
+            servers, self.run.teacher, self.run.learner.tokenizer, size, temperature
+        )
+        if self.run.teacher is None:
+            self._teacher_name = found[0].fleet.servers[0].model
+        return found
+
+    def recorded(self) -> list[Episode] | None:
+        traces = self.config.play.traces
+        if not traces:
+            return None
+        episodes = [episode for path in traces for episode in read_trace(path)[0]]
+        assert_disjoint([episode.task for episode in episodes], self._held_out)
+        return episodes
+
+    def collect(self, teacher: Any, share: float) -> Collect:
+        play, settings = self.config.play, self.settings
+        words = self.run.learner.tokenizer
+        player = mixed_player(self._actor, share, teacher, words, slots=play.slots, play=self._play)
+        make_env = self._make_env(channel=settings.channel)
+        shared: dict[str, Any] = {
+            "make_env": make_env,
+            "task_ids": self._env.env.unwrapped.task_ids(),
+            "seed": self.run.seed,
+            "slots": play.slots,
+            "held_out": self._held_out,
+            "expert": play.expert,
+            "play": self._play,
+            "shared": self._env,
+        }
+        if self.run.collects == "student":
+            return LiveCollect(player=player, **shared)
+        if play.hints:
+            shared["make_env"] = HintedEnv(make_env, play.hints, named_player(play.expert))
+        return ExpertCollect(
+            renderer=player.renderer, settings=settings, noise=play.noise, mistakes=play.mistakes, **shared
+        )
+
+    def judge(self) -> Judge:
+        if self.run.judge is None:
+            raise TurngymError("the algorithm of this run asks no judge")
+        return make_judge(
+            self.config.judging,
+            self.run.judge,
+            make_env=self._make_env(channel=self.settings.channel),
+            expert=self.config.play.expert,
+            seed=self.run.seed,
+            device=self.run.device,
+        )
+
+    def add_hints(self, episodes: Sequence[Episode]) -> list[Episode]:
+        player = self._actor
+        limit = player.engine.max_length
+        hints = HintPrompts(renderer=player.renderer, position=self.run.hint_position, max_context=limit)
+        return hints(episodes)
+
+    def keep_judged(self, request: CollectRequest, episodes: Sequence[Episode]) -> None:
+        self._record(request, episodes)
+
+    def learner_changed(self, version: int) -> None:
+        self._learner.engine.weights_changed(version)
+
+    def actor_changed(self, version: int) -> None:
+        self._actor.engine.weights_changed(version)
+
+    def cancel(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+
+    def save_settings(self, folder: Path) -> None:
+        self.settings.save(folder)
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def open_rollouts(config: RolloutConfig, run: StudentRun) -> StudentRollouts:
+    """The rollout side of `run`. Raises TurngymError for an environment, panel or server that does not fit."""
+    return StudentRollouts(config, run)
+
+
+ROLLOUTS = RolloutProvider(
+    config=RolloutConfig,
+    open=open_rollouts,
+    has_teacher=lambda config: bool(config.servers.teacher_server),
+)
+"""What trainers find here by name."""

@@ -1,0 +1,63 @@
+"""Where numbers come from: command line, versions, commit, machine; written beside a run's configuration."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from turngym.envs.common.settings import PROVENANCE, to_table, to_toml
+
+FILE = "config.toml"
+PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld", "sglang", "peft", "ray")
+"""Packages whose versions may change numbers; those that are not installed are left out."""
+
+
+def provenance(command: Sequence[str] | None = None, *, seed: int | None = None) -> dict[str, Any]:
+    """What is known about this process: a table for `write_config`. `command` is the command line, by default argv."""
+    commit = git_commit(Path(__file__).resolve().parent)
+    versions = {name: found for name in PACKAGES if (found := _version(name)) is not None}
+    return {
+        "command": shlex.join(sys.argv if command is None else command),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        **({} if seed is None else {"seed": seed}),
+        **({} if commit is None else {"git_commit": commit}),
+        "packages": versions,
+    }
+
+
+def write_config(folder: Path, config: Any, command: Sequence[str] | None = None, *, seed: int | None = None) -> Path:
+    """Write the complete settings `config` as `folder/config.toml`, with their provenance; `--config` reads it back."""
+    table: Mapping[str, Any] = {**to_table(config), PROVENANCE: provenance(command, seed=seed)}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    path.write_text(to_toml(table), encoding="utf-8")
+    return path
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit of the checkout that `folder` is in, with `+changes` if files differ; None outside of one."""
+    try:
+        commit, changes = (
+            subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True)
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,106 @@
+"""The seam between a trainer and whoever plays for it: what the rollout side is told, and what it offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import Collect, CollectRequest, EvalPoint, Judge, Scorer, WeightSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedModel:
+    """A model that plays, with its tokenizer; `weights` reads what it has now."""
+
+    model: Any
+    tokenizer: Any
+    weights: WeightSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudentRun:
+    """What the rollout side is told about a run."""
+
+    folder: Path
+    """Of the untrained student."""
+    out: Path
+    """Of the run."""
+    learner: PlayedModel
+    """The student: evaluations are always its own."""
+    actor: PlayedModel | None = None
+    """A copy that plays ahead while the student learns; None: the student plays."""
+    teacher: Path | None = None
+    seed: int = 0
+    max_turns: int = 50
+    device: str = "auto"
+    collects: Literal["student", "expert"] = "student"
+    """Who plays the episodes of a step."""
+    judge: Literal["score", "hint"] | None = None
+    """What a judge is asked about their turns."""
+    hint_position: Literal["last_user", "last_message"] = "last_user"
+
+
+class Rollouts(Protocol):
+    """The rollout side of one run. Closed when the run is over."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Flat, JSON-able: what a resumed run must share."""
+
+    @property
+    def evaluate(self) -> Callable[[int], EvalPoint] | None:
+        """Evaluates the learner after a step; None where the run has no panel."""
+
+    @property
+    def servers(self) -> Any:
+        """Engine servers that the processes of a run share (`trainers.distributed.run.SharedServers`), or None."""
+
+    @property
+    def next_role(self) -> str:
+        """The role in which the policy sees observations."""
+
+    def teacher(self, size: int, temperature: float) -> tuple[Scorer, int] | None:
+        """A teacher on servers, for a student of `size` ids, and how many ids both know; None where none is named."""
+
+    def recorded(self) -> list[Episode] | None:
+        """Episodes to train on instead of playing; None: they are played."""
+
+    def collect(self, teacher: Any, share: float) -> Collect:
+        """Plays the episodes of a step; `teacher`, a model, chooses a `share` of the tokens, if that is not 0."""
+
+    def judge(self) -> Judge:
+        """Judges the turns of the episodes."""
+
+    def add_hints(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """The judged episodes with their hints in their prompts (`hint_prompt_ids`)."""
+
+    def keep_judged(self, request: CollectRequest, episodes: Sequence[Episode]) -> None:
+        """Keep a step's judged episodes, to read."""
+
+    def learner_changed(self, version: int) -> None:
+        """The learner has new weights."""
+
+    def actor_changed(self, version: int) -> None:
+        """The actor has new weights."""
+
+    def cancel(self) -> None:
+        """Break off what is being played."""
+
+    def save_settings(self, folder: Path) -> None:
+        """Write beside saved weights how the model wants to be spoken to."""
+
+    def close(self) -> None:
+        """End worker processes and connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutProvider:
+    """What a package offers that plays for trainers: the class of its settings, and how it is opened with them."""
+
+    config: type[Any]
+    open: Callable[[Any, StudentRun], Rollouts]
+    has_teacher: Callable[[Any], bool]
+    """Whether the settings name a teacher on servers."""

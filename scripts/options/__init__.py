@@ -1,0 +1,1 @@
+"""What the verbs of the `turngym` command can be told: dataclasses only."""

@@ -1,0 +1,43 @@
+"""Options of `turngym eval`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from turngym.agents.executor.open_workers import WorkerOptions
+from turngym.agents.open_agent import AgentOptions
+from turngym.agents.sglang.options import PolicyServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalOptions:
+    """Play every task of a panel and score it."""
+
+    panel: str
+    """Name (newest version), full name, or path of a manifest; `turngym panel list` shows them."""
+    player: Annotated[AgentOptions, tyro.conf.arg(name="")] = field(default_factory=AgentOptions)
+    samples: int = 4
+    """Episodes per task."""
+    out: Path | None = None
+    """Folder for results.json and trace.jsonl; an interrupted evaluation with the same folder goes on."""
+    limit: int | None = None
+    """Play only the first so many tasks of the panel."""
+    seed: int = 0
+    """Same seed, same episodes, whatever --slots and --workers."""
+    env: str | None = None
+    """The panel's environment with the module that registers it (`package:namespace/Name-v0`), where it is not one of
+    turngym's own."""
+    data: str | None = None
+    """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
+    max_turns: int | None = None
+    """Turns before an episode is cut; by default the environment's own limit (50 for ALFWorld)."""
+    env_kwargs: str = "{}"
+    """Further arguments for gym.make as JSON, for example '{"engine": "textworld"}'."""
+    servers: Annotated[PolicyServer, tyro.conf.arg(name="")] = field(default_factory=PolicyServer)
+    workers: Annotated[WorkerOptions, tyro.conf.arg(name="")] = field(default_factory=WorkerOptions)
+    verify: bool = True
+    """Check every task's hash against the panel before anything is played."""

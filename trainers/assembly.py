@@ -1,0 +1,240 @@
+"""From the settings of a run to its trainer, and the run itself: what `turngym train` and `train()` do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turngym.envs.common.provenance import write_config
+from turngym.envs.common.rollout_side import PlayedModel, Rollouts, StudentRun
+from turngym.envs.common.weights_hash import weights_hash
+from turngym.envs.core import TurngymError
+from turngym.envs.protocols import Collect, Scorer
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.config import ConfigError
+from turngym.trainers.distributed.processes import local_device
+from turngym.trainers.distributed.run import divided
+from turngym.trainers.distributed.world import World, on_all_ranks
+from turngym.trainers.judge.collect import JudgedCollect
+from turngym.trainers.models.load import load_scorer, load_student
+from turngym.trainers.models.lora import add_adapters
+from turngym.trainers.models.model import vocabulary_size
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.models.weight_source import ModelWeights
+from turngym.trainers.registry import BuildContext, find_algorithm
+from turngym.trainers.run.async_rollout import AsyncRollout, WeightSnapshot, frozen_copy
+from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
+from turngym.trainers.run.offline_rollouts import DatasetCollect
+from turngym.trainers.run.progress import LiveProgress, NoProgress
+from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
+from turngym.trainers.train_config import TrainConfig, optional_parts, rollout_provider
+from turngym.trainers.trainer import RunResult, Trainer
+
+
+def run_training(config: TrainConfig, world: World, *, progress: bool = True, command: Sequence[str] = ()) -> RunResult:
+    """Build the trainer that `config` describes and train in `world`; the run's folder keeps `config` and `command`."""
+    if world.size > 1:
+        config = _checked_for_processes(config, world)
+    with ExitStack() as opened:
+        trainer = on_all_ranks(world, lambda: build_trainer(config, opened))
+        trainer.on_start = lambda: _keep_config(config, command)
+        if not progress:
+            trainer.progress = NoProgress()
+        shared: Trainer = divided(trainer, world, shard_teacher=config.models.shard_teacher)
+        return shared.train(resume=config.models.resume)
+
+
+def _checked_for_processes(config: TrainConfig, world: World) -> TrainConfig:
+    if config.stale.staleness:
+        raise TurngymError(
+            f"--staleness {config.stale.staleness} with {world.size} training processes: playing ahead needs one "
+            "training process; leave staleness at 0"
+        )
+    workers = getattr(getattr(config.rollouts, "workers", None), "workers", 0)
+    if workers:
+        raise TurngymError(
+            f"--workers {workers} with {world.size} training processes: each of them plays its share of the episodes "
+            "itself; leave out --workers"
+        )
+    if config.models.device == "auto":
+        return replace(config, models=replace(config.models, device=local_device()))
+    return config
+
+
+def _keep_config(config: TrainConfig, command: Sequence[str]) -> None:
+    """A resumed run leaves the file of the run that it continues."""
+    models = config.models
+    if not models.resume:
+        write_config(models.out, config, command or None, seed=config.run.seed)
+
+
+def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
+    """The algorithm that `config` names; algorithms that read text need the student's tokenizer."""
+    distill, lm_loss = optional_parts(config)
+    context = BuildContext(
+        run=config.run, distill=distill, lm_loss=lm_loss, has_teacher=has_teacher(config), tokenizer=tokenizer
+    )
+    return config.stale.corrected(find_algorithm(config.algorithm).build(config.own, context))
+
+
+def has_teacher(config: TrainConfig) -> bool:
+    """Whether another model than the student teaches."""
+    return config.models.teacher is not None or rollout_provider().has_teacher(config.rollouts)
+
+
+def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Trainer:
+    """Load models and environment and put the run together; nothing is written yet.
+
+    What must be closed after the run (workers, connections) is put on `opened`.
+    """
+    return _Assembly.of(config, opened or ExitStack()).trainer()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Assembly:
+    """The parts of a run while they are put together."""
+
+    config: TrainConfig
+    algorithm: Algorithm
+    model: Any
+    tokenizer: Any
+    actor: Any
+    """The copy of the model that plays ahead; None where the student plays."""
+    rollouts: Rollouts
+
+    @classmethod
+    def of(cls, config: TrainConfig, opened: ExitStack) -> _Assembly:
+        models, run = config.models, config.run
+        if models.threads:
+            torch.set_num_threads(models.threads)
+        model, tokenizer = load_student(models.student, models.dtype, models.device)
+        if config.lora.rank:
+            add_adapters(model, config.lora, base=str(models.student), seed=run.seed)
+        algorithm = build_algorithm(config, tokenizer)
+        if algorithm.needs_teacher and not has_teacher(config):
+            raise TurngymError(f"--algorithm {config.algorithm} distils from a teacher: name its folder with --teacher")
+        actor = frozen_copy(model) if config.stale.staleness else None
+        words = None if actor is None else copy.deepcopy(tokenizer)  # another thread uses them
+        about = StudentRun(
+            folder=models.student,
+            out=models.out,
+            learner=PlayedModel(model=model, tokenizer=tokenizer, weights=ModelWeights(model)),
+            actor=None if actor is None else PlayedModel(model=actor, tokenizer=words, weights=ModelWeights(actor)),
+            teacher=models.teacher,
+            seed=run.seed,
+            max_turns=run.max_turns,
+            device=models.device,
+            collects=algorithm.collects,
+            judge=algorithm.judge,
+            hint_position=algorithm.hint_position,
+        )
+        rollouts = rollout_provider().open(config.rollouts, about)
+        opened.callback(rollouts.close)
+        if models.resume and list_checkpoints(models.out):
+            rollouts.learner_changed(read_state(latest_checkpoint(models.out))["step"])
+        parts = {"model": model, "tokenizer": tokenizer, "actor": actor, "rollouts": rollouts}
+        return cls(config=config, algorithm=algorithm, **parts)
+
+    def trainer(self) -> Trainer:
+        config, algorithm, rollouts = self.config, self.algorithm, self.rollouts
+        evaluate = rollouts.evaluate
+        teacher, vocab_size = self._teacher()
+        reference = self._scorer(config.models.student, vocab_size) if algorithm.needs_reference else None
+
+        def save_extra(folder: Path) -> None:
+            self.tokenizer.save_pretrained(str(folder))
+            rollouts.save_settings(folder)
+
+        return Trainer(
+            model=self.model,
+            algorithm=algorithm,
+            collect=self._judged(self._collect(teacher)),
+            out=config.models.out,
+            run=config.run,
+            optimizer=config.optimizer,
+            teacher=teacher,
+            reference=reference,
+            evaluate=evaluate,
+            on_update=rollouts.learner_changed,
+            save_extra=save_extra,
+            vocab_size=vocab_size,
+            identity=self._identity(),
+            progress=LiveProgress(config.algorithm, config.run.steps),
+            order=self._order(),
+            servers=rollouts.servers,
+        )
+
+    def _teacher(self) -> tuple[Scorer | None, int | None]:
+        """The teacher as a scorer, here or on servers, and the number of ids that it shares with the student."""
+        if not self.algorithm.needs_teacher:
+            return None, None
+        served = self.rollouts.teacher(vocabulary_size(self.model), self.algorithm.distill_temperature)
+        if served is not None:
+            return served
+        folder = self.config.models.teacher
+        if folder is None:
+            return None, None
+        scorer = self._scorer(folder, None, student=(self.model, self.tokenizer))
+        return scorer, scorer.vocab_size
+
+    def _scorer(self, folder: Path, vocab_size: int | None, student: tuple[Any, Any] | None = None) -> LocalScorer:
+        return load_scorer(
+            folder,
+            dtype=self.config.models.teacher_dtype,
+            device=self.config.models.device,
+            temperature=self.algorithm.distill_temperature,
+            max_tokens=self.config.run.micro_tokens,
+            vocab_size=vocab_size,
+            student=student,
+            shared_prefixes=self.algorithm.shared_prefixes,
+        )
+
+    def _collect(self, teacher: Scorer | None) -> Collect:
+        algorithm, recorded = self.algorithm, self.rollouts.recorded()
+        if recorded is None:
+            partner = teacher.model if isinstance(teacher, LocalScorer) else None
+            return self.rollouts.collect(partner, algorithm.teacher_mix)
+        if algorithm.teacher_mix:
+            raise ConfigError("teacher_mix is a way of playing: it cannot be used with --traces")
+        return DatasetCollect(episodes=recorded, seed=self.config.run.seed, cut=algorithm.cut_recorded)
+
+    def _judged(self, collect: Collect) -> Collect:
+        """`collect` itself, or for the algorithms that learn from a judge its episodes with votes and hints."""
+        kind, rollouts = self.algorithm.judge, self.rollouts
+        if kind is None:
+            return collect
+        return JudgedCollect(
+            collect=collect,
+            judge=rollouts.judge(),
+            kind=kind,
+            next_role=rollouts.next_role,
+            enhance=rollouts.add_hints if kind == "hint" else None,
+            record=rollouts.keep_judged,
+        )
+
+    def _order(self) -> RolloutSchedule:
+        if self.actor is None:
+            return Synchronous()
+        snapshot = WeightSnapshot(self.model, self.actor, self.rollouts.actor_changed)
+        return AsyncRollout(
+            staleness=self.config.stale.staleness,
+            last=self.config.run.steps,
+            snapshot=snapshot,
+            cancel=self.rollouts.cancel,
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """What a resumed run must share beside the algorithm, the run and the optimizer."""
+        config, identity = self.config, dict(self.rollouts.identity)
+        if config.models.teacher is not None and self.algorithm.needs_teacher:
+            identity["teacher"] = weights_hash(config.models.teacher)
+        if config.lora.rank:
+            adapters = {**asdict(config.lora), "targets": list(config.lora.targets)}
+            identity |= {"lora": adapters, "student": weights_hash(config.models.student)}
+        return identity

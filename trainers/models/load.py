@@ -1,0 +1,54 @@
+"""The models of a run from their folders: the student, and scorers for teacher and initial policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turngym.envs.core import TurngymError
+from turngym.trainers.models.model import load_model, vocabulary_size
+from turngym.trainers.models.prefix_sharing import understands_branches
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.models.vocab_check import common_vocabulary
+
+
+def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
+    """A model to train and its tokenizer. Raises TurngymError for a folder that lacks one of them."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    model = load_model(folder, dtype=dtype, device=target)
+    try:
+        return model, AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise TurngymError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
+
+
+def load_scorer(
+    folder: Path,
+    *,
+    dtype: str,
+    device: str,
+    temperature: float,
+    max_tokens: int,
+    vocab_size: int | None = None,
+    student: tuple[Any, Any] | None = None,
+    shared_prefixes: bool = False,
+) -> LocalScorer:
+    """A model that scores ids at `temperature`. Of a teacher, only the ids that `student` (a model with its tokenizer)
+    knows too are scored; TurngymError where the two differ in them."""
+    model, tokenizer = load_student(folder, dtype, device)
+    if student is not None:
+        sizes = vocabulary_size(student[0]), vocabulary_size(model)
+        vocab_size = common_vocabulary(student[1], tokenizer, *sizes)
+    return LocalScorer(
+        model=model,
+        vocab_size=vocab_size,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        branches=shared_prefixes and understands_branches(model),
+    )

@@ -1,0 +1,57 @@
+"""What a study of training asks of every step beside the loss: rewards, advantages, lengths, the teacher's opinion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.episode import Episode
+from turngym.trainers.algorithm import Targets
+from turngym.trainers.batch import RolloutBatch
+
+
+def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
+    """Means and spreads (standard deviations) of what was played and of what it is compared with.
+
+    Returns and scores are those of all episodes that were played, whether or not they were trained on.
+    """
+    played = [episode for episode in episodes if not episode.status.is_error]
+    policy = [turn for episode in played for turn in episode.turns if turn.origin == "policy"]
+    row = {
+        **_spread("return", np.array([episode.episode_return for episode in played])),
+        **_spread("score", np.array([episode.score for episode in played])),
+        "response_tokens": float(np.mean([turn.response_length for turn in policy])) if policy else None,
+    }
+    if targets.advantage_N is not None:
+        row |= _spread("advantage", targets.advantage_N)
+    if targets.reward is not None:
+        row |= _spread("reward", targets.reward)
+    return row | _teacher(batch, targets)
+
+
+def turn_tokens(batch: RolloutBatch) -> NDArray[np.int64]:
+    """Supervised tokens of each turn, all episodes together: int64 [T]."""
+    return np.bincount(batch.turn_N, minlength=int(batch.depth_E.max()))
+
+
+def _teacher(batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
+    """The teacher's log-likelihood of the sampled tokens; of a top-K support it is known for the tokens within it."""
+    found = targets.label_logp_N
+    if found is None and targets.topk_ids_NK is not None and targets.topk_logp_NK is not None:
+        hit_NK = targets.topk_ids_NK == batch.label_N[:, None]
+        found = np.where(hit_NK, targets.topk_logp_NK, -np.inf).max(axis=1)
+    if found is None:
+        return {}
+    known = found[np.isfinite(found)]
+    mean = float(known.mean(dtype=np.float64)) if len(known) else None
+    return {"teacher_logp": mean, "teacher_logp_known": len(known) / len(found)}
+
+
+def _spread(name: str, values: NDArray[Any]) -> dict[str, float | None]:
+    if not len(values):
+        return {f"{name}/mean": None, f"{name}/std": None}
+    wide = values.astype(np.float64)
+    return {f"{name}/mean": float(wide.mean()), f"{name}/std": float(wide.std())}
