@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import turngym
 from turngym.envs.core import TurngymError
 
 VERBS = {
@@ -45,6 +46,9 @@ def usage(command: str, verbs: dict[str, str]) -> str:
 
 def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
     """Run the verb that `argv` names; errors of our own become one line on standard error and status 2."""
+    if argv and argv[0] in ("-V", "--version"):
+        print(f"turngym {turngym.__version__}")
+        return 0
     if not argv or argv[0] in ("-h", "--help"):
         print(usage(command, verbs))
         return 0 if argv else 2

@@ -34,7 +34,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "opd": (),
     "opd, student's top K": ("--distill.support", "student", "--distill.temperature", "2"),
     "opd, sampled": ("--distill.form", "sampled", "--temperature", "0.8", "--shard-teacher"),
-    "turnopd": ("--turnopd.depth.warmup", "1", "--optimizer.minibatches", "2", "--optimizer.passes", "2"),
+    "turnopd": ("--turnopd.depth.warmup", "1", "--optimizer.minibatches", "2", "--optimizer.ppo-epochs", "2"),
     "opd, lora": ("--lora.rank", "4", "--optimizer.lr", "1e-3"),
     "tcod": ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1"),
     "grpo": ("--grpo.n", "3", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01", "--max-turns", "8"),

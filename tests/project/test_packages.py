@@ -15,6 +15,15 @@ from wheels import clean_venv, turngym_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
+ROOT_PACKAGE = ROOT / "scripts" / "turngym"
+"""`turngym` itself: the version and `python -m turngym`."""
+
+
+def installed(path: Path) -> str:
+    """Where a file of the checkout lies in a wheel."""
+    if path.is_relative_to(ROOT_PACKAGE):
+        return f"turngym/{path.relative_to(ROOT_PACKAGE).as_posix()}"
+    return f"turngym/{path.relative_to(ROOT).as_posix()}"
 
 
 def project() -> dict[str, Any]:
@@ -22,9 +31,10 @@ def project() -> dict[str, Any]:
 
 
 def package_folders() -> dict[str, Path]:
-    """`turngym.<room>...` -> folder, for every folder with `__init__.py`."""
-    found = (init.parent for room in ROOMS for init in (ROOT / room).rglob("__init__.py"))
-    return {"turngym." + ".".join(folder.relative_to(ROOT).parts): folder for folder in sorted(found)}
+    """`turngym` and `turngym.<room>...` -> folder, for every folder with `__init__.py`."""
+    found = {init.parent for room in ROOMS for init in (ROOT / room).rglob("__init__.py")} - {ROOT_PACKAGE}
+    named = {"turngym." + ".".join(folder.relative_to(ROOT).parts): folder for folder in sorted(found)}
+    return {"turngym": ROOT_PACKAGE, **named}
 
 
 def test_the_list_equals_the_folders() -> None:
@@ -35,7 +45,8 @@ def test_the_list_equals_the_folders() -> None:
 
 def test_the_mapping_covers_the_rooms() -> None:
     mapping = project()["tool"]["setuptools"]["package-dir"]
-    assert mapping == {f"turngym.{room}": room for room in ROOMS if (ROOT / room).is_dir()}
+    rooms = {f"turngym.{room}": room for room in ROOMS if (ROOT / room).is_dir()}
+    assert mapping == {"turngym": str(ROOT_PACKAGE.relative_to(ROOT)), **rooms}
 
 
 def test_no_module_lives_outside_a_package() -> None:
@@ -66,10 +77,12 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
     for package, folder in package_folders().items():
         for pattern in ("*.py", *listed.get(package, ())):
             for path in folder.glob(pattern):
-                assert f"turngym/{path.relative_to(ROOT).as_posix()}" in names, f"{path} is missing from the wheel"
+                assert installed(path) in names, f"{path} is missing from the wheel"
     data = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in (".json", ".html", ".pddl")]
-    assert all(f"turngym/{path.relative_to(ROOT).as_posix()}" in names for path in data), "a data file is not packaged"
-    assert not [name for name in names if re.match(r"(envs|agents|trainers|scripts|tests|turngym/__init__)", name)]
+    assert all(installed(path) in names for path in data), "a data file is not packaged"
+    assert not [
+        name for name in names if re.match(r"(envs|agents|trainers|scripts|tests|turngym/scripts/turngym)", name)
+    ]
 
 
 IMPORT_ALL = """
@@ -77,6 +90,7 @@ import importlib.util, pathlib, pkgutil, sys
 import turngym
 
 here = str(pathlib.Path(sys.prefix).resolve())
+assert turngym.__version__[0].isdigit(), turngym.__version__
 assert [str(pathlib.Path(path).resolve()).startswith(here) for path in turngym.__path__] == [True], turngym.__path__
 for name in ("envs", "agents", "trainers", "retrieval", "scripts", "turngym.tests"):
     assert importlib.util.find_spec(name) is None, name + " is importable under its bare name"
@@ -109,6 +123,8 @@ def test_a_wheel_in_a_clean_venv_imports_everything(wheel: Path, tmp_path: Path)
         if path.stem != "__main__"
     }
     # walk_packages does not name what is inside a package that could not be imported
-    assert {row[-1] for row in rows} >= {name for name in wanted if not any(row[0] == "lacks" for row in rows)}
-    command = [python, "-m", "turngym.scripts", "panel", "list"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, env=env).returncode == 0
+    assert {"turngym", *(row[-1] for row in rows)} >= {
+        name for name in wanted if not any(row[0] == "lacks" for row in rows)
+    }
+    for command in (["-m", "turngym.scripts", "panel", "list"], ["-m", "turngym", "--version"]):
+        assert subprocess.run([python, *command], cwd=tmp_path, capture_output=True, env=env).returncode == 0

@@ -19,6 +19,7 @@ from turngym.retrieval.corpus import CorpusError
 pytest.importorskip("faiss")
 
 from turngym.retrieval.dense.faiss_io import load_faiss, make_index, read_index, train_index
+from turngym.retrieval.index import vectors
 from turngym.retrieval.index.build import BuildPlan, build_index
 from turngym.retrieval.index.inspect import describe_index, show_bytes
 from turngym.retrieval.index.manifest import IndexFolderError, IndexManifest, check_files, read_manifest
@@ -86,6 +87,7 @@ def test_folder_and_memory_find_the_same(corpus: Path, tmp_path: Path, kind: str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from turngym.retrieval.index import vectors
 from turngym.retrieval.index.build import BuildPlan, build_index
 corpus, out, stage, least = sys.argv[1:]
 def progress(name, done, total):
@@ -207,10 +209,10 @@ STREAMED = ("Flat", "SQ8", "SQfp16", "IVF4,Flat", "IVF4,SQ8", "IVF40,SQ8", "IVF4
 
 @pytest.mark.parametrize("factory", [*STREAMED, "HNSW8", "PCA4,Flat", "PCA4,IVF4,SQ8"])
 def test_streamed_file_is_what_faiss_writes(tmp_path: Path, factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors = np.random.default_rng(0).standard_normal((90, 8)).astype(np.float32)
+    rows = np.random.default_rng(0).standard_normal((90, 8)).astype(np.float32)
     (tmp_path / "vectors").mkdir()
     for shard in range(3):
-        np.save(tmp_path / "vectors" / f"{shard:05d}.npy", vectors[shard * 30 : shard * 30 + 30])
+        np.save(tmp_path / "vectors" / f"{shard:05d}.npy", rows[shard * 30 : shard * 30 + 30])
     written = []
     for name in ("write_flat", "write_lists"):
         real = getattr(vectors, name)
@@ -219,11 +221,11 @@ def test_streamed_file_is_what_faiss_writes(tmp_path: Path, factory: str, monkey
     assert written[-1] is (True if factory in STREAMED[:3] else None if factory in STREAMED else False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["streamed", "vectors"]
     index = make_index(factory, 8)
-    train_index(index, vectors)
-    index.add(vectors)
+    train_index(index, rows)
+    index.add(rows)
     faiss = load_faiss()
-    wanted = index.search(vectors[:5], 3)[1]
-    assert (read_index(tmp_path / "streamed").search(vectors[:5], 3)[1] == wanted).all()
+    wanted = index.search(rows[:5], 3)[1]
+    assert (read_index(tmp_path / "streamed").search(rows[:5], 3)[1] == wanted).all()
     faiss.write_index(index, str(tmp_path / "whole"))
     if factory in STREAMED:
         assert (tmp_path / "streamed").read_bytes() == (tmp_path / "whole").read_bytes()

@@ -1,6 +1,6 @@
 """Our environments behind OpenEnv's HTTP and WebSocket interface (tried with openenv 0.10.0).
 
-    uvicorn.run(app(TokenSessions.of("turngym/ALFWorld-v0", tokenizer)), port=8000)
+    uvicorn.run(app(SessionPool.of("turngym/ALFWorld-v0", tokenizer)), port=8000)
 
 A client answers with text, or, where the sessions have a tokenizer, with the ids that it sampled: each observation then
 brings the ids to append before the next response, and the last one brings the whole trajectory.

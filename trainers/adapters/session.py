@@ -76,7 +76,7 @@ class TokenSession(Protocol):
 
 
 class TokenSessions(Protocol):
-    """Opens sessions: `turngym.agents.session_pool.TokenSessions` is one."""
+    """Opens sessions: `turngym.agents.session_pool.SessionPool` is one."""
 
     @property
     def tool(self) -> ToolSpec: ...

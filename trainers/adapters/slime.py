@@ -3,7 +3,7 @@
 Written against slime's documented `Sample` and its calls; slime is not on the package registry (what is called `slime`
 there is another project), so the tests hold the contract field by field. Put into a module of your own:
 
-    sessions = TokenSessions.of("turngym/ALFWorld-v0", tokenizer)
+    sessions = SessionPool.of("turngym/ALFWorld-v0", tokenizer)
     generate = slime.generate_function(sessions)            # --custom-generate-function-path my_module.generate
     generate_rollout = rollout_function(generate)           # --rollout-function-path my_module.generate_rollout
 """

@@ -3,7 +3,7 @@
 - name: turngym
   _target_: turngym.trainers.adapters.verl.TurngymAgentLoop
   sessions:
-    _target_: turngym.agents.session_pool.TokenSessions.of
+    _target_: turngym.agents.session_pool.SessionPool.of
     _partial_: true
     env_id: turngym/ALFWorld-v0
 """

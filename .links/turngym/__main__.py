@@ -1,0 +1,1 @@
+../../scripts/turngym/__main__.py

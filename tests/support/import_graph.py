@@ -1,0 +1,94 @@
+"""The import graph of the rooms, read from the syntax trees: nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
+Graph = Mapping[str, frozenset[str]]
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    """Full name -> file, of every module and package of the rooms."""
+    found = {}
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(("turngym", *parts)).removesuffix(".__init__")
+            if not name.startswith("turngym.scripts.turngym"):  # the root package: `turngym` itself
+                found[name] = path
+    return found
+
+
+def statements(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """(line, full name, late) of every import; late: inside a function, a class or an `if`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = set(map(id, tree.body))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, id(node) not in top
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}, line {node.lineno}: relative import; write turngym.<room>.<module>"
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}", id(node) not in top
+
+
+def target(name: str) -> str | None:
+    """The module of the rooms that importing `name` loads (`turngym.a.b.Thing` loads `turngym.a.b`), if any."""
+    known = modules()
+    return name if name in known else next((part for part in (name.rpartition(".")[0],) if part in known), None)
+
+
+@cache
+def graph() -> Graph:
+    """module -> modules that it imports, late and type-checking imports included; packages' own files left out."""
+    edges = {}
+    for name, path in modules().items():
+        targets = {target(imported) for _, imported, _ in statements(path)}
+        edges[name] = frozenset(
+            found for found in targets if found and found != name and modules()[found].name != "__init__.py"
+        )
+    return edges
+
+
+def circles(edges: Graph) -> list[list[str]]:
+    """Groups of modules that import each other, directly or around corners (strongly connected components)."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            fresh = edges.get(waiting.pop(), frozenset()) - seen
+            seen |= fresh
+            waiting += fresh
+        return seen
+
+    reached = {name: reach(name) for name in edges}
+    groups = {
+        tuple(sorted({name} | {other for other in reached[name] if name in reached.get(other, ())}))
+        for name in edges
+        if name in reached[name]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def foreign(name: str) -> set[str]:
+    """Top-level names of the packages that are loaded when `name` is imported, through the rooms' own modules too."""
+    seen, waiting, packages = {name}, [name], set()
+    while waiting:
+        for _, imported, late in statements(modules()[waiting.pop()]):
+            if late:
+                continue
+            found = target(imported)
+            if found is None:
+                packages.add(imported.partition(".")[0])
+            elif found not in seen:
+                seen.add(found)
+                waiting.append(found)
+    return packages
