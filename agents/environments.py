@@ -46,18 +46,6 @@ def env_maker(env_id: str, **kwargs: Any) -> EnvSpec:
     return spec
 
 
-def with_module(env_id: str, named: str | None) -> str:
-    """`env_id` with the module that registers it, where `named` is the same environment written with its module.
-
-    Raises TurngymError where `named` is another environment.
-    """
-    if named is None:
-        return env_id
-    if named.rpartition(":")[2] != env_id:
-        raise TurngymError(f"the panel is for {env_id}, not for {named!r}; valid: package:{env_id}")
-    return named
-
-
 def probe(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
     """An environment, closed already, to be asked for its tool and players."""
     env = env_maker(env_id, **kwargs)()

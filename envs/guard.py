@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,14 @@ from turngym.envs.suggest import did_you_mean, nearest
 OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+def _current(on_invalid: OnInvalid) -> OnInvalid:
+    """Today's spelling of a policy; the old one is accepted for one release."""
+    if str(on_invalid) != "penalise":
+        return on_invalid
+    warnings.warn("on_invalid='penalise' is now 'penalize'", FutureWarning, stacklevel=3)
+    return "penalize"
 
 
 class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
@@ -55,6 +64,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         if not isinstance(base, TextEnv):
             raise TurngymError(f"ActionGuard wraps environments that extend TextEnv, not {type(base).__name__}")
         policies = get_args(OnInvalid)
+        on_invalid = _current(on_invalid)
         if on_invalid not in policies:
             hint = did_you_mean(str(on_invalid), policies)
             raise TurngymError(f"on_invalid is {on_invalid!r}; it must be one of {', '.join(policies)}.{hint}")

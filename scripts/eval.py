@@ -42,7 +42,6 @@ def run(options: EvalOptions) -> EvalResult:
         slots=options.player.slots,
         out=options.out,
         limit=options.limit,
-        env=options.env,
         data=options.data,
         max_turns=options.max_turns,
         env_kwargs=json_object("--env-kwargs", options.env_kwargs),

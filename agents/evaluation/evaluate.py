@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from turngym.agents.agent import Agent
-from turngym.agents.environments import env_maker, probe, with_module
+from turngym.agents.environments import env_maker, probe
 from turngym.agents.evaluation.tables import write_json
 from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
 from turngym.agents.executor.open_workers import WorkerOptions, open_workers
@@ -27,7 +27,6 @@ def evaluate(
     slots: int = 64,
     out: str | Path | None = None,
     limit: int | None = None,
-    env: str | None = None,
     data: str | None = None,
     max_turns: int | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
@@ -48,8 +47,6 @@ def evaluate(
         slots: episodes played, and requests generated, at a time.
         out: folder for results.json and trace.jsonl; an interrupted evaluation with the same folder goes on.
         limit: play only the first so many tasks.
-        env: the environment's id with the module that registers it (`package:namespace/Name-v0`), where it must be
-            imported first.
         data: folder of the data; by default where the environment looks for it.
         max_turns: turns before an episode is cut; by default the environment's own limit.
         env_kwargs: further arguments for gym.make.
@@ -64,17 +61,16 @@ def evaluate(
     """
     panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
     overrides = {**(env_kwargs or {}), **_given(data=data, max_turns=max_turns)}
-    env_id = with_module(panel.env_id, env)
     kwargs = {**panel.make_kwargs, **overrides}
-    make_env = env_maker(env_id, **kwargs)
+    make_env = env_maker(panel.env_id, **kwargs)
     if verify:
         _check(panel, make_env())
-    opened = as_opened(agent, {**settings, "slots": slots}, lambda: probe(env_id, kwargs), servers)
+    opened = as_opened(agent, {**settings, "slots": slots}, lambda: probe(panel.env_id, kwargs), servers)
     crew = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
     with open_workers(crew) as play:
         result = evaluate_tasks(
             panel if limit is None else panel.tasks[:limit],
-            env_maker(env_id, **kwargs, channel=opened.channel),
+            env_maker(panel.env_id, **kwargs, channel=opened.channel),
             opened.agent,
             samples=samples,
             temperature=opened.temperature,

@@ -28,9 +28,6 @@ class EvalOptions:
     """Play only the first so many tasks of the panel."""
     seed: int = 0
     """Same seed, same episodes, whatever --slots and --workers."""
-    env: str | None = None
-    """The panel's environment with the module that registers it (`package:namespace/Name-v0`), where it is not one of
-    turngym's own."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
     max_turns: int | None = None

@@ -1,0 +1,34 @@
+"""What type checkers and editors know of the public names; the same as `_PUBLIC` of `__init__.py`."""
+
+from turngym.agents.agent import Agent as Agent
+from turngym.agents.agent import AgentError as AgentError
+from turngym.agents.agent import Conversation as Conversation
+from turngym.agents.agent import Reply as Reply
+from turngym.agents.agent import ResponseWriter as ResponseWriter
+from turngym.agents.collect import ExpertCollect as ExpertCollect
+from turngym.agents.collect import LiveCollect as LiveCollect
+from turngym.agents.environments import env_maker as env_maker
+from turngym.agents.episode_session import EpisodeSession as EpisodeSession
+from turngym.agents.episodes import PlayedEpisodes as PlayedEpisodes
+from turngym.agents.episodes import play_episodes as play_episodes
+from turngym.agents.evaluation.evaluate import evaluate as evaluate
+from turngym.agents.evaluation.panel_evaluation import PanelEvaluation as PanelEvaluation
+from turngym.agents.evaluation.scores import score as score
+from turngym.agents.evaluation.tasks import EvalResult as EvalResult
+from turngym.agents.evaluation.tasks import evaluate_tasks as evaluate_tasks
+from turngym.agents.executor.open_workers import WorkerOptions as WorkerOptions
+from turngym.agents.executor.open_workers import open_workers as open_workers
+from turngym.agents.local_engine.engine import LocalEngine as LocalEngine
+from turngym.agents.model_agent import ModelAgent as ModelAgent
+from turngym.agents.models import load_policy as load_policy
+from turngym.agents.open_agent import AgentOptions as AgentOptions
+from turngym.agents.open_agent import OpenedAgent as OpenedAgent
+from turngym.agents.open_agent import open_agent as open_agent
+from turngym.agents.player import Player as Player
+from turngym.agents.rendering.chat_settings import ChatSettings as ChatSettings
+from turngym.agents.rendering.renderer import ChatRenderer as ChatRenderer
+from turngym.agents.rollout import Job as Job
+from turngym.agents.scripted import ExpertAgent as ExpertAgent
+from turngym.agents.scripted import RandomAgent as RandomAgent
+from turngym.agents.scripted import ReplayAgent as ReplayAgent
+from turngym.agents.session_pool import SessionPool as SessionPool

@@ -1,0 +1,201 @@
+"""Who plays what at a step, in literal numbers: jobs, demonstrations, temperatures, tasks that are held out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from turngym.agents.collect import ExpertCollect, LiveCollect, SharedEnv, step_jobs
+from turngym.agents.evaluation.panel_evaluation import PanelEvaluation
+from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rollout import Job, rollout
+from turngym.agents.scripted import ExpertAgent
+from turngym.envs.common.task_order import task_order
+from turngym.envs.core import TurngymError
+from turngym.envs.panels import PanelError, collect_tasks, make_panel
+from turngym.envs.protocols import CollectRequest
+from turngym.envs.trace import read_trace
+
+OPEN = tuple(f"open door {n}" for n in range(1, 11))
+
+
+class Recorder:
+    """Plays as `rollout` does and keeps what it was asked, call by call."""
+
+    def __init__(self) -> None:
+        self.calls: list[SimpleNamespace] = []
+
+    def __call__(self, jobs: Any, make_env: Any, agent: Any, **more: Any) -> Any:
+        self.calls.append(SimpleNamespace(jobs=list(jobs), make_env=make_env, agent=agent, **more))
+        return rollout(jobs, make_env, agent, **more)
+
+
+class FakePlayer:
+    """Plays as the expert does; its agents are named after their temperature."""
+
+    settings = SimpleNamespace(system="Open the doors.")
+
+    def agent(self, temperature: float) -> ExpertAgent:
+        return ExpertAgent(name=f"at {temperature:g}")
+
+
+def live(make_doors: Any, play: Any, tasks: tuple[str, ...], **more: Any) -> LiveCollect:
+    player: Any = FakePlayer()
+    return LiveCollect(player=player, make_env=make_doors(max_turns=20), task_ids=tasks, play=play, **more)
+
+
+def request(**more: Any) -> CollectRequest:
+    return CollectRequest(**{"step": 1, "episodes": 4, "max_turns": 12, **more})
+
+
+def test_the_order_of_tasks_in_numbers() -> None:
+    rows = [task_order(5, seed=7, step=step, batch=2) for step in (1, 2, 3, 4, 5)]
+    assert rows == [[2, 0], [4, 1], [3, 3], [0, 2], [1, 4]]
+    assert task_order(5, seed=8, step=1, batch=5) != task_order(5, seed=7, step=1, batch=5)
+
+
+def test_the_jobs_of_a_step_in_numbers() -> None:
+    jobs = step_jobs([f"t{n}" for n in range(5)], 7, request(step=3, episodes=6, group=3))
+    seed = 7 * 1_000_003 + 3
+    assert jobs == [
+        Job(task_id="t3", sample=0, group=0, seed=seed),
+        Job(task_id="t3", sample=1, group=0, seed=seed),
+        Job(task_id="t3", sample=2, group=0, seed=seed),
+        Job(task_id="t3", sample=3, group=1, seed=seed),
+        Job(task_id="t3", sample=4, group=1, seed=seed),
+        Job(task_id="t3", sample=5, group=1, seed=seed),
+    ]
+    with pytest.raises(TurngymError, match="the training split has no tasks"):
+        step_jobs([], 7, request())
+
+
+def test_what_is_played_live(make_doors: Any) -> None:
+    play = Recorder()
+    collect = live(make_doors, play, ("doors/3", "doors/5"), seed=2, slots=3)
+    episodes = collect(request(step=4, group=2, temperature=0.7))
+    (call,) = play.calls
+    assert call.jobs == step_jobs(("doors/3", "doors/5"), 2, request(step=4, group=2))
+    assert (call.agent.name, call.slots, call.max_turns, call.system) == ("at 0.7", 3, 12, "Open the doors.")
+    assert call.meta == {"temperature": 0.7, "step": 4}
+    assert call.make_env is collect.make_env
+    assert [(e.task.task_id, e.sample, e.group) for e in episodes] == [
+        (j.task_id, j.sample, j.group) for j in call.jobs
+    ]
+
+
+def test_a_process_plays_its_share(make_doors: Any) -> None:
+    every, play = Recorder(), Recorder()
+    tasks = ("doors/3", "doors/5", "doors/7", "doors/9")
+    live(make_doors, every, tasks)(request())
+    live(make_doors, play, tasks)(request(share=(1, 3)))
+    assert play.calls[0].jobs == [every.calls[0].jobs[1]]
+
+
+def test_each_attempt_begins_with_its_own_share_of_the_experts_turns(make_doors: Any) -> None:
+    play = Recorder()
+    ratios = ((1.0, 0.5, 0.26, 0.01), (0.0, 0.75))
+    live(make_doors, play, ("doors/10",))(request(episodes=10, group=5, prefix_ratios=ratios))
+    shown, played = play.calls
+    assert [(job.group, job.sample) for job in shown.jobs] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 6)]
+    assert shown.agent.name == "expert"
+    assert [len(job.demonstration) for job in played.jobs] == [10, 5, 2, 1, 0, 0, 7, 0, 0, 0]
+    assert all(job.demonstration == OPEN[: len(job.demonstration)] for job in played.jobs)
+
+
+def test_shares_of_a_process_belong_to_its_own_attempts(make_doors: Any) -> None:
+    play = Recorder()
+    ratios = ((1.0, 0.5), (0.2, 0.75))
+    live(make_doors, play, ("doors/10",))(request(group=2, prefix_ratios=ratios, share=(1, 2)))
+    assert [(job.group, job.sample, len(job.demonstration)) for job in play.calls[1].jobs] == [(0, 1, 5), (1, 3, 7)]
+
+
+@pytest.mark.parametrize(("turns", "begun"), [(1, 4), (3, 2), (5, 0), (9, 0)])
+def test_the_student_plays_the_last_turns_of_a_demonstration(make_doors: Any, turns: int, begun: int) -> None:
+    play = Recorder()
+    (episode,) = live(make_doors, play, ("doors/5",))(request(episodes=1, demonstration_turns=turns))
+    assert [job.demonstration for job in play.calls[1].jobs] == [OPEN[:begun]]
+    assert [turn.origin for turn in episode.turns][:begun] == ["demonstration"] * begun
+
+
+def test_the_named_expert_demonstrates(make_doors: Any) -> None:
+    with pytest.raises(TurngymError, match="has no player 'searching'"):
+        live(make_doors, Recorder(), ("doors/5",), expert="searching")(request(demonstration_turns=1))
+
+
+def test_tasks_that_are_held_out_are_refused(make_doors: Any) -> None:
+    env = make_doors()()
+    tasks = ("doors/3", "doors/4")
+    collect = live(make_doors, rollout, tasks, held_out=collect_tasks(env, ["doors/9", "doors/3"]))
+    with pytest.raises(PanelError, match="1 evaluation tasks are also training tasks: doors/3"):
+        collect(request())
+    assert len(live(make_doors, rollout, tasks, held_out=collect_tasks(env, ["doors/9"]))(request())) == 4
+
+
+def test_an_expert_writes_what_it_does_as_tokens(make_doors: Any, make_tokenizer: Any) -> None:
+    play, renderer = Recorder(), ChatRenderer(make_tokenizer())
+    env = make_doors()()
+    more = {"expert": "expert", "noise": (0.5, 0.5), "mistakes": 0.25, "seed": 5, "slots": 2}
+    settings: Any = SimpleNamespace(system="Open the doors.")
+    made = ExpertCollect(
+        renderer=renderer,
+        settings=settings,
+        make_env=make_doors(max_turns=40),
+        task_ids=("doors/6", "doors/8"),
+        play=play,
+        **more,
+    )
+    episodes = made(request(step=2, max_turns=9))
+    (call,) = play.calls
+    assert call.jobs == step_jobs(("doors/6", "doors/8"), 5, request(step=2))
+    assert (call.slots, call.max_turns, call.system) == (2, 9, "Open the doors.")
+    assert (call.agent._noise, call.agent._mistakes, call.agent.writer.renderer) == ((0.5, 0.5), 0.25, renderer)
+    assert {turn.origin for episode in episodes for turn in episode.turns} == {"demonstration", "noise"}
+    assert all(len(episode.segments) == 1 for episode in episodes)
+    refused = ExpertCollect(
+        renderer=renderer,
+        settings=settings,
+        make_env=make_doors(),
+        task_ids=("doors/6",),
+        held_out=collect_tasks(env, ["doors/6"]),
+    )
+    with pytest.raises(PanelError, match="doors/6"):
+        refused(request())
+
+
+def test_evaluations_while_training(make_doors: Any, tmp_path: Path) -> None:
+    play, player = Recorder(), FakePlayer()
+    made = make_doors(max_turns=6)
+    tasks = collect_tasks(made(), ["doors/3", "doors/4", "doors/9"])
+    panel = make_panel("doors", 1, "turngym/Doors-v0", {}, tasks)
+    options: dict[str, Any] = {"samples": 2, "temperature": 0.6, "seed": 11, "slots": 5}
+    one: Any = player
+    evaluation = PanelEvaluation(panel=panel, player=one, make_env=made, folder=tmp_path / "eval", play=play, **options)
+    point = evaluation(7)
+    (call,) = play.calls
+    assert [(job.task_id, job.sample, job.seed) for job in call.jobs] == [
+        (task, sample, 11) for sample in (0, 1) for task in ("doors/3", "doors/4", "doors/9")
+    ]
+    assert (call.agent.name, call.slots, call.system) == ("at 0.6", 5, "Open the doors.")
+    assert call.meta == {"agent": "at 0.6", "temperature": 0.6}
+    assert len(read_trace(tmp_path / "eval" / "step_000007.jsonl")[0]) == 6
+    assert point.avg == pytest.approx(2 / 3)
+    assert point.low < point.avg < point.high
+    assert point.extra["pass@2"] == pytest.approx(2 / 3)
+    assert (point.extra["category/even"], point.extra["category/odd"]) == (1.0, 0.5)
+    assert point.extra["turns"] == pytest.approx((3 + 4 + 6) / 3)
+    assert (point.extra["invalid_rate"], point.extra["errors"]) == (0.0, 0.0)
+    first = PanelEvaluation(panel=panel, player=one, make_env=made, folder=tmp_path / "one", limit=1, play=play)
+    first(1)
+    assert [(job.task_id, job.sample) for job in play.calls[1].jobs] == [("doors/3", sample) for sample in range(4)]
+
+
+def test_what_environments_share_lives_as_long_as_it_is_held() -> None:
+    closed = []
+    held: SharedEnv | None = SharedEnv(lambda: SimpleNamespace(close=lambda: closed.append(True)))
+    assert held is not None
+    assert closed == []
+    held = None
+    assert closed == [True]
