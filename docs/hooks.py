@@ -1,6 +1,7 @@
 """mkdocs hook, and the page that lists every file.
 
-README, CONTRIBUTING and CHANGELOG of the repository's root become pages of the site, their links adapted.
+README, CONTRIBUTING and CHANGELOG of the repository's root become pages of the site, their links adapted. The API pages
+get what they do not name themselves of their room's public names.
 `python docs/hooks.py` writes docs/tree.md anew from the first lines of the modules' docstrings.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 ROOMS = ("envs", "retrieval", "agents", "trainers", "scripts")
+_IDENTIFIER = re.compile(r"^::: (\S+)$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
 
@@ -29,10 +31,27 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links from docs/ to pages of the root lead to their copies in the site."""
+    """Links from docs/ to pages of the root lead to their copies in the site; API pages are completed."""
     for name, copy in PAGES.items():
         markdown = markdown.replace(f"](../{name}", f"]({copy}")
-    return markdown
+    folder, _, name = page.file.src_uri.rpartition("/")
+    return with_public_names(markdown, name.removesuffix(".md")) if folder == "api" else markdown
+
+
+def with_public_names(page: str, room: str) -> str:
+    """An API page with a last section on the public names of its room that it does not name itself."""
+    named = set(_IDENTIFIER.findall(page))
+    rest = [full for full in public_names(room) if full not in named and full.rpartition(".")[0] not in named]
+    return "\n\n".join([page, "## Further public names", *(f"::: {full}" for full in rest)]) if rest else page
+
+
+def public_names(room: str) -> list[str]:
+    """Where the names that a room exports are defined, as its `__init__.pyi` says."""
+    stub = ROOT / room / "__init__.pyi"
+    if not stub.exists():
+        return []
+    imports = [node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+    return [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
 
 
 def page_text(text: str) -> str:
