@@ -16,7 +16,7 @@ from turngym.agents.environments import json_object
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.tables import print_table
 from turngym.agents.evaluation.tasks import EvalResult
-from turngym.agents.open_agent import settings_of
+from turngym.agents.named_agent import settings_of
 from turngym.scripts.options.aliases import current
 from turngym.scripts.options.eval import EvalOptions
 

@@ -13,7 +13,7 @@ import tyro
 
 from turngym.agents.episodes import play_episodes
 from turngym.agents.evaluation.tables import print_table
-from turngym.agents.open_agent import settings_of
+from turngym.agents.named_agent import settings_of
 from turngym.scripts.options.aliases import current
 from turngym.scripts.options.rollout import RolloutOptions
 

@@ -71,7 +71,12 @@ def to_table(value: Any) -> dict[str, Any]:
 
 
 def from_table(
-    cls: type[T], table: Mapping[str, Any], where: str, *, missing: Any = _NO_VALUE, hint: Mapping[str, str] | None = None
+    cls: type[T],
+    table: Mapping[str, Any],
+    where: str,
+    *,
+    missing: Any = _NO_VALUE,
+    hint: Mapping[str, str] | None = None,
 ) -> T:
     """A settings object from a nested table, each value checked against the type of its field.
 
@@ -113,8 +118,10 @@ def _fields(cls: type[Any]) -> Iterator[tuple[str, Any, bool, Any]]:
             # a command line marks flat groups by an empty name (`tyro.conf.arg(name="")`)
             flat = flat or any(getattr(note, "name", None) == "" for note in kind.__metadata__)
             kind = get_args(kind)[0]
-        made = item.default_factory is not MISSING and _dataclass(kind) is None
-        yield item.name, kind, flat, item.default_factory() if made else item.default  # type: ignore[misc]
+        default = item.default
+        if item.default_factory is not MISSING and _dataclass(kind) is None:
+            default = item.default_factory()
+        yield item.name, kind, flat, default
 
 
 def _dataclass(kind: Any) -> type[Any] | None:
