@@ -1,60 +1,70 @@
 """Language-agent environments. Importing this registers their ids with Gymnasium and reads no data.
 
-import gymnasium, turngym.envs
-env = gymnasium.make("turngym/ALFWorld-v0")
+    import gymnasium, turngym.envs
+    env = gymnasium.make("turngym/ALFWorld-v0")
 
-The names in `__all__` may be relied on; each is imported when it is first asked for.
+The names in `__all__` may be relied on; each is imported when it is first used.
 """
 
-from importlib import import_module as _import_module
-from typing import Any as _Any
-
+from turngym.envs.common.lazy import lazy as _lazy
 from turngym.envs.registration import register as _register
 
-_HOME = {
-    "ActionGuard": "guard",
-    "Channel": "channels",
-    "EnvBackendError": "core",
-    "EnvContract": "testing",
-    "Episode": "episode",
-    "EpisodeError": "episode",
-    "OnInvalid": "guard",
-    "Outcome": "base",
-    "Panel": "panels",
-    "PanelError": "panels",
-    "Player": "base",
-    "ResetNeeded": "base",
-    "Status": "episode",
-    "Task": "core",
-    "TaskError": "core",
-    "TextEnv": "base",
-    "TextVectorEnv": "vector",
-    "ToolSpec": "core",
-    "TraceError": "trace",
-    "TraceWriter": "trace",
-    "Turn": "episode",
-    "TurngymError": "core",
-    "UnicodeText": "spaces",
-    "Verdict": "core",
-    "assert_disjoint": "panels",
-    "check_contract": "testing",
-    "collect_tasks": "panels",
-    "content_hash": "core",
-    "guard_of": "guard",
-    "list_panels": "panels",
-    "load_panel": "panels",
-    "make_channel": "channels",
-    "make_env": "registration",
-    "make_panel": "panels",
-    "make_vec": "registration",
-    "panel_of_env": "panels",
-    "read_trace": "trace",
-    "register": "registration",
-    "verify_panel": "panels",
-    "write_panel": "panels",
+_PUBLIC = {
+    "ActionGuard": "turngym.envs.guard",
+    "Channel": "turngym.envs.channels",
+    "CollectRequest": "turngym.envs.protocols",
+    "EnvBackendError": "turngym.envs.core",
+    "EnvContract": "turngym.envs.testing",
+    "Episode": "turngym.envs.episode",
+    "EpisodeError": "turngym.envs.episode",
+    "GenerateRequest": "turngym.envs.protocols",
+    "Generation": "turngym.envs.protocols",
+    "Judge": "turngym.envs.protocols",
+    "JudgeRequest": "turngym.envs.protocols",
+    "Judgment": "turngym.envs.protocols",
+    "OnInvalid": "turngym.envs.guard",
+    "Outcome": "turngym.envs.base",
+    "Panel": "turngym.envs.panels",
+    "PanelError": "turngym.envs.panels",
+    "Player": "turngym.envs.base",
+    "Policy": "turngym.envs.protocols",
+    "ResetNeeded": "turngym.envs.base",
+    "Sampling": "turngym.envs.protocols",
+    "Scorer": "turngym.envs.protocols",
+    "Status": "turngym.envs.episode",
+    "Task": "turngym.envs.core",
+    "TaskError": "turngym.envs.core",
+    "TextEnv": "turngym.envs.base",
+    "TextVectorEnv": "turngym.envs.vector",
+    "ToolSpec": "turngym.envs.core",
+    "TopK": "turngym.envs.episode",
+    "TraceError": "turngym.envs.trace",
+    "TraceWriter": "turngym.envs.trace",
+    "Turn": "turngym.envs.episode",
+    "TurngymError": "turngym.envs.core",
+    "UnicodeText": "turngym.envs.spaces",
+    "Verdict": "turngym.envs.core",
+    "assert_disjoint": "turngym.envs.panels",
+    "check_contract": "turngym.envs.testing",
+    "collect_tasks": "turngym.envs.panels",
+    "content_hash": "turngym.envs.core",
+    "guard_of": "turngym.envs.guard",
+    "list_panels": "turngym.envs.panels",
+    "load_panel": "turngym.envs.panels",
+    "make_channel": "turngym.envs.channels",
+    "make_env": "turngym.envs.registration",
+    "make_panel": "turngym.envs.panels",
+    "make_vec": "turngym.envs.registration",
+    "panel_of_env": "turngym.envs.panels",
+    "read_trace": "turngym.envs.trace",
+    "register": "turngym.envs.registration",
+    "verify_panel": "turngym.envs.panels",
+    "write_panel": "turngym.envs.panels",
 }
-"""Public name -> module of this folder; `__init__.pyi` says the same to type checkers, and a test compares the two."""
-__all__ = list(_HOME)
+"""Public name -> module that has it; `__init__.pyi` says the same to type checkers."""
+
+__all__ = list(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__ = _lazy(__name__, _PUBLIC)
 
 for _env_id, _env_class in (
     ("turngym/ALFWorld-v0", "turngym.envs.alfworld.env:ALFWorldEnv"),
@@ -62,15 +72,3 @@ for _env_id, _env_class in (
     ("turngym/Search-v0", "turngym.envs.search.env:SearchEnv"),
 ):
     _register(_env_id, _env_class)
-
-
-def __getattr__(name: str) -> _Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

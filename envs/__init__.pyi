@@ -16,6 +16,7 @@ from turngym.envs.core import content_hash as content_hash
 from turngym.envs.episode import Episode as Episode
 from turngym.envs.episode import EpisodeError as EpisodeError
 from turngym.envs.episode import Status as Status
+from turngym.envs.episode import TopK as TopK
 from turngym.envs.episode import Turn as Turn
 from turngym.envs.guard import ActionGuard as ActionGuard
 from turngym.envs.guard import OnInvalid as OnInvalid
@@ -30,6 +31,15 @@ from turngym.envs.panels import make_panel as make_panel
 from turngym.envs.panels import panel_of_env as panel_of_env
 from turngym.envs.panels import verify_panel as verify_panel
 from turngym.envs.panels import write_panel as write_panel
+from turngym.envs.protocols import CollectRequest as CollectRequest
+from turngym.envs.protocols import GenerateRequest as GenerateRequest
+from turngym.envs.protocols import Generation as Generation
+from turngym.envs.protocols import Judge as Judge
+from turngym.envs.protocols import JudgeRequest as JudgeRequest
+from turngym.envs.protocols import Judgment as Judgment
+from turngym.envs.protocols import Policy as Policy
+from turngym.envs.protocols import Sampling as Sampling
+from turngym.envs.protocols import Scorer as Scorer
 from turngym.envs.registration import make_env as make_env
 from turngym.envs.registration import make_vec as make_vec
 from turngym.envs.registration import register as register

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 
 from turngym.retrieval.checks import check_request
@@ -33,6 +34,10 @@ class RerankingRetriever:
     @property
     def fingerprint(self) -> str:
         return f"rerank:{self._reranker.fingerprint}:depth={self._depth}[{self._inner.fingerprint}]"
+
+    def __len__(self) -> int:
+        """Passages that can be found; 0 where the inner retriever does not know."""
+        return len(self._inner) if isinstance(self._inner, Sized) else 0
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         check_request(queries, k)
@@ -114,6 +119,8 @@ class CrossEncoderReranker:
         except (OSError, ValueError) as error:
             raise RetrievalError(f"cannot load the reranker {model!r}: {error}") from error
         self._model: Any = loaded.to(device).eval()
+        # a fast tokenizer cannot be used from two threads at once
+        self._tokenizing = threading.Lock()
         self._device, self._max_length, self._batch = device, max_length, batch
         self.fingerprint = f"cross-encoder:{weights_digest(self._model)[:32]}:length={max_length}"
 
@@ -123,9 +130,10 @@ class CrossEncoderReranker:
         scores: list[float] = []
         for start in range(0, len(hits), self._batch):
             part = [(query, hit.passage.contents) for hit in hits[start : start + self._batch]]
-            coded = self._tokenizer(
-                part, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt"
-            )
+            with self._tokenizing:
+                coded = self._tokenizer(
+                    part, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt"
+                )
             with torch.inference_mode():
                 scores += self._model(**coded.to(self._device)).logits[:, -1].float().tolist()
         scored = [Hit(passage=hit.passage, score=score) for hit, score in zip(hits, scores, strict=True)]

@@ -3,6 +3,7 @@
 Examples:
     turngym panel list
     turngym panel verify alfworld-valid-unseen --data ~/alfworld
+    turngym panel export-prompts search-world-eval --out prompts.parquet
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from typing import Annotated, Any
 import tyro
 
 from turngym.agents.environments import json_object
+from turngym.envs.core import TurngymError
 from turngym.envs.panels import list_panels, load_panel, panel_of_env, verify_panel, write_panel
+from turngym.envs.search.env import SearchEnv
+from turngym.envs.search.parquet import PROMPT, write_prompts
+from turngym.scripts.options.aliases import current
 
 _SHOWN = 20
 
@@ -61,12 +66,26 @@ class Write:
     """Folder for the manifest."""
     version: int = 1
     """Version of the panel; a change of content needs a new one."""
-    make: str = "{}"
+    env_kwargs: str = "{}"
     """Arguments for gym.make that belong to the panel, as JSON, for example '{"split": "valid_unseen"}'."""
     data: str | None = None
     """Folder of the data; not written into the panel."""
     ids: Path | None = None
     """File with one task id per line; by default all tasks of the environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportPrompts:
+    """Write the prompts of a panel's questions as parquet, in Search-R1's form, which verl's trainers read."""
+
+    panel: Name
+    """Name, full name, or path of a manifest of a turngym/Search-v0 panel."""
+    out: Path
+    """The parquet file."""
+    prompt: str = PROMPT
+    """The message, with {question} where the question goes; by default Search-R1's."""
+    data: str | None = None
+    """Folder of the data; by default where the environment looks for it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,11 +94,18 @@ def main(argv: Sequence[str]) -> int:
         Annotated[List, tyro.conf.subcommand(name="list")]
         | Annotated[Show, tyro.conf.subcommand(name="show")]
         | Annotated[Verify, tyro.conf.subcommand(name="verify")]
-        | Annotated[Write, tyro.conf.subcommand(name="write")],
+        | Annotated[Write, tyro.conf.subcommand(name="write")]
+        | Annotated[ExportPrompts, tyro.conf.subcommand(name="export-prompts")],
         tyro.conf.arg(name=""),
     ]
-    command = tyro.cli(verbs, args=list(argv), prog="turngym panel", description=(__doc__ or "").split("\n")[0])
-    actions: dict[type, Callable[[Any], int]] = {List: _list, Show: _show, Verify: _verify, Write: _write}
+    command = tyro.cli(verbs, args=current(argv), prog="turngym panel", description=(__doc__ or "").split("\n")[0])
+    actions: dict[type, Callable[[Any], int]] = {
+        List: _list,
+        Show: _show,
+        Verify: _verify,
+        Write: _write,
+        ExportPrompts: _export_prompts,
+    }
     return actions[type(command)](command)
 
 
@@ -124,11 +150,28 @@ def _write(command: Write) -> int:
         command.name,
         command.env,
         version=command.version,
-        make_kwargs=json_object("--make", command.make),
+        make_kwargs=json_object("--env-kwargs", command.env_kwargs),
         task_ids=None if command.ids is None else _lines(command.ids),
         **_data(command.data),
     )
     print(f"{len(panel.tasks)} tasks in {write_panel(panel, command.out)}")
+    return 0
+
+
+def _export_prompts(command: ExportPrompts) -> int:
+    panel = load_panel(command.panel)
+    env = panel.make_env(**_data(command.data))
+    base = env.unwrapped
+    try:
+        if not isinstance(base, SearchEnv):
+            raise TurngymError(
+                f"{panel.full_name} is a panel of {panel.env_id}: only questions of turngym/Search-v0 are prompts by "
+                "themselves; other trainers play further environments through docs/adapters.md"
+            )
+        count = write_prompts([base.source.questions[name] for name in panel.task_ids], command.out, command.prompt)
+    finally:
+        env.close()
+    print(f"{count} prompts in {command.out}")
     return 0
 
 

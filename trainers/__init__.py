@@ -1,23 +1,30 @@
 """Turn-aware training on traces: `train()` for a whole run, `Trainer` for one put together by hand.
 
-What is listed here may be relied on; it is imported when it is asked for, so that `import turngym.trainers` loads no
-torch. The other modules may change from release to release.
+    from turngym.trainers import train
+    train("turnopd", student="models/student", teacher="models/teacher", out="runs/turnopd", steps=50)
+
+The names in `__all__` may be relied on; each is imported when it is first used, so that importing this loads no torch.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
+from turngym.envs.common.lazy import lazy as _lazy
 
 _PUBLIC = {
-    "train": "turngym.trainers.launch",
-    "Trainer": "turngym.trainers.trainer",
-    "RunResult": "turngym.trainers.trainer",
-    "TrainError": "turngym.trainers.trainer",
+    "WEIGHTS": "turngym.trainers.losses.token_weights",
     "Algorithm": "turngym.trainers.algorithm",
+    "AlgorithmSpec": "turngym.trainers.registry",
+    "BuildContext": "turngym.trainers.registry",
+    "CriticConfig": "turngym.trainers.config",
     "DepthController": "turngym.trainers.algorithm",
     "DepthPlan": "turngym.trainers.algorithm",
     "DepthState": "turngym.trainers.algorithm",
+    "DistillConfig": "turngym.trainers.config",
+    "FixedDepth": "turngym.trainers.rollout_plan.depth",
+    "LocalScorer": "turngym.trainers.models.scorer",
+    "LogSink": "turngym.trainers.run.log_sinks",
+    "OptimizerConfig": "turngym.trainers.config",
+    "RolloutBatch": "turngym.trainers.batch",
+    "RunConfig": "turngym.trainers.config",
+    "RunResult": "turngym.trainers.trainer",
     "Scorers": "turngym.trainers.algorithm",
     "TargetFn": "turngym.trainers.algorithm",
     "Targets": "turngym.trainers.algorithm",
@@ -25,35 +32,21 @@ _PUBLIC = {
     "TokenLoss": "turngym.trainers.algorithm",
     "TokenLosses": "turngym.trainers.algorithm",
     "Tokens": "turngym.trainers.algorithm",
+    "TrainConfig": "turngym.trainers.train_config",
+    "TrainError": "turngym.trainers.trainer",
+    "Trainer": "turngym.trainers.trainer",
     "Weight": "turngym.trainers.algorithm",
-    "AlgorithmSpec": "turngym.trainers.registry",
-    "BuildContext": "turngym.trainers.registry",
+    "build_trainer": "turngym.trainers.assembly",
     "find_algorithm": "turngym.trainers.registry",
-    "RolloutBatch": "turngym.trainers.batch",
-    "pack": "turngym.trainers.batch",
-    "CriticConfig": "turngym.trainers.config",
-    "DistillConfig": "turngym.trainers.config",
-    "OptimizerConfig": "turngym.trainers.config",
-    "RunConfig": "turngym.trainers.config",
     "fingerprint": "turngym.trainers.config",
-    "FixedDepth": "turngym.trainers.rollout_plan.depth",
-    "WEIGHTS": "turngym.trainers.losses.token_weights",
-    "LocalScorer": "turngym.trainers.models.scorer",
     "load_model": "turngym.trainers.models.model",
-    "save_model": "turngym.trainers.models.model",
     "load_student": "turngym.trainers.models.load",
-    "LogSink": "turngym.trainers.run.log_sinks",
+    "pack": "turngym.trainers.batch",
     "read_metrics": "turngym.trainers.run.metrics",
+    "save_model": "turngym.trainers.models.model",
+    "train": "turngym.trainers.launch",
 }
-"""Public name -> module. `__init__.pyi` says the same to type checkers; a test compares the two."""
-__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+"""Public name -> module that has it; `__init__.pyi` says the same to type checkers."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__all__ = list(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__ = _lazy(__name__, _PUBLIC)

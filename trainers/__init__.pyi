@@ -1,3 +1,5 @@
+"""What type checkers and editors know of the public names; the same as `_PUBLIC` of `__init__.py`."""
+
 from turngym.trainers.algorithm import Algorithm as Algorithm
 from turngym.trainers.algorithm import DepthController as DepthController
 from turngym.trainers.algorithm import DepthPlan as DepthPlan
@@ -10,6 +12,7 @@ from turngym.trainers.algorithm import TokenLoss as TokenLoss
 from turngym.trainers.algorithm import TokenLosses as TokenLosses
 from turngym.trainers.algorithm import Tokens as Tokens
 from turngym.trainers.algorithm import Weight as Weight
+from turngym.trainers.assembly import build_trainer as build_trainer
 from turngym.trainers.batch import RolloutBatch as RolloutBatch
 from turngym.trainers.batch import pack as pack
 from turngym.trainers.config import CriticConfig as CriticConfig
@@ -29,6 +32,7 @@ from turngym.trainers.registry import find_algorithm as find_algorithm
 from turngym.trainers.rollout_plan.depth import FixedDepth as FixedDepth
 from turngym.trainers.run.log_sinks import LogSink as LogSink
 from turngym.trainers.run.metrics import read_metrics as read_metrics
+from turngym.trainers.train_config import TrainConfig as TrainConfig
 from turngym.trainers.trainer import RunResult as RunResult
-from turngym.trainers.trainer import TrainError as TrainError
 from turngym.trainers.trainer import Trainer as Trainer
+from turngym.trainers.trainer import TrainError as TrainError

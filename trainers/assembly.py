@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from turngym.envs.common.provenance import write_config
+from turngym.envs.common.provenance import FILE, write_config
 from turngym.envs.common.rollout_side import PlayedModel, Rollouts, StudentRun
 from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.core import TurngymError
@@ -71,7 +71,7 @@ def _keep_config(config: TrainConfig, command: Sequence[str]) -> None:
     """A resumed run leaves the file of the run that it continues."""
     models = config.models
     if not models.resume:
-        write_config(models.out, config, command or None, seed=config.run.seed)
+        write_config(models.out / FILE, config, command or None, seed=config.run.seed)
 
 
 def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:

@@ -35,13 +35,11 @@ def provenance(command: Sequence[str] | None = None, *, seed: int | None = None)
     }
 
 
-def write_config(folder: Path, config: Any, command: Sequence[str] | None = None, *, seed: int | None = None) -> Path:
-    """Write the complete settings `config` as `folder/config.toml`, with their provenance; `--config` reads it back."""
+def write_config(path: Path, config: Any, command: Sequence[str] | None = None, *, seed: int | None = None) -> None:
+    """Write the complete settings `config` as a TOML file with their provenance; `--config` reads it back."""
     table: Mapping[str, Any] = {**to_table(config), PROVENANCE: provenance(command, seed=seed)}
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_toml(table), encoding="utf-8")
-    return path
 
 
 def git_commit(folder: Path) -> str | None:

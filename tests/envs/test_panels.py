@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from turngym.envs.core import Task
+from turngym.envs.core import Task, TurngymError
 from turngym.envs.panels import (
     Panel,
     PanelError,
@@ -22,6 +22,7 @@ from turngym.envs.panels import (
     verify_panel,
     write_panel,
 )
+from turngym.envs.search.parquet import read_questions
 from turngym.scripts import panel as verb
 
 TOY = "turngym-test/Toy-v0"
@@ -160,7 +161,18 @@ def test_shipped_panels_are_sound() -> None:
 def test_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = tmp_path / "ids.txt"
     ids.write_text("corridor/3\ncorridor/4\n\n")
-    words = ["write", "toy", "--env", TOY, "--out", str(tmp_path), "--make", '{"max_turns": 9}', "--ids", str(ids)]
+    words = [
+        "write",
+        "toy",
+        "--env",
+        TOY,
+        "--out",
+        str(tmp_path),
+        "--env-kwargs",
+        '{"max_turns": 9}',
+        "--ids",
+        str(ids),
+    ]
     assert verb.main(words) == 0
     path = str(tmp_path / "toy-v1.json")
     assert verb.main(["verify", path]) == 0
@@ -179,8 +191,20 @@ def test_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("make", "message"), [("{", "is not JSON"), ("[]", "must be a JSON object")])
 def test_bad_arguments_of_write(make: str, message: str, tmp_path: Path) -> None:
-    words: Any = ["write", "toy", "--env", TOY, "--out", str(tmp_path), "--make", make]
+    words: Any = ["write", "toy", "--env", TOY, "--out", str(tmp_path), "--env-kwargs", make]
     with pytest.raises(verb.TurngymError, match=message):
         verb.main(words)
     with pytest.raises(verb.TurngymError, match="unknown environment 'turngym-test/Toy-v1'"):
         verb.main(["write", "toy", "--env", "turngym-test/Toy-v1", "--out", str(tmp_path)])
+
+
+def test_questions_become_prompts_for_other_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    out = tmp_path / "prompts.parquet"
+    assert verb.main(["export-prompts", "search-quickstart", "--out", str(out), "--prompt", "Q: {question}"]) == 0
+    panel = load_panel("search-quickstart")
+    questions = read_questions(out)
+    assert [question.task_id for question in questions] == list(panel.task_ids)
+    assert f"{len(panel.tasks)} prompts in" in capsys.readouterr().out
+    with pytest.raises(TurngymError, match="only questions of turngym/Search-v0 are prompts"):
+        verb.main(["export-prompts", "alfworld-generated-eval", "--out", str(out)])

@@ -1,15 +1,18 @@
-"""Rank fusion by hand, and the reranking hook."""
+"""Rank fusion by hand, and reranking."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from turngym.retrieval.core import Hit, Passage, RetrievalError
 from turngym.retrieval.hybrid import HybridRetriever
-from turngym.retrieval.rerank import CoverageReranker, RerankingRetriever
+from turngym.retrieval.open import open_retriever
+from turngym.retrieval.rerank import CoverageReranker, RerankingRetriever, open_reranker
 
 
 class Fixed:
@@ -88,6 +91,23 @@ def test_reranker_sees_more_than_is_asked_for() -> None:
     assert retriever.fingerprint == "rerank:backwards:depth=3[fixed(a,b,c,d)]"
 
 
+def test_rerankers_are_opened_by_name(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [{"id": name, "contents": f'"{name}"\nred {name}'} for name in ("apple", "pear", "plum")]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain, turned = open_retriever(f"bm25:{corpus}"), open_retriever(f"bm25:{corpus}", rerank=Backwards())
+    assert names(turned.search(["red"], 2)[0]) == names(plain.search(["red"], 3)[0])[:0:-1]
+    assert isinstance(turned, RerankingRetriever)
+    assert len(turned) == 3
+    covered = open_retriever(f"bm25:{corpus}", rerank="coverage", rerank_depth=2)
+    assert covered.fingerprint.startswith("rerank:coverage:constant=10:gain=0.1:depth=2[bm25:")
+    for wrong in ("hf:", "cross-encoder", "hf"):
+        with pytest.raises(RetrievalError, match=f"no reranker '{wrong}'; rerankers are hf:FOLDER"):
+            open_retriever(f"bm25:{corpus}", rerank=wrong)
+    with pytest.raises(RetrievalError, match="cannot load the reranker"):
+        open_reranker(f"hf:{tmp_path / 'nowhere'}")
+
+
 def hits_of(*texts: str) -> list[Hit]:
     return [Hit(passage=Passage(id=str(i), title="", text=text), score=1.0) for i, text in enumerate(texts)]
 
@@ -124,6 +144,10 @@ def test_cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
     )  # fmt: skip
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
     transformers.BertTokenizerFast(vocab={t: i for i, t in enumerate(tokens)}).save_pretrained(folder)
+    reranker = open_reranker(f"hf:{folder}")
+    assert isinstance(reranker, CrossEncoderReranker)
+    assert reranker.fingerprint.startswith("cross-encoder:")
+    assert CrossEncoderReranker(str(folder), max_length=9).fingerprint != reranker.fingerprint
     reranker = CrossEncoderReranker(str(folder), batch=2)
     (hits,) = RerankingRetriever(Fixed("ab", "cd", "efghij"), reranker).search(["xyz"], 3)
     assert sorted(names(hits)) == ["ab", "cd", "efghij"]

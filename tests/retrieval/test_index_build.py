@@ -19,7 +19,7 @@ from turngym.retrieval.corpus import CorpusError
 pytest.importorskip("faiss")
 
 from turngym.retrieval.dense.faiss_io import load_faiss, make_index, read_index, train_index
-from turngym.retrieval.index import vectors
+from turngym.retrieval.index import vectors as vectors_file
 from turngym.retrieval.index.build import BuildPlan, build_index
 from turngym.retrieval.index.inspect import describe_index, show_bytes
 from turngym.retrieval.index.manifest import IndexFolderError, IndexManifest, check_files, read_manifest
@@ -215,8 +215,8 @@ def test_streamed_file_is_what_faiss_writes(tmp_path: Path, factory: str, monkey
         np.save(tmp_path / "vectors" / f"{shard:05d}.npy", rows[shard * 30 : shard * 30 + 30])
     written = []
     for name in ("write_flat", "write_lists"):
-        real = getattr(vectors, name)
-        monkeypatch.setattr(vectors, name, lambda *a, real=real: written.append(real(*a)) or written[-1])
+        real = getattr(vectors_file, name)
+        monkeypatch.setattr(vectors_file, name, lambda *a, real=real: written.append(real(*a)) or written[-1])
     add_vectors(tmp_path / "vectors", tmp_path / "streamed", factory, 8, 90, lambda *_: None)
     assert written[-1] is (True if factory in STREAMED[:3] else None if factory in STREAMED else False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["streamed", "vectors"]

@@ -74,8 +74,23 @@ def test_a_server_that_is_killed_is_not_an_empty_result(server: subprocess.Popen
     retriever.close()
 
 
+def test_it_orders_hits_again(corpus: Path) -> None:
+    command = [*COMMAND, f"bm25:{corpus}", "--processes", "0", "--rerank", "coverage", "--rerank-depth", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert ", 2 passages, fingerprint rerank:coverage:constant=10:gain=0.1:depth=2[bm25:" in ready
+        retriever = HttpRetriever(ready.split()[1].rstrip(","))
+        first, second = retriever.search(["a play by the poet Goethe"], 2)[0]
+        assert (first.passage.title, second.passage.title) == ("Faust", "Hamlet")
+        assert 1 / 11 < first.score <= 1 / 11 + 0.1  # the reranker's score, not BM25's
+        process.kill()
+
+
 def test_what_cannot_be_served_is_said(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "retrieval", "--index", str(corpus.parent / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
+    assert main(["serve", "retrieval", "--index", f"bm25:{corpus}", "--processes", "0", "--rerank", "bert"]) == 2
+    assert "no reranker 'bert'" in capsys.readouterr().err
     assert main(["serve", "retrieval", "--index", f"bm25:{corpus}", "--topk", "900"]) == 2
     assert "topk is 900, more than max_topk, 100" in capsys.readouterr().err

@@ -54,10 +54,6 @@ class Fact:
     order: int = 0
     """Literals compare by this: a year, days, a number."""
 
-    @property
-    def triple(self) -> tuple[str, str, str]:
-        return self.subject, self.relation, self.value
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:

@@ -9,7 +9,7 @@ share the machine's cores, so only the ratio means much.
 Examples:
     turngym bench retrieval
     turngym bench retrieval --quality ../data/search --scale scale
-    turngym bench retrieval --passages 0 --quality ../data/search
+    turngym bench retrieval --passages 0 --quality embedded
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class RetrievalBench:
     """Turns that each server gets."""
     index: Path | None = None
     """Folder to keep the load test's index in, and to take it from if it is there; by default a temporary one."""
-    quality: Path | None = None
-    """Folder with {hotpotqa,2wiki}_{corpus,questions}.jsonl: recall of BM25, hashing and hybrid on them."""
+    quality: str | None = None
+    """Folder with {hotpotqa,2wiki}_{corpus,questions}.jsonl, or `embedded`, the fictional world that needs no data:
+    recall of BM25, hashing, hybrid and reranking on them."""
     scale: Path | None = None
     """Folder to build indexes of 10,000 to a million passages in (kept: minutes, and gigabytes of disk)."""
     json: Path | None = None

@@ -8,16 +8,15 @@ or at least one was found.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from turngym.agents.evaluation.tables import Table
-from turngym.envs.core import TurngymError
+from turngym.envs.search.parquet import read_questions
+from turngym.envs.search.questions import Question
+from turngym.envs.search.recall import hop_recall, question_recall
+from turngym.envs.search.world.generate import open_world
 from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Passage, Retriever
 from turngym.retrieval.corpus import read_corpus
@@ -28,6 +27,8 @@ from turngym.retrieval.rerank import CoverageReranker, RerankingRetriever
 
 DATASETS = ("hotpotqa", "2wiki")
 """Each has `<name>_corpus.jsonl` and `<name>_questions.jsonl` with gold passage ids."""
+EMBEDDED = "embedded"
+"""Named instead of a folder: the generated fictional world."""
 REFERENCE = {"hotpotqa": 0.665, "2wiki": 0.648}
 """Recall@3 of BM25 (k1 0.9, b 0.4, Lucene's analysis) with the question as query: what ours must reach."""
 
@@ -55,21 +56,21 @@ def default_retrievers(passages: Sequence[Passage]) -> dict[str, Retriever]:
     return {"bm25": bm25, "hashing": hashing, "hybrid": hybrid, "bm25 + coverage": reranked}
 
 
-def measure_quality(data: Path, *, datasets: Sequence[str] = DATASETS, k: int = 3) -> list[Quality]:
-    """Measure every default retriever on every set under `data`.
+def measure_quality(data: str | Path, *, datasets: Sequence[str] = DATASETS, k: int = 3) -> list[Quality]:
+    """Measure every default retriever on every set under `data`; `embedded` is the fictional world, without files.
 
     Raises:
-        TurngymError: a file is missing.
+        TurngymError: a file is missing or damaged.
         CorpusError: a corpus cannot be read.
     """
+    if str(data) == EMBEDDED:
+        world = open_world("full")
+        asked = [question for question in world.questions if question.split == "eval"]
+        return _measure(EMBEDDED, asked, world.passages, k)
     rows = []
     for dataset in datasets:
-        path = data / f"{dataset}_questions.jsonl"
-        if not path.is_file():
-            raise TurngymError(f"{path}: there is no such file; name the folder that holds {dataset}_questions.jsonl")
-        questions = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        for name, retriever in default_retrievers(list(read_corpus(data / f"{dataset}_corpus.jsonl"))).items():
-            rows += _measure(dataset, name, retriever, questions, k)
+        questions = read_questions(Path(data) / f"{dataset}_questions.jsonl")
+        rows += _measure(dataset, questions, list(read_corpus(Path(data) / f"{dataset}_corpus.jsonl")), k)
     return rows
 
 
@@ -89,37 +90,22 @@ def quality_table(rows: Sequence[Quality]) -> Table:
 
 def below_reference(rows: Sequence[Quality]) -> list[str]:
     """What BM25 fails to reach, in words; empty if nothing."""
+    plain = [row for row in rows if row.retriever == "bm25" and row.queries == "question" and row.dataset in REFERENCE]
     return [
         f"BM25 on {row.dataset}: recall@3 {row.recall:.3f}, {REFERENCE[row.dataset]:.3f} expected"
-        for row in rows
-        if row.retriever == "bm25" and row.queries == "question" and round(row.recall, 3) < REFERENCE[row.dataset]
+        for row in plain
+        if round(row.recall, 3) < REFERENCE[row.dataset]
     ]
 
 
-def _measure(
-    dataset: str, name: str, retriever: Retriever, questions: Sequence[Mapping[str, Any]], k: int
-) -> list[Quality]:
-    kinds = {"question": [(question, [str(question["question"])]) for question in questions]}
-    chained = [question for question in questions if question.get("chain")]
-    if chained:
-        kinds["sub-queries"] = [(q, [f"{subject} {relation}" for subject, relation, _ in q["chain"]]) for q in chained]
+def _measure(dataset: str, questions: Sequence[Question], passages: Sequence[Passage], k: int) -> list[Quality]:
+    chained = [question for question in questions if question.hops]
     rows = []
-    for kind, asked in kinds.items():
-        shares = []
-        for question, queries in asked:
-            found = {hit.passage.id for hits in retriever.search(queries, k) for hit in hits}
-            gold = {str(number) for number in question["gold"]}
-            shares.append(len(found & gold) / len(gold))
-        values = np.array(shares)
-        rows.append(
-            Quality(
-                dataset=dataset,
-                retriever=name,
-                queries=kind,
-                questions=len(values),
-                recall=float(values.mean()),
-                all_gold=float((values == 1).mean()),
-                any_gold=float((values > 0).mean()),
-            )
-        )
+    for name, retriever in default_retrievers(passages).items():
+        found = {"question": (questions, question_recall(questions, retriever, k))}
+        if chained:
+            found["sub-queries"] = (chained, hop_recall(chained, retriever, k))
+        for queries, (asked, shares) in found.items():
+            row = Quality(dataset=dataset, retriever=name, queries=queries, questions=len(asked), **asdict(shares))
+            rows.append(row)
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,12 +15,13 @@ import pytest
 
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, RandomAgent
-from turngym.envs.core import EnvBackendError, TaskError
+from turngym.envs.core import EnvBackendError, TaskError, TurngymError
 from turngym.envs.episode import Status
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.protocol import INVALID
 from turngym.envs.testing import EnvContract
+from turngym.retrieval.core import Hit
 
 sys.path.append(str(Path(__file__).parent))
 toy = importlib.import_module("search_toy")
@@ -238,6 +239,34 @@ def test_questions_without_a_corpus_need_a_retriever(files: dict[str, str]) -> N
     spec.reset(options={"task": "popqa/c"})
     assert "river Leck" in spec.step("<search>Tarnby</search>")[0]
     assert spec.task.sha256 == env.task.sha256 != make(files).base.source.name
+
+
+class Backwards:
+    fingerprint = "backwards"
+
+    def __call__(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
+        return list(reversed(hits))
+
+
+def test_passages_can_be_ordered_again(files: dict[str, str]) -> None:
+    shelf = toy.Shelf(toy.passages())
+    for given in ({}, {"retriever": shelf}, {"retriever": f"bm25:{files['corpus']}"}):
+        found = {}
+        for rerank in (None, Backwards()):
+            env = make(files, rerank=rerank, topk=20, **given)
+            env.reset(options={"task": "hotpotqa/a"})
+            env.step("<search>film Orchard Orr Maro</search>")
+            found[rerank is None] = [hit.passage.id for hit in env.base.hits]
+        assert len(found[True]) > 2
+        assert found[False] == found[True][::-1]
+    env = make(files, rerank="coverage")
+    env.reset(options={"task": "hotpotqa/a"})
+    env.step("<search>1961 film Glass Orchard director</search>")
+    assert 1 / 11 < env.base.hits[0].score < 1 / 11 + 0.11
+    env = make(files, rerank="covrage")
+    env.reset(options={"task": "hotpotqa/a"})
+    with pytest.raises(TurngymError, match="no reranker 'covrage'"):
+        env.step("<search>film</search>")
 
 
 def test_very_long_queries_are_cut_not_refused(files: dict[str, str]) -> None:

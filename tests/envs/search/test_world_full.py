@@ -10,7 +10,7 @@ import pytest
 
 from turngym.envs.core import TaskError
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
-from turngym.envs.search.world.calibrate import hop_recall, question_recall
+from turngym.envs.search.recall import hop_recall, question_recall
 from turngym.envs.search.world.config import FAMILIES, FULL, WorldConfig, preset
 from turngym.envs.search.world.generate import FictionalWorld, generate_world, open_world
 from turngym.envs.search.world.tables import english, relations

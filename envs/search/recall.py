@@ -1,4 +1,4 @@
-"""How hard a world is for a retriever: recall of the gold passages, with the question and with the gold sub-queries."""
+"""How many gold passages a retriever finds: with the question as it stands, and with the gold sub-queries."""
 
 from __future__ import annotations
 
