@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -38,19 +40,44 @@ def turngym(tmp_path_factory: pytest.TempPathFactory) -> Turngym:
     python = clean_venv(work / "venv", *wheels)
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
 
-    def run(*words: str | Path, status: int = 0) -> str:
+    def run(*words: str | Path, status: int = 0, folder: Path = work) -> str:
         line = [str(python), "-c", COMMAND, *map(str, words)]
-        done = subprocess.run(line, cwd=work, capture_output=True, text=True, env=env, timeout=300)
+        done = subprocess.run(line, cwd=folder, capture_output=True, text=True, env=env, timeout=300)
         assert done.returncode == status, f"{' '.join(map(str, words))}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
     return run
 
 
-@pytest.mark.parametrize(("page", "module"), [("write_an_environment.md", "guess")])
+PAGES = {"write_an_environment.md": "guess", "write_a_judge.md": "judge", "write_an_algorithm.md": "loo"}
+
+
+@pytest.mark.parametrize(("page", "module"), PAGES.items())
 def test_the_page_shows_the_file_that_is_tested(page: str, module: str) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), flags=re.S | re.M)
-    assert blocks[0] == (HERE / "turngym_example" / f"{module}.py").read_text(encoding="utf-8")
+    text = (DOCS / page).read_text(encoding="utf-8")
+    shown = re.search(rf'^```python title="turngym_example/{module}.py"\n(.*?)^```', text, flags=re.S | re.M)
+    assert shown is not None
+    assert shown[1] == (HERE / "turngym_example" / f"{module}.py").read_text(encoding="utf-8")
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words after `turngym` of the page's commands that need the installed package (fenced as `sh`)."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = re.findall(r"^```sh\n(.*?)^```", text, flags=re.S | re.M)
+    return [shlex.split(line)[1:] for block in found for line in block.replace("\\\n", " ").splitlines()]
+
+
+SHORT = ("--steps", "1", "--episodes", "8", "--threads", "1", "--device", "cpu", "--no-tensorboard")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_the_page_work(turngym: Turngym, student: Path, tmp_path: Path, page: str) -> None:
+    shutil.copytree(student, tmp_path / "models" / "student")
+    lines = commands(page)
+    assert len(lines) >= 2
+    for words in lines:
+        short = SHORT if words[0] == "train" and "--help" not in words else ()
+        turngym(*words, *short, folder=tmp_path)
 
 
 def test_rollout_plays_the_environment_also_in_workers(turngym: Turngym, tmp_path: Path) -> None:
@@ -70,6 +97,52 @@ def test_eval_scores_an_agent_on_the_package_s_panel(turngym: Turngym, tmp_path:
     episodes = (tmp_path / "eval" / "trace.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(episodes) == 5 * 4
     assert all(json.loads(episode)["success"] for episode in episodes)
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model that can say every action of the game."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from turngym.agents import ChatSettings
+    from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+    from turngym.trainers.models.model import save_model, tiny_qwen3
+
+    folder = tmp_path_factory.mktemp("student")
+    phrases = [*(f"<action>guess {n}</action>" for n in range(1, 21)), "Higher.", "Lower.", "Guess the number."]
+    words = build_phrase_tokenizer(phrases)
+    save_model(tiny_qwen3(len(words), width=32, layers=1, heads=2, max_length=512, seed=0), folder)
+    words.save_pretrained(str(folder))
+    ChatSettings(system="Guess the number.", max_new_tokens=2, max_context=512).save(folder)
+    return folder
+
+
+def trained(turngym: Turngym, student: Path, out: Path, algorithm: str, *more: str) -> list[dict[str, Any]]:
+    """The training rows of a run of two steps on the example's environment."""
+    words = ("--student", student, "--out", out, "--env", ENV, "--split", "train", "--steps", "2", "--episodes", "8")
+    turngym("train", algorithm, *words, "--threads", "1", "--device", "cpu", "--no-tensorboard", *more)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row["kind"] == "train"]
+
+
+def test_train_runs_the_algorithm(turngym: Turngym, student: Path, tmp_path: Path) -> None:
+    panel = ("--panel", "turngym_example:guess-eval", "--eval-samples", "1", "--eval-every", "2")
+    rows = trained(turngym, student, tmp_path / "run", "loo", "--loo.n", "4", "--loo.cap", "1.5", *panel)
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert 0.0 <= row["token/baseline"] <= 1.0  # the target function's column, through the loss
+        assert row["token/capped"] == 0.0  # on policy, every weight is 1
+    config = (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
+    assert "cap = 1.5" in config
+    assert "--loo.cap" in turngym("train", "loo", "--help")
+    assert "--loo.cap" in turngym("train", "grpo", "--loo.cap", "2", "--student", student, "--out", tmp_path, status=2)
+
+
+def test_train_asks_the_judge(turngym: Turngym, student: Path, tmp_path: Path) -> None:
+    rows = trained(turngym, student, tmp_path / "run", "prm-rl", "--judge", "guess")
+    assert [row["step"] for row in rows] == [1, 2]
+    rules = trained(turngym, student, tmp_path / "rules", "prm-rl", "--judge", "rules")
+    assert [row["loss"] for row in rules] != [row["loss"] for row in rows]
 
 
 def test_what_is_not_there_is_said_in_one_line(turngym: Turngym, tmp_path: Path) -> None:
