@@ -56,12 +56,13 @@ def quickstart(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Lint, types and tests; what needs an extra that does not install here is skipped with a reason."""
-    set_up("train,parquet,serve,dense,dev")
+    """Lint, types, documentation, tests; what needs an extra that does not install here is skipped with a reason."""
+    set_up("train,parquet,serve,dense,docs,dev")
     for extra, lost in OPTIONAL.items():
         if install("-e", f".[{extra}]", check=False):
             say(f"the extras [{extra}] did not install ({lost} will be skipped)")
     tools = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
+    tools.append(["mkdocs", "build", "--strict", "--quiet"])
     failures = [tool for tool in tools if run(str(PYTHON), "-m", *tool, check=False)]
     status = run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", "not sglang", *arguments, check=False)
     if failures:

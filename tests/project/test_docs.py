@@ -1,0 +1,260 @@
+"""Every page is true: its Python runs in order, its commands are parsed by their verbs, its links lead somewhere.
+
+A fenced block with a title (```toml title="run.toml") is a file: it is written into the page's temporary folder before
+the page runs. A comment in the line above a block says why it is not run like the others:
+
+- `<!-- not run: REASON -->`: it needs what no test has (a GPU, downloaded data, a server)
+- `<!-- needs: MODULE -->`: run where that module is installed, else left out
+- `<!-- run by: TEST -->`: another test runs it
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from turngym.scripts import main as command
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+UNRUN_AT_MOST = 6
+"""Python blocks, of all pages, that no test runs."""
+
+_FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TITLE = re.compile(r'title="([^"]+)"')
+_NOTE = re.compile(r"<!-- (not run|needs|run by): (.+?) -->\n$")
+_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+_ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
+
+RUNNER = """
+import json, sys
+names = {"__name__": "__main__"}
+for where, line, text in json.load(sys.stdin):
+    exec(compile("\\n" * line + text, where, "exec"), names)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A fenced block: `line` counts the lines of the page before its text."""
+
+    page: str
+    line: int
+    language: str
+    title: str | None
+    kind: str | None
+    """`not run`, `needs` or `run by`; None: run."""
+    note: str
+    text: str
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in _FENCE.finditer(text):
+        title, note = _TITLE.search(match[2]), _NOTE.search(text[: match.start()])
+        found.append(
+            Block(
+                page=name_of(page),
+                line=text.count("\n", 0, match.start()) + 1,
+                language=match[1],
+                title=title[1] if title else None,
+                kind=note[1] if note else None,
+                note=note[2] if note else "",
+                text=match[3],
+            )
+        )
+    return found
+
+
+def python_blocks(page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.language == "python" and block.title is None]
+
+
+def wanted(block: Block) -> bool:
+    """Whether the block is run here."""
+    if block.kind == "needs":
+        return all(importlib.util.find_spec(name.strip()) is not None for name in block.note.split(","))
+    return block.kind is None
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
+def test_the_python_of_a_page_runs_in_order(page: Path, tmp_path: Path) -> None:
+    for block in blocks(page):
+        if block.title is not None:
+            path = tmp_path / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+    chosen = [block for block in python_blocks(page) if wanted(block)]
+    if not chosen:
+        pytest.skip(f"{name_of(page)}: every block needs something that is not installed, or another test runs it")
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps([(block.page, block.line, block.text) for block in chosen]),
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_only_few_blocks_are_run_by_no_test() -> None:
+    unrun = [block for page in PAGES for block in python_blocks(page) if block.kind == "not run"]
+    assert len(unrun) <= UNRUN_AT_MOST, [f"{block.page}, line {block.line}: {block.note}" for block in unrun]
+    for block in unrun:
+        assert len(block.note.split()) >= 3, f"{block.page}, line {block.line}: say why it is not run"
+
+
+def test_a_block_that_another_test_runs_is_known_there() -> None:
+    for page in PAGES:
+        for block in python_blocks(page):
+            if block.kind == "run by":
+                assert block.page in (ROOT / block.note).read_text(encoding="utf-8"), f"{block.page}, {block.note}"
+
+
+def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line, words after `turngym`) of the commands in a page's shell blocks."""
+    for block in blocks(page):
+        if block.language == "bash":
+            for offset, line in enumerate(block.text.replace("\\\n", " ").splitlines()):
+                words = _turngym(shlex.split(line, comments=True))
+                if words is not None:
+                    yield block.line + 1 + offset, words
+
+
+def _turngym(words: Sequence[str]) -> list[str] | None:
+    words = list(words)
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        del words[0]
+    for end in ("|", ">", "&", "&&", ";"):
+        words = words[: words.index(end)] if end in words else words
+    if words[:1] == ["turngym"]:
+        return words[1:]
+    if words[:2] == ["python3", "scripts/bootstrap.py"]:
+        return words[2:] if words[2] == "quickstart" else None
+    for place, word in enumerate(words[1:], start=1):
+        if words[place - 1] == "-m" and word in ("turngym", "turngym.scripts.main"):
+            return words[place + 1 :]
+    return None
+
+
+class Parsed(BaseException):
+    """The options were understood; nothing else is to happen. Not an Exception, so that no verb catches it."""
+
+
+def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """What the verb's own option parser has against `words`; None if it takes them."""
+    real = tyro.cli
+
+    def dry(*args: Any, **kwargs: Any) -> Any:
+        real(*args, **kwargs)
+        raise Parsed
+
+    monkeypatch.setattr(tyro, "cli", dry)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", ".* is now .*", FutureWarning)  # an old name of an option
+            status = command.main(words)
+    except Parsed:
+        return None
+    except FutureWarning as warning:
+        return str(warning)
+    except SystemExit as end:
+        return None if end.code in (0, None) else f"exit status {end.code}"
+    finally:
+        monkeypatch.setattr(tyro, "cli", real)
+    return None if status == 0 else f"status {status}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=name_of)
+def test_the_commands_of_a_page_are_parsed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="the options of train and serve need turngym[train]")
+    for block in blocks(page):
+        if block.title is not None:
+            (tmp_path / block.title).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / block.title).write_text(block.text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    problems = []
+    for line, words in commands(page):
+        write_missing_config(words)
+        problem = parse(words, monkeypatch)
+        said = capsys.readouterr()
+        if problem is not None:
+            problems.append(f"{name_of(page)}, line {line}: turngym {shlex.join(words)}: {problem}\n{said.err}")
+    assert not problems, "\n".join(problems)
+
+
+def write_missing_config(words: Sequence[str]) -> None:
+    """The configuration of an earlier run, as far as the options need it; examples name runs that do not exist here."""
+    if "--config" in words and not (path := Path(words[words.index("--config") + 1])).exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('student = "STUDENT"\nteacher = "TEACHER"\n', encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        ["eval", "--panel", "alfworld-quickstart", "--samples", "1"],
+        ["train", "grpo", "--student", "S", "--out", "runs/a", "--grpo.n", "4"],
+        ["trace", "print", "a.jsonl"],
+    ],
+)
+def test_a_renamed_option_would_be_seen(good: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the options of train need turngym[train]")
+    monkeypatch.chdir(tmp_path)
+    assert parse(good, monkeypatch) is None
+    assert parse([*good, "--no-such-option", "1"], monkeypatch) is not None
+    assert parse(["no-such-verb"], monkeypatch) is not None
+    assert "--env-kwargs" in str(parse(["eval", "--panel", "alfworld-quickstart", "--make", "{}"], monkeypatch))
+    assert not list(tmp_path.iterdir()), "parsing did something"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files(page: Path) -> None:
+    lost = [link for link in _LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
+    made = {"contributing.md", "changelog.md", "index.md"}  # pages of the site that docs/hooks.py takes from the root
+    assert not [link for link in lost if link.rpartition("/")[2] not in made]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 200
+
+
+def test_the_list_of_files_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    text = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
+    assert text == hooks.tree_text(), "docs/tree.md is not up to date: run `python docs/hooks.py`"
+    assert hooks.page_text("[a](docs/a.md#b) [c](CHANGELOG.md) [d](https://x.org)") == (
+        "[a](a.md#b) [c](changelog.md) [d](https://x.org)"
+    )
+
+
+def test_every_page_is_in_the_site() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        assert f" {page.name}\n" in nav, f"docs/{page.name} is missing in the nav of mkdocs.yml"
