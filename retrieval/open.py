@@ -11,10 +11,10 @@ from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
 from turngym.retrieval.dense.retriever import DenseRetriever
+from turngym.retrieval.encoders.find import find_encoder
 from turngym.retrieval.encoders.hashing import HashingEncoder
 from turngym.retrieval.encoders.hugging_face import EncoderStyle, HuggingFaceEncoder
 from turngym.retrieval.hybrid import HybridRetriever
-from turngym.retrieval.encoders.find import find_encoder
 from turngym.retrieval.index.manifest import (
     ENCODER,
     FAISS,

@@ -145,7 +145,9 @@ def _role(request: JudgeRequest) -> str:
     return str(roles[request.turn]) if request.turn < len(roles) else request.next_role
 
 
-def _judge(config: ServeProxy, algorithm: Algorithm, renderer: ChatListRenderer, max_context: int) -> SessionJudge | None:
+def _judge(
+    config: ServeProxy, algorithm: Algorithm, renderer: ChatListRenderer, max_context: int
+) -> SessionJudge | None:
     kind = algorithm.judge
     if kind is None:
         return None
