@@ -40,11 +40,10 @@ from turngym.trainers.distributed.world import (
     SingleProcess,
     balanced_shares,
     broadcast,
-    micro_batches,
     on_all_ranks,
     on_rank_zero,
 )
-from turngym.trainers.models.microbatch import split_rows
+from turngym.trainers.models.microbatch import micro_batches, split_rows
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.run.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.run.metrics import read_metrics

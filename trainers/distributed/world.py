@@ -17,12 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.envs.core import TurngymError
-from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.models.microbatch import MicroBatch, split_rows
 
 T = TypeVar("T")
-Split = Callable[[RolloutBatch, int, NDArray[np.int64]], list[MicroBatch]]
-"""`split_rows` or `packing.split_packed`."""
 
 
 class DistributedError(TurngymError):
@@ -117,22 +113,6 @@ def balanced_shares(costs: Sequence[float] | NDArray[Any], parts: int) -> list[N
         members[part].append(int(item))
         load[part] += costs[item]
     return [np.array(sorted(chosen), np.int64) for chosen in members]
-
-
-def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Split = split_rows) -> list[MicroBatch]:
-    """This process's share of `split(batch, max_tokens)`: whole episodes, about as many tokens as the others'.
-
-    All processes get equally many micro-batches, for a sharded model computes in step; those without work of their own
-    get empty ones at the end.
-    """
-    lengths = np.diff(batch.row_offsets)
-    episode_R = batch.episode_N[np.searchsorted(batch.row_N, np.arange(batch.rows))]
-    tokens_E = np.bincount(episode_R, weights=lengths, minlength=batch.episodes)
-    shares = [np.flatnonzero(np.isin(episode_R, members)) for members in balanced_shares(tokens_E, world.size)]
-    all_shares = [split(batch, max_tokens, rows) for rows in shares]
-    empty = MicroBatch(rows=np.empty(0, np.int64), tokens=np.empty(0, np.int64))
-    own, largest = all_shares[world.rank], max(map(len, all_shares))
-    return own + [empty] * (largest - len(own))
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from turngym.trainers.batch import BatchError, BoolArray, IntArray, RolloutBatch
+from turngym.trainers.distributed.world import World, balanced_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,26 @@ def split_rows(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = Non
     if rows is not None:
         order = order[np.isin(order, rows)]
     return [micro_batch(batch, order[start:stop]) for start, stop in _cuts(lengths[order], max_tokens)]
+
+
+Split = Callable[[RolloutBatch, int, IntArray], list[MicroBatch]]
+"""`split_rows` or `packing.split_packed`."""
+
+
+def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Split = split_rows) -> list[MicroBatch]:
+    """This process's share of `split(batch, max_tokens)`: whole episodes, about as many tokens as the others'.
+
+    All processes get equally many micro-batches, for a sharded model computes in step; those without work of their own
+    get empty ones at the end.
+    """
+    lengths = np.diff(batch.row_offsets)
+    episode_R = batch.episode_N[np.searchsorted(batch.row_N, np.arange(batch.rows))]
+    tokens_E = np.bincount(episode_R, weights=lengths, minlength=batch.episodes)
+    shares = [np.flatnonzero(np.isin(episode_R, members)) for members in balanced_shares(tokens_E, world.size)]
+    all_shares = [split(batch, max_tokens, rows) for rows in shares]
+    empty = MicroBatch(rows=np.empty(0, np.int64), tokens=np.empty(0, np.int64))
+    own, largest = all_shares[world.rank], max(map(len, all_shares))
+    return own + [empty] * (largest - len(own))
 
 
 def micro_batch(

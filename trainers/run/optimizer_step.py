@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from turngym.trainers.algorithm import Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import OptimizerConfig
-from turngym.trainers.distributed.world import SINGLE, World, full_tensor, micro_batches
+from turngym.trainers.distributed.world import SINGLE, World, full_tensor
 from turngym.trainers.models.lm_head import Projected, project
-from turngym.trainers.models.microbatch import MicroBatch, pad_rows, split_rows
+from turngym.trainers.models.microbatch import MicroBatch, micro_batches, pad_rows, split_rows
 from turngym.trainers.models.model import autocast, head, hidden_states, recomputing
 from turngym.trainers.models.packing import split_packed
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import CriticConfig
 from turngym.trainers.distributed.checkpoint import load_full
-from turngym.trainers.distributed.world import SINGLE, World, full_tensor, micro_batches
-from turngym.trainers.models.microbatch import pad_rows
+from turngym.trainers.distributed.world import SINGLE, World, full_tensor
+from turngym.trainers.models.microbatch import micro_batches, pad_rows
 from turngym.trainers.models.model import autocast, hidden_states, recomputing
 
 
