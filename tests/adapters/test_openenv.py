@@ -129,7 +129,7 @@ def test_the_verb_opens_what_it_was_asked_for(student: Any) -> None:
     from turngym.agents.environments import EnvOptions
     from turngym.scripts.serve.openenv import ServeOpenEnv, open_sessions
 
-    world = EnvOptions(env="turngym/ALFWorld-v0", split="generated", make='{"config": "small"}')
+    world = EnvOptions(env="turngym/ALFWorld-v0", split="generated", env_kwargs='{"config": "small"}')
     opened = open_sessions(ServeOpenEnv(world=world, model=str(student.folder)))
     assert opened.open(opened.task_ids()[0]).request is not None
     plain = open_sessions(ServeOpenEnv(world=world))

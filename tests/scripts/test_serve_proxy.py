@@ -78,7 +78,7 @@ class Running:
         for _ in range(3000):
             assert self.training is not None
             assert not self.training.error, self.training.error
-            if self.training.step >= step and not self.service.bridge.paused:
+            if self.training.step >= step and not self.service.engine.paused:
                 return
             tick.wait(0.02)
         raise AssertionError(self.health())
