@@ -15,7 +15,7 @@ from turngym.envs.core import TurngymError
 from turngym.scripts.train import Options
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.models.model import load_model, vocabulary_size
-from turngym.trainers.models.prefix_sharing import understands_branches
+from turngym.trainers.models.prefix_sharing import supports_prefix_sharing
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.models.vocab_check import common_vocabulary
 from turngym.trainers.models.weight_source import ModelWeights
@@ -79,5 +79,5 @@ def _scorer(options: Options, model: Any, algorithm: Algorithm, vocab_size: int 
         vocab_size=vocab_size,
         temperature=algorithm.distill_temperature,
         max_tokens=options.run.micro_tokens,
-        branches=algorithm.shared_prefixes and understands_branches(model),
+        share_prefixes=algorithm.shared_prefixes and supports_prefix_sharing(model),
     )

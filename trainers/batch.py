@@ -13,8 +13,8 @@ The suffix of an array says what its axes run over; what has none is a number or
 mu or "behavior" the policy that sampled the ids.
 
 A batch of two episodes. The first has two turns: to the prompt 1 2 3 the student answered 10 11, to the observation 4
-it answered 12, and the observation 9 came last. The second has one turn: to 5 6 it answered 20 21, ids whose
-log-probabilities are unknown. N columns stand below the token that is their label; its predictor is the token before it.
+it answered 12, and the observation 9 came last. The second has one turn: to 5 6 it answered 20 21, whose
+log-probabilities are unknown. N columns stand below the token that is their label; the token before it predicts it.
 
     input_ids_M          1     2     3    10    11     4    12     9  |     5     6    20    21
     row_M                0     0     0     0     0     0     0     0  |     1     1     1     1
@@ -85,7 +85,7 @@ class RolloutBatch:
     """Return: the sum of an episode's rewards."""
     success_E: BoolArray
     depth_E: IntArray
-    """Number of turns played, whoever chose them."""
+    """Number of turns played, demonstrated ones included."""
     truncated_E: BoolArray
     """Stopped by the trainer's depth cap (`truncated_depth`): trains, but never feeds statistics."""
     group_E: IntArray

@@ -37,7 +37,7 @@ class Reshape:
             raise ValueError(f"a is {self.a} and e is {self.e}; both must be above 0")
 
     def off_policy(self, logp_N: Tensor) -> Tensor:
-        """f(pi) of tokens that somebody else chose: [N], with gradient. Their behavior probability counts as 1."""
+        """f(pi) of tokens that a demonstrator chose: [N], with gradient. Their behavior probability is taken as 1."""
         if self.shape == "logp":
             return self.w * logp_N
         if self.shape == "square_root":

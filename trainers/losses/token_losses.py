@@ -1,4 +1,4 @@
-"""Token losses as pieces of an algorithm: each gives one number per supervised token and never reduces."""
+"""The token losses of the algorithms: each gives one number per supervised token and never reduces."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class SupportKL:
     def __call__(self, tokens: Tokens) -> TokenLosses:
         student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
         if student is None or teacher is None:
-            raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K signal")
+            raise ValueError(
+                "the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K target"
+            )
         loss_n = topk_reverse_kl(student, teacher, self.tail)
         with torch.no_grad():
             diagnostics = {
@@ -76,7 +78,9 @@ class ClippedAdvantage:
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         if tokens.advantage_n is None:
-            raise ValueError("the clipped surrogate needs targets with advantage_N; use an advantage signal")
+            raise ValueError(
+                "the clipped surrogate needs targets with advantage_N"
+            )
         result = clipped_surrogate(
             tokens.sampled_logp_n,
             known_behavior(tokens),
@@ -107,7 +111,9 @@ class PolicyGradient:
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         if tokens.advantage_n is None:
-            raise ValueError("a policy gradient needs targets with advantage_N; use an advantage signal")
+            raise ValueError(
+                "a policy gradient needs targets with advantage_N"
+            )
         result = clipped_surrogate(
             tokens.sampled_logp_n,
             known_behavior(tokens),
@@ -137,7 +143,9 @@ class MixedPolicyGradient:
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         if tokens.advantage_n is None:
-            raise ValueError("a policy gradient needs targets with advantage_N; use an advantage signal")
+            raise ValueError(
+                "a policy gradient needs targets with advantage_N"
+            )
         # a demonstrator does not sample: its tokens are scored at the distillation temperature, as the shaping assumes
         off_n = off_policy_loss(tokens.logp_n, tokens.advantage_n, self.off, self.off_clamp)
         behavior_n = known_behavior(tokens)

@@ -105,18 +105,18 @@ def mixture_weight(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureWeighted:
-    """Another signal's advantages times `mixture_weight`: the teacher chose a `share` of the tokens.
+    """Another target function's advantages times `mixture_weight`: the teacher chose a `share` of the tokens.
 
     Teacher and student score the labels once more. Source: MiniLLM; algorithms specification section 8.
     """
 
-    signal: TargetFn
+    target_fn: TargetFn
     share: float
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        targets = self.signal(batch, episodes, scorers)
+        targets = self.target_fn(batch, episodes, scorers)
         if targets.advantage_N is None:
-            raise TargetError("teacher-mixed sampling weighs advantages; the signal has none")
+            raise TargetError("teacher-mixed sampling weighs advantages; this target function gives none")
         mine, theirs = (
             label_logprobs(scorer, batch, role).astype(np.float64)
             for scorer, role in ((scorers.student, "student"), (scorers.teacher, "teacher"))
@@ -125,16 +125,16 @@ class MixtureWeighted:
         return replace(targets, advantage_N=(targets.advantage_N * weight_N).astype(np.float32))
 
 
-def mixed(signal: TargetFn, share: float, run: RunConfig) -> TargetFn:
-    """`signal` for rollouts of which the teacher chooses a `share`; itself where that is 0.
+def mixed(target_fn: TargetFn, share: float, run: RunConfig) -> TargetFn:
+    """`target_fn` for rollouts of which the teacher chooses a `share`; itself where that is 0.
 
     Raises ConfigError where the rollout's temperature is not the one at which models are scored.
     """
     if not share:
-        return signal
+        return target_fn
     if run.temperature != 1.0:
         raise ConfigError(f"teacher_mix needs --temperature 1, at which models are scored; it is {run.temperature}")
-    return MixtureWeighted(signal=signal, share=share)
+    return MixtureWeighted(target_fn=target_fn, share=share)
 
 
 def check_mix(share: float) -> None:
