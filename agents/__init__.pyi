@@ -21,9 +21,9 @@ from turngym.agents.executor.open_workers import open_workers as open_workers
 from turngym.agents.local_engine.engine import LocalEngine as LocalEngine
 from turngym.agents.model_agent import ModelAgent as ModelAgent
 from turngym.agents.models import load_policy as load_policy
-from turngym.agents.open_agent import AgentOptions as AgentOptions
-from turngym.agents.open_agent import OpenedAgent as OpenedAgent
-from turngym.agents.open_agent import open_agent as open_agent
+from turngym.agents.named_agent import AgentOptions as AgentOptions
+from turngym.agents.named_agent import OpenedAgent as OpenedAgent
+from turngym.agents.named_agent import open_agent as open_agent
 from turngym.agents.player import Player as Player
 from turngym.agents.rendering.chat_settings import ChatSettings as ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer as ChatRenderer

@@ -22,7 +22,7 @@ from turngym.agents.evaluation.tables import (
     table_text,
 )
 from turngym.agents.executor.open_workers import WorkerOptions, open_workers
-from turngym.agents.open_agent import AgentSettings, OpenedAgent, as_opened
+from turngym.agents.named_agent import AgentSettings, OpenedAgent, as_opened
 from turngym.agents.rollout import Job
 from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.core import TurngymError

@@ -49,15 +49,6 @@ def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSp
     )
 
 
-def weights_hash(folder: str | Path) -> str:
-    """16 hex digits over the configuration and weight files of a model folder."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(folder).glob("*")):
-        if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
-            digest.update(_file_digest(path).digest())
-    return digest.hexdigest()[:16]
-
-
 def file_hashes(folder: str | Path) -> dict[str, str]:
     """SHA-256 of every weight, configuration and tokenizer file of a model folder, by file name."""
     kinds = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model")

@@ -10,21 +10,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import tyro
-
 from turngym.agents.environments import json_object
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.tables import print_table
 from turngym.agents.evaluation.tasks import EvalResult
-from turngym.agents.open_agent import settings_of
-from turngym.scripts.options.aliases import current
+from turngym.agents.named_agent import settings_of
+from turngym.envs.common.provenance import FILE, write_config
 from turngym.scripts.options.eval import EvalOptions
+from turngym.scripts.options.parsing import parse
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym eval` with `argv` (without the verb itself); status 1 if episodes ended in errors."""
     description = (__doc__ or "").split("\n")[0]
-    result = run(tyro.cli(EvalOptions, args=current(argv), prog="turngym eval", description=description))
+    options = parse(EvalOptions, argv, prog="turngym eval", description=description)
+    try:
+        result = run(options)
+    finally:
+        # an evaluation that was broken off has its configuration too, one that never began leaves nothing
+        if options.out is not None and options.out.exists() and not (options.out / FILE).exists():
+            write_config(options.out / FILE, options, ("turngym", "eval", *argv), seed=options.seed)
     print_table(result.table(), title=result.title)
     if result.scores.errors:
         print(f"{result.scores.errors} episodes ended in errors and are not counted; run again to play them again")

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tyro
-
 from turngym.agents.episodes import play_episodes
 from turngym.agents.evaluation.tables import print_table
-from turngym.agents.open_agent import settings_of
-from turngym.scripts.options.aliases import current
+from turngym.agents.named_agent import settings_of
+from turngym.envs.common.provenance import write_config
+from turngym.scripts.options.parsing import parse
 from turngym.scripts.options.rollout import RolloutOptions
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym rollout` with `argv`; status 1 if episodes ended in errors."""
     description = (__doc__ or "").split("\n")[0]
-    options = tyro.cli(RolloutOptions, args=current(argv), prog="turngym rollout", description=description)
+    options = parse(RolloutOptions, argv, prog="turngym rollout", description=description)
     played = play_episodes(
         options.world.env,
         options.player.agent,
@@ -38,6 +37,9 @@ def main(argv: Sequence[str]) -> int:
         servers=options.servers,
         **settings_of(options.player),
     )
+    config = options.out.with_suffix(".config.toml")
+    if not (options.append and config.exists()):  # what is added to keeps the configuration of its first episodes
+        write_config(config, options, ("turngym", "rollout", *argv), seed=options.seed)
     table = played.table()
     if table is not None:
         print_table(table)

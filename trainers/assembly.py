@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from turngym.envs.common.provenance import write_config
+from turngym.envs.common.provenance import FILE, write_config
 from turngym.envs.common.rollout_side import PlayedModel, Rollouts, StudentRun
 from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.core import TurngymError
@@ -37,7 +37,9 @@ from turngym.trainers.train_config import TrainConfig, optional_parts, rollout_p
 from turngym.trainers.trainer import RunResult, Trainer
 
 
-def run_training(config: TrainConfig, world: World, *, progress: bool = True, command: Sequence[str] = ()) -> RunResult:
+def run_training(
+    config: TrainConfig, world: World, *, progress: bool = True, command: str | Sequence[str] = ()
+) -> RunResult:
     """Build the trainer that `config` describes and train in `world`; the run's folder keeps `config` and `command`."""
     if world.size > 1:
         config = _checked_for_processes(config, world)
@@ -67,11 +69,11 @@ def _checked_for_processes(config: TrainConfig, world: World) -> TrainConfig:
     return config
 
 
-def _keep_config(config: TrainConfig, command: Sequence[str]) -> None:
+def _keep_config(config: TrainConfig, command: str | Sequence[str]) -> None:
     """A resumed run leaves the file of the run that it continues."""
     models = config.models
     if not models.resume:
-        write_config(models.out, config, command or None, seed=config.run.seed)
+        write_config(models.out / FILE, config, command or None, seed=config.run.seed)
 
 
 def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:

@@ -125,6 +125,12 @@ class RunConfig:
     rounding. Pays where lengths differ and attention is not the bottleneck (docs/distributed.md)."""
     tensorboard: bool = True
     """Also write scalars for tensorboard, when it is installed."""
+    wandb: bool = False
+    """Also log to Weights & Biases (pip install 'turngym[wandb]')."""
+    trackio: bool = False
+    """Also log to trackio (pip install 'turngym[trackio]')."""
+    log_project: str = "turngym"
+    """wandb, trackio: the project under which the run appears, by the name of its folder."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "episodes", "max_turns", "micro_tokens", "head_chunk", "keep_checkpoints"):
@@ -132,8 +138,18 @@ class RunConfig:
         for name in ("eval_every", "checkpoint_every", "temperature"):
             _at_least(name, getattr(self, name), 0)
 
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Packages beside tensorboard that show the run's numbers."""
+        return tuple(name for name, wanted in (("wandb", self.wandb), ("trackio", self.trackio)) if wanted)
 
-FREE = frozenset({"eval_every", "checkpoint_every", "keep_checkpoints", "tensorboard", "gradient_checkpointing"})
+
+FREE = frozenset(
+    {
+        *("eval_every", "checkpoint_every", "keep_checkpoints", "gradient_checkpointing"),
+        *("tensorboard", "wandb", "trackio", "log_project"),
+    }
+)
 """Settings that may change when a run is resumed, because they do not change what it computes."""
 
 

@@ -15,6 +15,7 @@ from turngym.trainers.distributed.world import SINGLE, World
 from turngym.trainers.models.packing import check_packing
 from turngym.trainers.run.checkpoint import MODEL
 from turngym.trainers.run.interrupts import Interrupts
+from turngym.trainers.run.log_sinks import check_trackers
 from turngym.trainers.run.metrics import MetricsLog
 from turngym.trainers.run.optimizer_step import make_optimizer
 from turngym.trainers.run.progress import NoProgress, Progress
@@ -84,7 +85,7 @@ class Trainer:
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
         if self.on_start is not None and not self.world.rank:
             self.on_start()
-        log = Silent() if self.world.rank else MetricsLog(self.out, tensorboard=self.run.tensorboard)
+        log = Silent() if self.world.rank else self._log()
         log.truncate(state.step, state.evaluated)
         log.open(state.step)
         session = TrainLoop(self, optimizer, folder, log, state, critic)
@@ -97,7 +98,12 @@ class Trainer:
         model = folder.latest() / MODEL
         return RunResult(step=session.state.step, model=model, train_seconds=session.state.train_seconds)
 
+    def _log(self) -> MetricsLog:
+        run = self.run
+        return MetricsLog(self.out, tensorboard=run.tensorboard, others=run.trackers, project=run.log_project)
+
     def _check(self) -> None:
+        check_trackers(self.run.trackers)
         if self.algorithm.needs_teacher and self.teacher is None:
             raise TrainError(f"algorithm {self.algorithm.name} needs a teacher; none was given")
         if self.algorithm.needs_reference and self.reference is None:

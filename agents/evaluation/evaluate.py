@@ -12,7 +12,7 @@ from turngym.agents.environments import env_maker, probe
 from turngym.agents.evaluation.tables import write_json
 from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
 from turngym.agents.executor.open_workers import WorkerOptions, open_workers
-from turngym.agents.open_agent import AgentSettings, OpenedAgent, as_opened
+from turngym.agents.named_agent import AgentSettings, OpenedAgent, as_opened
 from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import Panel, load_panel, verify_panel

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.models import weights_hash
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.client.stop_strings import StopFinder
 from turngym.agents.sglang.compatibility import check_model, check_names, check_tokenizer, model_config
@@ -21,6 +20,7 @@ from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.settings import ServerSettings
 from turngym.agents.sglang.weights.sync import DiskSync
 from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
+from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.protocols import Scorer, WeightSink, WeightSource
 
 TOLERANCE = {"float32": 1e-3, "auto": 0.5}

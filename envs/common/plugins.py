@@ -3,7 +3,7 @@
 A seam is a group of entry points. What stands behind each group, and what it is called with:
 
 - `turngym.agents`: `make(env, options) -> Agent`; `env` is the environment, closed, to be asked for its tool and
-  players (turngym.agents.open_agent.MakeAgent)
+  players (turngym.agents.named_agent.MakeAgent)
 - `turngym.players`: `make(guard) -> Player`, one for every episode (turngym.envs.base.Player: `act() -> str | None`,
   `observe(action)`; turngym.agents.scripted.named_player)
 - `turngym.judges`: `make(context) -> Judge` (turngym.agents.judges.make_judge.JudgeContext;

@@ -19,12 +19,13 @@ PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld
 """Packages whose versions may change numbers; those that are not installed are left out."""
 
 
-def provenance(command: Sequence[str] | None = None, *, seed: int | None = None) -> dict[str, Any]:
-    """What is known about this process: a table for `write_config`. `command` is the command line, by default argv."""
+def provenance(command: str | Sequence[str] | None = None, *, seed: int | None = None) -> dict[str, Any]:
+    """What is known about this process: a table for `write_config`. `command` is the command line, in words or as
+    it is to be shown; by default argv."""
     commit = git_commit(Path(__file__).resolve().parent)
     versions = {name: found for name in PACKAGES if (found := _version(name)) is not None}
     return {
-        "command": shlex.join(sys.argv if command is None else command),
+        "command": command if isinstance(command, str) else shlex.join(sys.argv if command is None else command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
         "platform": platform.platform(),
@@ -35,13 +36,13 @@ def provenance(command: Sequence[str] | None = None, *, seed: int | None = None)
     }
 
 
-def write_config(folder: Path, config: Any, command: Sequence[str] | None = None, *, seed: int | None = None) -> Path:
-    """Write the complete settings `config` as `folder/config.toml`, with their provenance; `--config` reads it back."""
+def write_config(
+    path: Path, config: Any, command: str | Sequence[str] | None = None, *, seed: int | None = None
+) -> None:
+    """Write the complete settings `config` as a TOML file with their provenance; `--config` reads it back."""
     table: Mapping[str, Any] = {**to_table(config), PROVENANCE: provenance(command, seed=seed)}
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_toml(table), encoding="utf-8")
-    return path
 
 
 def git_commit(folder: Path) -> str | None:

@@ -118,8 +118,10 @@ def _fields(cls: type[Any]) -> Iterator[tuple[str, Any, bool, Any]]:
             # a command line marks flat groups by an empty name (`tyro.conf.arg(name="")`)
             flat = flat or any(getattr(note, "name", None) == "" for note in kind.__metadata__)
             kind = get_args(kind)[0]
-        made = item.default_factory is not MISSING and _dataclass(kind) is None
-        yield item.name, kind, flat, item.default_factory() if made else item.default  # type: ignore[misc]
+        default = item.default
+        if item.default_factory is not MISSING and _dataclass(kind) is None:
+            default = item.default_factory()
+        yield item.name, kind, flat, default
 
 
 def _dataclass(kind: Any) -> type[Any] | None:
@@ -142,9 +144,12 @@ def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str
             said = f" {hint[key]}" if key in hint else did_you_mean(str(key), known)
             raise SettingsError(f"{where}: there is no setting {above}{key!s}.{said}")
         inner = _dataclass(known[key])
-        if inner is not None and not is_dataclass(value):
+        if inner is not None and not isinstance(value, inner):
             if not isinstance(value, Mapping):
-                raise SettingsError(f"{where}: {above}{key} is {value!r}; valid: a table of settings")
+                shown = type(value).__name__ if is_dataclass(value) else repr(value)
+                raise SettingsError(
+                    f"{where}: {above}{key} is {shown}; valid: a table of settings, or {inner.__name__}"
+                )
             _check_keys(inner, value, where, f"{above}{key}.", {})
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from turngym.agents.executor.open_workers import WorkerOptions
-from turngym.agents.open_agent import AgentOptions
+from turngym.agents.named_agent import AgentOptions
 from turngym.agents.sglang.options import PolicyServer
 
 

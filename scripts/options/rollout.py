@@ -10,7 +10,7 @@ import tyro
 
 from turngym.agents.environments import EnvOptions
 from turngym.agents.executor.open_workers import WorkerOptions
-from turngym.agents.open_agent import AgentOptions
+from turngym.agents.named_agent import AgentOptions
 from turngym.agents.sglang.options import PolicyServer
 
 

@@ -12,22 +12,24 @@ import torch
 from turngym.agents.judges.keyword import WordJudge
 from turngym.agents.judges.make_judge import make_judge
 from turngym.agents.local_engine.engine import LocalEngine
-from turngym.agents.models import weights_hash
 from turngym.agents.proxy.conversation.chat import ChatRenderer
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.sessions.hints import SessionHints
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.sglang.open_servers import eval_policy, train_policy
+from turngym.agents.sglang.open_servers import eval_policy, teacher_scorer, train_policy
+from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import Judge, JudgeRequest, Judgment
+from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Scorer
 from turngym.scripts.serve.proxy import ServeProxy, named
 from turngym.scripts.serve.proxy_training import Lines, Training
-from turngym.scripts.train import Options
-from turngym.scripts.train_build import JUDGED, build_algorithm
-from turngym.scripts.train_models import has_teacher, load_reference, load_student, load_teacher
+from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.judge.episodes import JudgeError, judge_episodes
+from turngym.trainers.models.load import load_scorer, load_student
+from turngym.trainers.models.model import vocabulary_size
+from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.models.weight_source import ModelWeights
+from turngym.trainers.registry import BuildContext, find_algorithm
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.trainer import Trainer
 
@@ -47,12 +49,9 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
     seed, max_context = config.run.seed, engine.max_length
     if not config.train:
         return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
-    options = _options(config)
-    algorithm = build_algorithm(options, tokenizer)
-    if algorithm.needs_teacher and not has_teacher(options):
-        raise TurngymError(f"--algorithm {config.algorithm} distils from a teacher: name its folder with --teacher")
-    teacher, vocab_size = load_teacher(options, model, tokenizer, algorithm)
-    judge = _judge(config, renderer, max_context)
+    algorithm = _algorithm(config, tokenizer)
+    teacher, vocab_size = _teacher(config, algorithm, model, tokenizer)
+    judge = _judge(config, algorithm, renderer, max_context)
     checkpoint = latest_checkpoint(config.out) if list_checkpoints(config.out) else None
     step = 0 if checkpoint is None else read_state(checkpoint)["step"]
     training = Training(out=config.out, algorithm=algorithm, resume=checkpoint is not None, step=step)
@@ -81,7 +80,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         run=config.run,
         optimizer=config.optimizer,
         teacher=teacher,
-        reference=load_reference(options, algorithm, vocab_size),
+        reference=_scorer(config, algorithm, config.student, vocab_size) if algorithm.needs_reference else None,
         on_update=training.updated,
         save_extra=save_extra,
         vocab_size=vocab_size,
@@ -146,8 +145,8 @@ def _role(request: JudgeRequest) -> str:
     return str(roles[request.turn]) if request.turn < len(roles) else request.next_role
 
 
-def _judge(config: ServeProxy, renderer: ChatRenderer, max_context: int) -> SessionJudge | None:
-    kind = JUDGED.get(config.algorithm)
+def _judge(config: ServeProxy, algorithm: Algorithm, renderer: ChatRenderer, max_context: int) -> SessionJudge | None:
+    kind = algorithm.judge
     if kind is None:
         return None
     name = config.judging.judge
@@ -161,7 +160,7 @@ def _judge(config: ServeProxy, renderer: ChatRenderer, max_context: int) -> Sess
         judge = WordJudge()
     else:
         judge = make_judge(config.judging, kind, make_env=_no_env, seed=config.run.seed, device=config.device)
-    hints = SessionHints(renderer=renderer, max_context=max_context, position=config.opd_hints.hint_position)
+    hints = SessionHints(renderer=renderer, max_context=max_context, position=algorithm.hint_position)
     return SessionJudge(judge=judge, kind=kind, enhance=hints if kind == "hint" else None)
 
 
@@ -169,10 +168,42 @@ def _no_env() -> Any:
     raise TurngymError("sessions of a proxy have no environment")
 
 
-def _options(config: ServeProxy) -> Options:
-    """The same settings as `turngym train` knows them."""
-    names = (
-        *("student", "out", "algorithm", "teacher", "run", "optimizer", "distill", "prm_rl", "opd_hints", "opd"),
-        *("turnopd", "judging", "device", "dtype", "teacher_dtype", "threads", "servers"),
+def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:
+    spec = find_algorithm(config.algorithm)
+    teaches = config.teacher is not None or bool(config.servers.teacher_server)
+    context = BuildContext(run=config.run, distill=config.distill, has_teacher=teaches, tokenizer=tokenizer)
+    algorithm = spec.build(getattr(config, spec.table), context)
+    if algorithm.needs_teacher and not teaches:
+        raise TurngymError(f"--algorithm {config.algorithm} distils from a teacher: name its folder with --teacher")
+    return algorithm
+
+
+def _teacher(config: ServeProxy, algorithm: Algorithm, model: Any, tokenizer: Any) -> tuple[Scorer | None, int | None]:
+    """The teacher as a scorer, here or on servers, and the number of ids that it shares with the student."""
+    if not algorithm.needs_teacher:
+        return None, None
+    if config.servers.teacher_server:
+        size, heat = vocabulary_size(model), algorithm.distill_temperature
+        return teacher_scorer(config.servers, config.teacher, tokenizer, size, heat)
+    assert config.teacher is not None  # one of the two is there
+    scorer = _scorer(config, algorithm, config.teacher, None, student=(model, tokenizer))
+    return scorer, scorer.vocab_size
+
+
+def _scorer(
+    config: ServeProxy,
+    algorithm: Algorithm,
+    folder: Path,
+    vocab_size: int | None,
+    student: tuple[Any, Any] | None = None,
+) -> LocalScorer:
+    return load_scorer(
+        folder,
+        dtype=config.teacher_dtype,
+        device=config.device,
+        temperature=algorithm.distill_temperature,
+        max_tokens=config.run.micro_tokens,
+        vocab_size=vocab_size,
+        student=student,
+        shared_prefixes=algorithm.shared_prefixes,
     )
-    return Options(**{name: getattr(config, name) for name in names})

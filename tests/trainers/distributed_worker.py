@@ -21,8 +21,8 @@ from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
-from turngym.scripts.train_build import build_trainer
 from turngym.scripts.worlds.world import CHECKPOINTS
+from turngym.trainers.assembly import build_trainer
 from turngym.trainers.distributed.processes import world_of
 from turngym.trainers.distributed.run import divided
 from turngym.trainers.distributed.world import World

@@ -16,7 +16,7 @@ from turngym.envs.alfworld.generate.vocabulary import vocabulary
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.scripts import train
-from turngym.scripts.train_build import build_trainer
+from turngym.trainers.assembly import build_trainer
 from turngym.trainers.distributed.world import Single
 from turngym.trainers.models.model import save_model, tiny_qwen3
 from turngym.trainers.run.async_rollout import AsyncRollout

@@ -1,16 +1,17 @@
-"""The metrics of a run: one JSON line per training step or evaluation, mirrored to tensorboard."""
+"""The metrics of a run: one JSON line per training step or evaluation, handed on to tensorboard and others."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turngym.envs.core import TurngymError
+from turngym.trainers.run.log_sinks import LogSink, tensorboard_sink, tracker_sink
 
 FILE = "metrics.jsonl"
 Row = Mapping[str, Any]
@@ -118,11 +119,15 @@ def known_metric(name: str) -> bool:
 
 @dataclass(slots=True)
 class MetricsLog:
-    """Appends rows to `folder/metrics.jsonl`, flushed line by line, and scalars to tensorboard if it is installed."""
+    """Appends rows to `folder/metrics.jsonl`, flushed line by line, and hands them to the sinks that `open` opens."""
 
     folder: Path
     tensorboard: bool = True
-    _board: Any = field(default=None, init=False)
+    """Scalars for tensorboard, if it is installed."""
+    others: Sequence[str] = ()
+    """Further sinks by name: wandb, trackio."""
+    project: str = "turngym"
+    _sinks: list[LogSink] = field(default_factory=list, init=False)
 
     def truncate(self, step: int, evaluated: int) -> None:
         """Drop what a killed run wrote after its last checkpoint, so that a resumed run doubles no row.
@@ -138,26 +143,21 @@ class MetricsLog:
 
     def open(self, step: int) -> None:
         """Start writing after `step`; tensorboard hides what an earlier process wrote beyond it."""
-        if self.tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                return
-            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
+        if self.tensorboard and (board := tensorboard_sink(self.folder, step)) is not None:
+            self._sinks.append(board)
+        for name in self.others:
+            self._sinks.append(tracker_sink(name, self.folder, self.project))
 
     def write(self, row: Row) -> None:
         """Add one row (`step`, `kind`, numbers, lists of numbers). Not-a-number is written as null."""
         with (self.folder / FILE).open("a", encoding="utf-8") as file:
             file.write(_line(row))
-        if self._board is not None:
-            for name, value in row.items():
-                if name not in ("step", "kind") and isinstance(value, int | float):
-                    self._board.add_scalar(name, value, row["step"])
+        for sink in self._sinks:
+            sink.write(row)
 
     def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        while self._sinks:
+            self._sinks.pop().close()
 
 
 def _line(row: Row) -> str:

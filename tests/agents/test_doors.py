@@ -1,0 +1,281 @@
+"""Evaluating and playing from Python: names and objects as agents, other people's environments, agents and players."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import turngym.agents as door
+from turngym.agents import AgentOptions, ExpertAgent, ModelAgent, OpenedAgent, evaluate, open_agent, play_episodes
+from turngym.agents.agent import AgentError
+from turngym.agents.environments import env_maker, probe
+from turngym.agents.named_agent import as_opened
+from turngym.agents.scripted import named_player
+from turngym.envs.channels import make_channel
+from turngym.envs.common.plugins import PluginError
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode
+from turngym.envs.panels import Panel, make_panel
+from turngym.envs.protocols import Sampling
+from turngym.envs.trace import read_trace
+
+TOY = """
+import gymnasium
+from turngym.agents.agent import Reply, ResponseWriter
+from turngym.envs.base import Outcome, TextEnv
+from turngym.envs.core import Task, ToolSpec, content_hash
+from turngym.envs.guard import ActionGuard
+
+
+class CountEnv(TextEnv):
+    env_id = "toy_counting/Count-v0"
+    tool = ToolSpec(name="say", description="Say a number.", argument="number", argument_description="a number")
+    instructions = "Count to the number."
+
+    def __init__(self, first=1):
+        super().__init__()
+        self._first, self._said, self._goal = first, 0, 0
+
+    def task_ids(self):
+        return tuple(f"to/{n}" for n in range(self._first, 9))
+
+    def _begin(self, task_id):
+        self._goal, self._said = int(task_id[3:]), 0
+        return f"Count to {self._goal}."
+
+    def _apply(self, action):
+        self._said = self._said + 1 if action == str(self._said + 1) else 0
+        return Outcome(observation=f"You are at {self._said}.", reward=0.0, terminated=self._said == self._goal)
+
+    @property
+    def task(self):
+        sha = content_hash({"goal": self._goal})
+        return Task(env_id=self.env_id, task_id=f"to/{self._goal}", sha256=sha, split="all", category="count")
+
+    def admissible(self):
+        return ("1", "2", "3", "4", "5", "6", "7", "8")
+
+    @property
+    def success(self):
+        return self._said == self._goal
+
+    def expert_action(self):
+        return str(self._said + 1)
+
+    def _get_state(self):
+        return self._said
+
+    def _set_state(self, state):
+        self._said = state
+
+
+class Stubborn:
+    def __init__(self, base):
+        self.base = base
+
+    def act(self):
+        return "1"
+
+    def observe(self, action):
+        pass
+
+
+class Fast:
+    def __init__(self, name):
+        self.name, self.writer = name, ResponseWriter()
+
+    def respond(self, waiting):
+        return [self.writer.write(one, str(one.turn + 1)) for one in waiting]
+
+    def release(self, conversation):
+        pass
+
+
+def make(channel=None, **kwargs):
+    return ActionGuard(CountEnv(**kwargs), channel=channel, max_turns=12)
+
+
+def stubborn(guard):
+    return Stubborn(guard.base)
+
+
+def fast_agent(env, options):
+    return Fast(f"fast in {env.env_id} at {options.temperature:g}")
+
+
+if "toy_counting/Count-v0" not in gymnasium.registry:
+    gymnasium.register("toy_counting/Count-v0", entry_point=make, disable_env_checker=True, order_enforce=False)
+"""
+ENV = "toy_counting:toy_counting/Count-v0"
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module `toy_counting`, importable here and in processes that start from here, and not imported yet."""
+    import gymnasium as gym
+
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "toy_counting.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "toy_counting", raising=False)
+    yield folder
+    gym.registry.pop("toy_counting/Count-v0", None)
+    sys.modules.pop("toy_counting", None)
+
+
+def panel_of(env_id: str, count: int = 3, **kwargs: Any) -> Panel:
+    from turngym.envs.panels import collect_tasks
+
+    env = env_maker(env_id, **kwargs)()
+    tasks = collect_tasks(env, list(env.unwrapped.task_ids())[:count])  # type: ignore[attr-defined]
+    env.close()
+    return make_panel("few", 1, env_id.rpartition(":")[2], kwargs, tasks)
+
+
+@pytest.fixture(scope="module")
+def panel() -> Panel:
+    return panel_of("turngym/ALFWorld-v0", split="generated", part="eval")
+
+
+def untimed(episodes: Any) -> list[Episode]:
+    return [replace(episode, timings={}) for episode in episodes]
+
+
+def test_evaluate_in_a_few_lines(panel: Panel, tmp_path: Path) -> None:
+    result = evaluate(panel, samples=2, limit=2, out=tmp_path, progress=False)
+    assert (result.scores.overall.avg.mean, len(result.episodes), result.resumed) == (1.0, 4, 0)
+    assert "few-v1, first 2 tasks: 2 samples" in str(result)
+    assert "Avg@2" in str(result)
+    header, rows = result.table()
+    assert header == ["", "expert"]
+    assert ["errors", "0"] in rows
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert (written["panel"], written["limit"], written["samples"], written["seed"]) == ("few-v1", 2, 2, 0)
+    assert written["panel_sha256"] == panel.sha256
+    assert written["scores"]["overall"]["avg"]["mean"] == 1.0
+    assert evaluate(panel, samples=2, limit=2, out=tmp_path, progress=False).resumed == 4
+    with pytest.raises(TurngymError, match=r"played with make \{\}, this evaluation has \{'max_turns': 7\}"):
+        evaluate(panel, samples=2, limit=2, out=tmp_path, max_turns=7, progress=False)
+
+
+def test_an_agent_object_plays_what_its_name_plays(panel: Panel) -> None:
+    named = evaluate(panel, "expert", samples=1, noise=0.5, seed=3, progress=False)
+    given = evaluate(panel, ExpertAgent(noise=0.5, name="expert (noise 0.5)"), samples=1, seed=3, progress=False)
+    assert named.settings["agent"] == given.settings["agent"] == "expert (noise 0.5)"
+    assert untimed(named.episodes) == untimed(given.episodes)
+    assert named.settings["temperature"] is None
+    other = evaluate(panel, ExpertAgent(noise=0.5), samples=1, seed=4, progress=False)
+    assert [e.turns for e in other.episodes] != [e.turns for e in given.episodes]
+
+
+def test_settings_of_agents_reach_them(make_tokenizer: Any, make_policy: Any, make_doors: Any) -> None:
+    env: Any = make_doors()().base
+    spoken = as_opened("random", {"channel": "text", "system": "Go."}, lambda: env)
+    assert (spoken.channel, spoken.system, spoken.temperature) == ("text", "Go.", None)
+    tokenizer = make_tokenizer()
+    from turngym.agents.rendering.renderer import ChatRenderer
+
+    renderer = ChatRenderer(tokenizer)
+    model = ModelAgent(make_policy(tokenizer, 1), renderer, make_channel("text", env.tool), Sampling(temperature=0.3))
+    assert as_opened(model, {}, lambda: env) == OpenedAgent(agent=model, channel="text", temperature=0.3)
+    opened = OpenedAgent(agent=model, channel="tool")
+    assert as_opened(opened, {}, lambda: env) is opened
+    with pytest.raises(AgentError, match=r"'temprature' is no setting of an agent.*Did you mean 'temperature'"):
+        as_opened("random", {"temprature": 1.0}, lambda: env)
+
+
+def test_play_episodes_gives_and_writes_them(tmp_path: Path) -> None:
+    kwargs = {"split": "generated"}
+    out = tmp_path / "t.jsonl"
+    played = play_episodes(agent="random", tasks=2, samples=2, depth=5, out=out, env_kwargs=kwargs, progress=False)
+    assert [(e.task.task_id[-1], e.sample) for e in played.episodes] == [("0", 0), ("1", 0), ("0", 1), ("1", 1)]
+    assert all(episode.depth <= 5 for episode in played.episodes)
+    assert len(read_trace(out)[0]) == 4
+    assert played.errors == 0
+    assert str(played).splitlines()[-1] == f"4 episodes in {out}"
+    with pytest.raises(TurngymError, match=r"add to it with --append \(append=True\)"):
+        play_episodes(tasks=1, out=out, env_kwargs=kwargs, progress=False)
+    more = play_episodes(
+        agent="random", tasks=3, samples=2, depth=5, out=out, append=True, env_kwargs=kwargs, progress=False
+    )
+    assert [(e.task.task_id[-1], e.sample) for e in more.episodes] == [("2", 0), ("2", 1)]
+    drawn = [play_episodes(tasks=3, draw=True, seed=seed, env_kwargs=kwargs, progress=False) for seed in (1, 1, 2)]
+    ids = [[episode.task.task_id for episode in one.episodes] for one in drawn]
+    assert ids[0] == ids[1] != ids[2]
+    named = play_episodes(tasks=[ids[0][0]], env_kwargs=kwargs, progress=False)
+    assert [episode.task.task_id for episode in named.episodes] == ids[0][:1]
+
+
+def test_another_packages_environment_is_played_here_and_by_workers(toy: Path) -> None:
+    here = play_episodes(ENV, tasks=3, samples=2, seed=5, noise=0.5, progress=False)
+    assert [episode.task.env_id for episode in here.episodes] == ["toy_counting/Count-v0"] * 6
+    there = play_episodes(ENV, tasks=3, samples=2, seed=5, noise=0.5, workers=2, progress=False)
+    assert untimed(there.episodes) == untimed(here.episodes)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "text"),
+    [
+        ("no_such_package:a/B-v0", "environment 'no_such_package:a/B-v0': cannot import 'no_such_package'"),
+        ("toy_counting:toy_counting/Cuont-v0", "Did you mean 'toy_counting/Count-v0'"),
+        ("turngym/ALFWord-v0", "Did you mean 'turngym/ALFWorld-v0'"),
+    ],
+)
+def test_environments_that_are_not_there(toy: Path, env_id: str, text: str) -> None:
+    with pytest.raises(TurngymError, match=text):
+        env_maker(env_id)
+
+
+def test_an_agent_and_a_player_of_another_package(toy: Path) -> None:
+    result = play_episodes(ENV, "toy_counting:fast_agent", tasks=3, temperature=0.5, progress=False)
+    assert result.agent == "fast in toy_counting/Count-v0 at 0.5"
+    assert [episode.success for episode in result.episodes] == [True] * 3
+    stubborn = ExpertAgent(expert=named_player("toy_counting:stubborn"), name="stubborn")
+    for workers in (0, 1):
+        played = play_episodes(ENV, stubborn, tasks=2, workers=workers, progress=False)
+        assert [(episode.success, episode.depth) for episode in played.episodes] == [(True, 1), (False, 12)]
+    with pytest.raises(PluginError, match=r"toy_counting has no 'fast_agnt'\. Did you mean 'fast_agent'"):
+        play_episodes(ENV, "toy_counting:fast_agnt", tasks=1, progress=False)
+    with pytest.raises(PluginError, match="player 'toy_counting:nobody': toy_counting has no 'nobody'"):
+        named_player("toy_counting:nobody")
+
+
+def test_unknown_agents_are_told_the_known_ones() -> None:
+    env = probe("turngym/ALFWorld-v0", {"split": "generated"})
+    with pytest.raises(PluginError, match=r"unknown agent 'serching'; agents are: expert, random, .*Did you mean") as e:
+        open_agent(AgentOptions(agent="serching"), lambda: env)
+    assert "'searching'" in str(e.value)
+
+
+def test_the_public_names_are_those_that_type_checkers_see() -> None:
+    stub = Path(str(door.__file__)).with_suffix(".pyi")
+    seen = {
+        alias.asname: node.module
+        for node in ast.parse(stub.read_text()).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name == alias.asname
+    }
+    assert seen == door._PUBLIC
+    assert set(door.__all__) == set(seen) == set(dir(door))
+    # a module of the same name would take the place of the function as soon as it is imported
+    assert not {path.stem for path in stub.parent.iterdir()} & set(seen)
+    assert all(getattr(door, name) is not None for name in door.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'evalute'"):
+        _ = door.evalute
+
+
+def test_importing_the_door_is_light() -> None:
+    code = (
+        "import sys, turngym.agents as a; a.evaluate, a.play_episodes, a.ModelAgent, a.open_agent; print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "tyro", "httpx", "ray"} & set(loaded)
