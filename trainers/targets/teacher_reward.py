@@ -28,6 +28,7 @@ class TeacherReward:
     """Subtract the student's own log-probability: rewards then sum to minus the sampled reverse KL."""
 
     def __call__(self, batch: RolloutBatch, scorers: Scorers) -> NDArray[np.float64]:
+        # float64: sums over episodes of thousands of tokens are compared with each other
         reward_N = label_logprobs(scorers.teacher, batch, "teacher").astype(np.float64)
         if self.student_entropy:
             reward_N = reward_N - label_logprobs(scorers.student, batch, "student")
@@ -52,6 +53,7 @@ class GroupTeacherAdvantage:
         count_E = np.bincount(batch.episode_N, minlength=batch.episodes)
         reward_E = np.bincount(batch.episode_N, weights=token_N, minlength=batch.episodes).astype(np.float64)
         if self.pool == "mean":
+            # an episode whose turns are all excluded has no tokens, and no advantage to place
             reward_E = reward_E / np.maximum(count_E, 1)
         reward_E = reward_E + self.env_coef * batch.reward_E
         advantage_E = grpo_advantage(reward_E, batch.group_E, scale=self.scale)
@@ -99,6 +101,7 @@ def mixture_weight(
     1 / (1 - share). Its mean over tokens of the mixture is 1.
     Source: MiniLLM (the weight of teacher-mixed sampling, per token); algorithms specification section 8.
     """
+    # cut before exp, which overflows; beyond e^20 the weight is all but 0
     log_ratio_N = np.clip(teacher_logp_N - student_logp_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return 1.0 / (1.0 - share + share * np.exp(log_ratio_N))
 
