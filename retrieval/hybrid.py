@@ -14,7 +14,7 @@ DEPTH = 50
 class HybridRetriever:
     """A passage scores `sum over parts of weight / (constant + rank)`, ranks from 1; equal scores go by id.
 
-    Ranks alone count, so parts need no common scale. Source: Cormack, Clarke and Buettcher, SIGIR 2009 (constant 60).
+    Ranks alone count, so parts need no common scale. Source: [rrf]; docs/algorithms.md#rank-fusion (constant 60).
     """
 
     def __init__(

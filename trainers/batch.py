@@ -118,7 +118,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
     Error episodes are left out and counted. Observation, template and tool tokens are inputs only. Turns of origin
     "noise", turns that say why they are `excluded` and demonstrations that the environment `refused` are never
     supervised. Ids are taken as sampled; nothing is tokenized here.
-    Source: algorithms specification section 0 (token-in, token-out; the single label shift).
+    Source: docs/algorithms.md#supervised-tokens.
     Errors: `BatchError` for an unknown origin, a response that nothing precedes, or nothing to train on.
     """
     _check_origins(origins)

@@ -83,7 +83,8 @@ def t_quantile(p: float, degrees: int) -> float:
 def pass_at_k(samples: int, successes: int, k: int) -> float:
     """Chance that at least one of k samples drawn without replacement succeeds: 1 - C(n - c, k) / C(n, k).
 
-    Chen et al. 2021 (HumanEval), equation 1: unbiased. Raises ScoreError unless 1 <= k <= n and 0 <= c <= n.
+    Unbiased. Source: [humaneval] eq. 1; docs/algorithms.md#pass-at-k.
+    Raises ScoreError unless 1 <= k <= n and 0 <= c <= n.
     """
     if not (1 <= k <= samples and 0 <= successes <= samples):
         raise ScoreError(f"pass@{k} needs 1 <= k <= samples and 0 <= successes <= samples; got {successes}/{samples}")

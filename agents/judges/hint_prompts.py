@@ -28,7 +28,7 @@ class HintPrompts:
     tool results; `last_message` puts it after the latest observation. Earlier responses keep the ids that were sampled.
     A hint that spells a special token of the tokenizer or holds control characters could forge a turn: it is refused
     (`hint` stays, `hint_prompt_ids` stays None), as is one that leaves the response no room in `max_context`.
-    Source: algorithms specification section 6.
+    Source: [openclaw-rl] section 4.2; docs/algorithms.md#hinted-prompt.
     """
 
     renderer: ChatRenderer

@@ -59,7 +59,7 @@ class MixedPolicy:
     chosen one is drawing from the mixture. Runs of ids that fall to one of them are one request to it, so both may be
     any policies, each with its own KV cache. `logprobs` are the student's, NaN where the teacher drew: the weight
     p_student / p~ that corrects for it (`kd_signals.mixture_weight`) follows from both models' log-probabilities.
-    Source: MiniLLM; algorithms specification section 8 (its share is 0.2).
+    Source: [minillm] eq. 4; docs/algorithms.md#teacher-mixed-sampling (its share is 0.2).
 
     Args:
         tokenizer: needed for stop texts, which may begin in one's ids and end in the other's.

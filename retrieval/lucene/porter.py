@@ -1,7 +1,7 @@
 """Porter's stemmer with its author's later extensions (bli -> ble, logi -> log), as Lucene's PorterStemFilter stems.
 
-Source: M. F. Porter, "An algorithm for suffix stripping", Program 14(3), 1980, and the departures listed on its
-author's page. Words of one or two letters stay as they are.
+Source: [porter]; docs/algorithms.md#stemming, and the departures listed on its author's page. Words of one or two
+letters stay as they are.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def murmur_hash32(seed: Any, positions: Any, columns: Any) -> Any:
     """MurmurHash3 (32 bits) of [n] seeds of 64 bits, [n] positions and [m] columns: int64 [n, m] in 0..2**32 - 1.
 
-    Source: A. Appleby, MurmurHash3_x86_32, over the four blocks seed low, seed high, position, column; as SGLang's
-    kernel for GPUs has it, so that a seed draws the same numbers there and here.
+    Source: [murmur3]; docs/algorithms.md#hashing. MurmurHash3_x86_32 over the four blocks seed low, seed high,
+    position, column, as SGLang's kernel for GPUs has it, so that a seed draws the same numbers there and here.
     """
     import torch
 

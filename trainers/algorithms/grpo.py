@@ -1,4 +1,8 @@
-"""GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task."""
+"""GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task.
+
+Read next: trainers/targets/group_advantages.py, trainers/losses/policy_gradient.py, trainers/losses/token_losses.py,
+trainers/rollout_plan/group_filter.py.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,7 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
 
     A_j = (r_j - mean_g) / (std_g + 1e-6); l_i = max(-A r_i, -A clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i
     - entropy_coef H_i, r_i the probability ratio to the behavior policy.
-    Source: GRPO; algorithms specification section 8.
+    Source: [grpo] eq. 3, [dapo] section 3.1; docs/algorithms.md#grpo.
     Differs from the paper: the upper clip is 0.28 and every token counts the same (as in DAPO; `clip` 0.2 0.2 and
     `weight=trajectory` are the paper's), groups without contrast are left out, no KL unless asked for.
     """

@@ -1,4 +1,8 @@
-"""GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT."""
+"""GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
+
+Read next: trainers/targets/teacher_reward.py, trainers/targets/group_advantages.py, trainers/losses/policy_gradient.py,
+trainers/losses/lm_loss.py.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +58,10 @@ def build(config: GrpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = ()) ->
     r_j = mean_i log q(o_ji) [- log p(o_ji)] + env_coef R_j; A_j = (r_j - mean_g) / (std_g + 1e-6); l_i = surrogate(A)
     + kl_coef KL_i(policy, initial). With `terms` (grpo-minillm) lambda * L_PT is added; with `teacher_mix` A_i is
     multiplied by the importance weight of teacher-mixed sampling.
-    Source: algorithms specification section 8, Algorithms 1 and 2.
-    Differs from the paper: the reward is a mean over tokens (`reward=sum` is literal); k3 instead of k1.
+    Source: [kd-rewards] Algorithm 1; docs/algorithms.md#grpo-kd.
+    Source: [kd-rewards] Algorithm 2; docs/algorithms.md#grpo-minillm.
+    Differs from the paper: the reward is a mean over tokens (`reward=sum` is literal); k3 instead of k1; the ratio is
+    clipped.
     """
     low, high = config.clip
     signal: TargetFn = GroupTeacherAdvantage(

@@ -1,4 +1,8 @@
-"""LUFFY: GRPO whose groups hold demonstrations, shaped so that unlikely expert tokens keep their gradient."""
+"""LUFFY: GRPO whose groups hold demonstrations, shaped so that unlikely expert tokens keep their gradient.
+
+Read next: trainers/losses/policy_shaping.py, trainers/rollout_plan/demonstration_prefix.py,
+trainers/targets/group_advantages.py, trainers/targets/targets.py, trainers/losses/token_losses.py.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +71,10 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
     Own tokens: max(-A r, -A clip(r)), r = pi / pi_old. Demonstrated tokens: -A f(pi), f(pi) = pi / (pi + 0.1), their
     behavior probability taken as 1. One mean over the tokens of both kinds, as in the paper (or what `weight` says),
     minus entropy_coef H.
-    Source: LUFFY; algorithms specification section 7.
-    Differs from the paper: a prefix is whole turns of the expert, replayed in the environment so that observations stay
-    true; groups without contrast are left out, which the published code computes but never applies.
+    Source: [luffy] eq. 4, eq. 5, eq. 6; docs/algorithms.md#luffy.
+    Differs from the paper: the baseline comes from own episodes and is divided by their deviation (`advantage=grpo`,
+    `scale=none`); a prefix is whole turns of the expert, replayed in the environment so that observations stay true;
+    groups without contrast are left out, which the published code computes but never applies.
     """
     signal = SplitAdvantage(
         reward=config.reward,

@@ -1,4 +1,8 @@
-"""Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches."""
+"""Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches.
+
+Read next: trainers/losses/reverse_kl.py, trainers/losses/token_losses.py, trainers/targets/targets.py,
+trainers/losses/token_weights.py.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
 
     Reverse KL on a support S of K ids: l_i = sum_{S + tail} p (log p - log q), p student, q teacher, times the detached
     importance ratio; or, in its sampled form, the clipped surrogate with A_i = log q - log p at the sampled id.
-    Source: algorithms specification section 1.
+    Source: [gkd] Algorithm 1; docs/algorithms.md#opd.
     """
     if config.form == "sampled":
         low, high = config.clip
@@ -41,7 +45,7 @@ def build(config: OpdConfig, distill: DistillConfig, run: RunConfig) -> Algorith
     """Reverse KL to the teacher at every token of the student's own full-depth rollouts.
 
     loss = sum_i w_i l_i, l_i from `distillation`, w_i = 1 / (E n_tok(episode of i)) (trajectory weights).
-    Source: TurnOPD's baseline; algorithms specification sections 1 and 2.
+    Source: [gkd] Algorithm 1, [opd-post], [turnopd]; docs/algorithms.md#opd (TurnOPD's baseline).
     Differs from the paper: the mass outside the support is one more bin (`tail=raw` leaves it out), and l_i keeps the
     whole distribution rather than the sampled token's log-ratio (`form=sampled`).
     """

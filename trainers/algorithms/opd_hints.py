@@ -1,4 +1,8 @@
-"""OPD with hindsight hints: the teacher is the policy itself, told what it should have known."""
+"""OPD with hindsight hints: the teacher is the policy itself, told what it should have known.
+
+Read next: trainers/judge/votes.py, trainers/judge/turn_filter.py, agents/judges/hint_prompts.py,
+trainers/judge/targets.py.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
 
     l_i = max(-A_i r_i, -A_i clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i.
     Turns without a hint are dropped. q is the frozen initial policy, or (`teacher`) a model of its own.
-    Source: OPD with hindsight hints; algorithms specification section 6.
+    Source: [openclaw-rl] section 4.2, Option B; docs/algorithms.md#opd-hints.
     Differs from the paper: the first response token gets its true log-probability, which the published code loses to an
     offset; a failed request is an error, not zeros.
     """

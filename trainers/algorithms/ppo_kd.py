@@ -1,4 +1,8 @@
-"""PPO with a critic, whose reward is the teacher's log-likelihood of what the student said; with or without L_PT."""
+"""PPO with a critic, whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
+
+Read next: trainers/targets/teacher_reward.py, trainers/targets/returns.py, trainers/targets/critic.py,
+trainers/run/epochs.py, trainers/losses/lm_loss.py.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +57,10 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
     r_t = teacher_coef (log q - [log p]) + env_coef R at the last token; A = whitened GAE(gamma, lam) over supervised
     tokens; l_i = surrogate(A) + kl_coef KL_i - entropy_coef H_i; the critic has its own loss and optimizer. With
     `terms` (ppo-minillm) lambda * L_PT is added; `bonus` is the literal form of that term, a constant in the reward.
-    Source: algorithms specification section 8, Algorithms 3 and 4.
-    Differs from the paper: L_PT is a loss, since a constant bonus carries no gradient.
+    Source: [kd-rewards] Algorithm 3; docs/algorithms.md#ppo-kd.
+    Source: [kd-rewards] Algorithm 4; docs/algorithms.md#ppo-minillm.
+    Differs from the paper: rewards by token, not one for the whole output; L_PT is a loss, since a constant bonus
+    carries no gradient.
     """
     low, high = config.clip
     reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)

@@ -1,4 +1,8 @@
-"""Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage."""
+"""Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage.
+
+Read next: trainers/judge/episodes.py, trainers/judge/votes.py, trainers/judge/turn_filter.py,
+trainers/judge/targets.py, trainers/losses/policy_gradient.py.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
 
     l_i = max(-A_t r_i, -A_t clip(r_i, 1 - eps_low, 1 + eps_high)) + kl_coef KL_i(policy, initial) - entropy_coef H_i,
     A_t the majority of the votes on the response of i; it is not normalized.
-    Source: binary PRM-RL; algorithms specification section 5.
+    Source: [openclaw-rl] section 4.1; docs/algorithms.md#prm-rl.
     Differs from the paper: in an environment the next observation is the next state; a judge that fails gives no score,
     so its turn is left out (the published code counts it as 0).
     """

@@ -1,4 +1,8 @@
-"""Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default."""
+"""Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default.
+
+Read next: trainers/losses/token_losses.py, trainers/losses/token_weights.py, trainers/batch.py,
+trainers/run/optimizer_step.py.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
     l_i = -log p(label_i | everything before it); w_i = 1 / N (token mean) or 1 / (E n_tok(episode)) (episode mean).
     Only responses of the chosen origins carry loss: observations, templates and injected noise are context.
     One forward over an episode trains all of its turns.
-    Source: algorithms specification sections 0 and 11.
+    Source: docs/algorithms.md#sft.
     Differs from the paper: none; the papers' teachers are published models, ours must be made.
     """
     return Algorithm(

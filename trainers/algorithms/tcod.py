@@ -1,4 +1,7 @@
-"""TCOD: on-policy distillation under a curriculum of how many turns the student plays."""
+"""TCOD: on-policy distillation under a curriculum of how many turns the student plays.
+
+Read next: trainers/algorithms/opd.py, trainers/rollout_plan/curriculum.py.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,10 @@ def build(config: TcodConfig, distill: DistillConfig, run: RunConfig) -> Algorit
 
     k_n = min(k_start + floor(n / eta), k_max), n 0-based. Token loss: `opd.distillation`; trajectory weights; in the
     direction back to front the expert's turns are context and carry no loss.
-    Source: TCOD; algorithms specification section 4.
-    Differs from the paper: the tail bin of the KL, as in `opd`.
+    Source: [tcod] eq. 3, eq. 4, eq. 5; docs/algorithms.md#tcod.
+    Differs from the paper: it writes KL(teacher || student), while its published code learns from the log-ratio at
+    tokens that the student sampled, as the reverse KL here does; the tail bin of the KL, as in `opd`; the expert of
+    back to front is the environment's.
     """
     signal, token_loss = distillation(distill)
     depths: dict[str, DepthController] = {

@@ -1,4 +1,8 @@
-"""TurnOPD: on-policy distillation with an adaptive rollout depth and weights that move from trajectories to turns."""
+"""TurnOPD: on-policy distillation with an adaptive rollout depth and weights that move from trajectories to turns.
+
+Read next: trainers/algorithms/opd.py, trainers/rollout_plan/depth.py, trainers/rollout_plan/turn_stats.py,
+trainers/losses/token_weights.py.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ def build(config: TurnOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
     8th set Hbar_k = 0.7 Hbar_{k-1} + 0.3 max(H_eff, H_cov).
     Weights: w = (1 - alpha_k) w_traj + alpha_k w_turn, alpha_k = k / K_total; w_turn gives every turn that enough
     episodes reach the same share. Token loss: `opd.distillation`, loss = sum_i w_i l_i.
-    Source: TurnOPD Algorithm 1, Tables 5 to 7; algorithms specification sections 1 to 3.
+    Source: [turnopd] Algorithm 1, Table 5, Table 6, Table 7; docs/algorithms.md#turnopd.
     Differs from the paper: a tail bin in the KL (the controller and K_t use the paper's raw form), and H_cov counts
     last turn indices (`depth.cov_base=1` for the literal reading).
     """

@@ -24,7 +24,7 @@ class TurnScore:
     """A_i = majority of the judge's votes on the turn of i, in {-1, 0, 1}; 0 where the turn was never judged.
 
     Turns that must not count are excluded before (`ScoredTurns`). Nothing is normalized.
-    Source: algorithms specification section 5.
+    Source: [openclaw-rl] section 4.1; docs/algorithms.md#turn-score.
     """
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
@@ -38,7 +38,8 @@ class TurnScore:
 class HintAdvantage:
     """A_i = log q(label_i | prompt with the hint) - log p(label_i | prompt), p before the update and detached, nats.
 
-    q is the teacher, or the frozen initial policy where there is none. Source: algorithms specification section 6.
+    q is the teacher, or the frozen initial policy where there is none.
+    Source: [openclaw-rl] section 4.2; docs/algorithms.md#hinted-advantage.
     Raises TargetError for a turn without `hint_prompt_ids`, or not exactly R finite log-probabilities for its R tokens.
     """
 
@@ -57,7 +58,7 @@ class HintAdvantage:
 class HintTopK:
     """The K most likely ids of the teacher that has read the hint, for the reverse KL on its support.
 
-    Source: algorithms specification sections 1 and 6.
+    Source: [openclaw-rl] Option B; docs/algorithms.md#hinted-advantage.
     """
 
     k: int = 50

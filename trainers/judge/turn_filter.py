@@ -16,13 +16,14 @@ NO_NEXT, FAILED, NEUTRAL, NO_HINT = "no next state", "the judge failed", "judged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTurns:
-    """Implements `EpisodeFilter`: turns with a score. Source: algorithms specification section 5.
+    """Implements `EpisodeFilter`: turns with a score.
 
     A turn without a next state is masked, unless it is the only turn of its episode (it then trains with advantage 0,
     for it was not judged). A turn whose votes all failed is masked always.
 
     `mask_neutral`: a score of 0 is masked too. `exclude="openclaw"` (the published code): neutral turns are masked, and
     the first of them that has a next state is trained on all the same when nothing else in the episode counts.
+    Source: [openclaw-rl] section 4.1; docs/algorithms.md#masked-turns.
     Raises TargetError for a turn that has a next state and was never shown to a judge.
     """
 

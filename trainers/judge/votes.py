@@ -27,7 +27,7 @@ class HintVote:
 def read_score(text: str) -> float | None:
     r"""The number in the last `\boxed{...}` if that is exactly 1, -1 or 0, else None (no vote).
 
-    Source: algorithms specification section 5.
+    Source: [openclaw-rl] section 4.1; docs/algorithms.md#judge-votes.
     """
     return _last_box(text, SCORES)
 
@@ -35,7 +35,8 @@ def read_score(text: str) -> float | None:
 def read_hint(text: str) -> HintVote:
     r"""The last `\boxed{...}` if that is exactly 1 or -1, and the last `[HINT_START]...[HINT_END]`, stripped.
 
-    Of blocks inside each other the inner one is read. Source: algorithms specification section 6.
+    Of blocks inside each other the inner one is read.
+    Source: [openclaw-rl] section 4.2; docs/algorithms.md#judge-votes.
     """
     blocks = HINT.findall(text)
     return HintVote(score=_last_box(text, HINT_SCORES), hint=blocks[-1].strip() if blocks else None)
@@ -44,7 +45,7 @@ def read_hint(text: str) -> HintVote:
 def majority(scores: Sequence[float]) -> float:
     """The score with the most votes; 0.0 where the top is tied or there are no votes.
 
-    Source: algorithms specification section 5.
+    Source: [openclaw-rl] section 4.1; docs/algorithms.md#judge-votes.
     """
     ranked = Counter(scores).most_common(2)
     if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
@@ -55,7 +56,7 @@ def majority(scores: Sequence[float]) -> float:
 def choose_hint(votes: Iterable[HintVote]) -> str | None:
     """The longest hint of more than 10 characters among the votes of +1, the first of equally long ones; or None.
 
-    Source: algorithms specification section 6.
+    Source: [openclaw-rl] section 4.2; docs/algorithms.md#hint-choice.
     """
     hints = [vote.hint for vote in votes if vote.score == 1.0 and vote.hint is not None and len(vote.hint) > MORE_THAN]
     return max(hints, key=len) if hints else None

@@ -34,7 +34,7 @@ def clipped_surrogate(
 
     `logp_N` (with gradient) and `behavior_logp_N` are log-probabilities, nats, of the sampled ids; `advantage_N` any
     unit. r = exp(clamp(logp - behavior, -20, 20)); l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)).
-    Source: algorithms specification sections 1, 5 and 6 (eps 0.2 / 0.28).
+    Source: [ppo] eq. 7, [dapo] section 3.1; docs/algorithms.md#clipped-surrogate (eps 0.2 / 0.28).
     Errors: ValueError for a bound outside 0 <= eps_low <= 1, 0 <= eps_high, or behavior that is not known (NaN).
     """
     if not 0.0 <= eps_low <= 1.0 or eps_high < 0.0:
@@ -69,17 +69,24 @@ def kl_k1(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
     """KL estimate logp - reference: [N], nats; unbiased, either sign.
 
     As a loss on the policy's own samples its gradient is zero in expectation. Cut to +-10.
+    Source: [kl-approx]; docs/algorithms.md#kl-estimators.
     """
     return (logp_N - reference_logp_N.detach()).clamp(-KL_LIMIT, KL_LIMIT)
 
 
 def kl_k2(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
-    """KL estimate (logp - reference)^2 / 2: [N], nats; at least 0, biased, with the exact gradient. Cut to 10."""
+    """KL estimate (logp - reference)^2 / 2: [N], nats; at least 0, biased, with the exact gradient. Cut to 10.
+
+    Source: [kl-approx]; docs/algorithms.md#kl-estimators.
+    """
     return (0.5 * (logp_N - reference_logp_N.detach()).square()).clamp(max=KL_LIMIT)
 
 
 def kl_k3(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
-    """KL estimate exp(d) - 1 - d with d = reference - logp cut to +-20: [N], nats; at least 0, unbiased. Cut to 10."""
+    """KL estimate exp(d) - 1 - d with d = reference - logp cut to +-20: [N], nats; at least 0, unbiased. Cut to 10.
+
+    Source: [kl-approx], [grpo] eq. 4; docs/algorithms.md#kl-estimators.
+    """
     d_N = (reference_logp_N.detach() - logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     # near 0 both terms nearly cancel: expm1 keeps the digits that exp(d) - 1 would lose
     return (d_N.expm1() - d_N).clamp(max=KL_LIMIT)

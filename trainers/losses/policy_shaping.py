@@ -19,7 +19,7 @@ class Reshape:
     """f(pi), per token, by `shape`; pi = exp(logp), no unit.
 
     no_reshape pi; logp w log pi; p_logp pi + w log pi; square_root sqrt(pi); pow pi^e; p_div_p_a pi / (pi + a).
-    Source: LUFFY; algorithms specification section 7 (a = 0.1 is its default, 0.3 and 0.5 its variants).
+    Source: [luffy] section 3.2; docs/algorithms.md#policy-shaping (a = 0.1 there; the other shapes are its code's).
     """
 
     shape: Shape = "p_div_p_a"
@@ -76,7 +76,7 @@ def off_policy_loss(
     """l_i = -A_i clamp(f(pi_i)) for tokens of a demonstration: [N], with gradient, not reduced.
 
     `clamp` are the least and the greatest f, None for no bound; a bound that binds stops the gradient.
-    Source: LUFFY; algorithms specification section 7.
+    Source: [luffy] eq. 6; docs/algorithms.md#policy-shaping.
     """
     shaped_N = reshape.off_policy(logp_N)
     low, high = clamp
@@ -95,7 +95,7 @@ def on_policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """l_i = max(-A r, -A clip(r, 1 - low, 1 + high)), r the (reshaped) ratio: loss [N] and clipped bool [N].
 
-    `clip` None: l_i = -A r. Source: LUFFY; algorithms specification section 7.
+    `clip` None: l_i = -A r. Source: [luffy] eq. 5; docs/algorithms.md#policy-shaping.
     """
     advantage_N = advantage_N.detach()
     ratio_N = reshape.on_policy(logp_N, old_logp_N)

@@ -36,8 +36,8 @@ def bin_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -
     l_i = sum_{K+1} p (log p - log q); the bin's mass is 1 - sum_K p = -expm1(min(log sum_K p, -1e-7)), and q's alike.
     Merging ids never adds divergence: 0 <= l <= full KL for any choice of the K ids, exact as K reaches the vocabulary
     (to within 2e-6, the price of the least tail mass).
-    Source: algorithms specification section 1, tail="bin" (default).
-    Differs from the paper: it has no bin, see `raw_reverse_kl`.
+    Source: [openclaw-rl] Option B; docs/algorithms.md#reverse-kl-on-a-support (tail="bin", the default).
+    Differs from the paper: TurnOPD has no bin, see `raw_reverse_kl`.
     """
     # a constant, even where teacher and student are one model in two roles (hints): only the student moves
     teacher = teacher_topk_logp_NK.detach()
@@ -50,7 +50,7 @@ def raw_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -
 
     l_i = sum_K p (log p - log q), nothing renormalized. Its gradient is not zero where p = q: there it is that of
     sum_K p, so descent moves mass out of the K ids, which the bin prevents.
-    Source: algorithms specification section 1, tail="raw".
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support (tail="raw").
     """
     return _divergence(student_topk_logp_NK, teacher_topk_logp_NK.detach())
 
@@ -59,7 +59,7 @@ def renorm_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor
     """Reverse KL of both distributions renormalized over the K ids: [N], nats, at least 0.
 
     l_i = sum_K p' (log p' - log q'), p' = p / sum_K p, q' alike. Blind to how much mass the student leaves outside.
-    Source: algorithms specification section 1, tail="renorm".
+    Source: docs/algorithms.md#reverse-kl-on-a-support (tail="renorm").
     """
     return _divergence(student_topk_logp_NK.log_softmax(-1), teacher_topk_logp_NK.detach().log_softmax(-1))
 
@@ -79,7 +79,7 @@ def topk_reverse_kl(
     likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of `TAILS`.
     Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data, so
     there is no score-function term.
-    Source: algorithms specification section 1.
+    Source: [turnopd] Algorithm 1, [gkd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
     Differs from the paper: the tail bin. Errors: ValueError if the shapes differ.
     """
     if student_topk_logp_NK.shape != teacher_topk_logp_NK.shape or student_topk_logp_NK.ndim != 2:
@@ -94,7 +94,7 @@ def sampled_advantage(student_logp_N: FloatArray, teacher_logp_N: FloatArray) ->
     """The sampled-token form of OPD as an advantage for a policy-gradient loss: float32 [N], nats.
 
     A_i = log q(a_i) - log p(a_i) at the sampled id a_i; its mean under the student is minus the reverse KL.
-    Source: algorithms specification section 1 (`loss_mode`), for `surrogate.clipped_surrogate`.
+    Source: [minillm] eq. 2, [opd-post]; docs/algorithms.md#sampled-token-distillation.
     """
     # teacher minus student: descent on -A raises what the teacher finds likelier than the student does
     return (teacher_logp_N - student_logp_N).astype(np.float32)
@@ -104,7 +104,8 @@ def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0
     """How much more likely the student is to sample a token than the policy that did: [N], detached.
 
     w_i = clamp(exp(clamp(logp_i - behavior_logp_i, -20, 20)), low, high); 1 where the behavior is unknown (NaN).
-    Multiply the token loss by it. Source: algorithms specification section 1 (`clip_ratio` 0.9 / 9 is [0.1, 10]).
+    Multiply the token loss by it.
+    Source: [turnopd] Table 7; docs/algorithms.md#importance-weight (clip ratio 0.9 / 9: from 0.1 to 10).
     Errors: ValueError unless 0 <= low <= 1 <= high.
     """
     if not 0.0 <= low <= 1.0 <= high:

@@ -34,7 +34,8 @@ class SupportKL:
 
     0 where the targets say that a token does not count.
 
-    Source: algorithms specification section 1. Diagnostics: `kl_bin`, `kl_raw`, `teacher_entropy`, `clipped`.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
+    Diagnostics: `kl_bin`, `kl_raw`, `teacher_entropy`, `clipped`.
     """
 
     tail: TokenKL = bin_reverse_kl
@@ -70,7 +71,7 @@ class ClippedAdvantage:
     """The clipped surrogate on `advantage_N`; diagnostics: `clipped`, and `kl_bin` = `kl_raw` = -advantage.
 
     -A_i = log p - log q at the sampled id is an unbiased estimate of the reverse KL at the position.
-    Source: algorithms specification section 1 (the sampled-token form of the loss).
+    Source: [minillm] eq. 2; docs/algorithms.md#sampled-token-distillation.
     """
 
     eps_low: float = 0.2
@@ -99,7 +100,8 @@ class PolicyGradient:
     """l_i = clipped surrogate(A_i) + kl_coef KL_i(policy, reference) - entropy_coef H_i, nats.
 
     Where the behavior's log-probability is unknown, the present one stands in for it (ratio 1).
-    Source: algorithms specification sections 5 to 8. Diagnostics: `clipped`, and `kl_reference` with a reference.
+    Source: [ppo] eq. 7, [grpo] eq. 3; docs/algorithms.md#clipped-surrogate.
+    Diagnostics: `clipped`, and `kl_reference` with a reference.
     """
 
     eps_low: float = 0.2
@@ -127,7 +129,7 @@ class PolicyGradient:
 class MixedPolicyGradient:
     """LUFFY: `reshape.on_policy_loss` where the policy chose the token, `reshape.off_policy_loss` where an expert did.
 
-    Plus kl_coef KL_i (k3) - entropy_coef H_i on both. Source: algorithms specification section 7.
+    Plus kl_coef KL_i (k3) - entropy_coef H_i on both. Source: [luffy] eq. 5, eq. 6; docs/algorithms.md#policy-shaping.
     Diagnostics: `clipped` (own tokens), `off_shaped` = f(pi) on demonstrated tokens, NaN elsewhere.
     """
 

@@ -23,7 +23,7 @@ def trajectory_weights(batch: RolloutBatch) -> WeightArray:
     """Every episode counts the same, and its tokens share alike: float64 [N], sum 1.
 
     w_i = 1 / (E * n_tok(episode of i)), E counting the episodes with at least one supervised token.
-    Source: algorithms specification section 2 (seq-mean-token-mean; vanilla OPD, TCOD).
+    Source: [turnopd] Algorithm 1, [grpo] eq. 3; docs/algorithms.md#trajectory-weights.
     """
     return _bucket_mean(batch.episode_N)
 
@@ -46,7 +46,8 @@ def reliable_turns(batch: RolloutBatch, *, n_min: int = 8, min_share: float = 0.
     """Which turns enough episodes supervise: bool [T], T = last supervised turn + 1.
 
     n_t = episodes with at least one supervised token at turn t; reliable where n_t >= n_min,
-    n_min = min(max(n_min, ceil(min_share * n_traj)), n_traj). Source: algorithms specification section 2.
+    n_min = min(max(n_min, ceil(min_share * n_traj)), n_traj).
+    Source: [turnopd] Table 7; docs/algorithms.md#turn-weights.
     """
     pairs = np.unique(np.stack([batch.turn_N, batch.episode_N]), axis=1)
     n_traj = len(np.unique(batch.episode_N))
@@ -60,7 +61,7 @@ def turn_weights(batch: RolloutBatch, *, n_min: int = 8, min_share: float = 0.15
     """Every reliable turn counts the same, pooled over episodes: float64 [N], sum 1.
 
     w_i = 1 / (T * n_tok(turn of i)) where the turn of i is one of the T reliable turns (`reliable_turns`), else 0.
-    Source: algorithms specification section 2 (TurnOPD).
+    Source: [turnopd] Algorithm 1, Table 6; docs/algorithms.md#turn-weights.
     Differs from the paper: if no turn is reliable (demonstrations of different lengths come first, so that episodes
     supervise different turns) these are the trajectory weights.
     """
@@ -76,7 +77,8 @@ def blend_alpha(step: int, total: int, start: float = 0.0, end: float = 1.0) -> 
     """How far training has moved from trajectory to turn weights, in [0, 1]; `step` is 1-based.
 
     alpha = clip((step / total - start) / (end - start), 0, 1); with end == start, 0 before it and 1 from it on.
-    Source: algorithms specification section 2. Errors: ValueError if `total` < 1 or `end` < `start`.
+    Source: [turnopd] Algorithm 1, Table 7; docs/algorithms.md#blended-weights.
+    Errors: ValueError if `total` < 1 or `end` < `start`.
     """
     if total < 1:
         raise ValueError(f"total steps is {total}; blending needs at least 1")
@@ -95,7 +97,7 @@ def blend_weights(batch: RolloutBatch, alpha: float, *, n_min: int = 8, min_shar
 
     w = (1 - alpha) w_traj + alpha w_turn. A token of an unreliable turn has w_turn = 0, so it keeps
     (1 - alpha) w_traj: its trajectory share fades with alpha and is gone at alpha = 1. Both terms sum to 1.
-    Source: algorithms specification section 2 (TurnOPD). Errors: ValueError if `alpha` is outside [0, 1].
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#blended-weights. Errors: ValueError if `alpha` is outside [0, 1].
     """
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha is {alpha}; valid is 0 (trajectory weights) to 1 (turn weights)")

@@ -18,8 +18,7 @@ class TruncatedImportance:
     detached, so its ratio is min(r_i, cap) and, where it is linear in the ratio, its gradient
     min(r_i, cap) A_i grad log p_i: bounded for negative advantages too, where clipping alone bounds nothing. Tokens
     whose behavior is unknown (NaN) stay so. On fresh rollouts r_i is 1 and nothing changes.
-    Source: truncated importance sampling (Espeholt et al., IMPALA, section 4.1, c and rho; token by token as in Yao et
-    al., "Your efficient RL framework secretly brings you off-policy RL training").
+    Source: [impala] section 4.1, [tis]; docs/algorithms.md#truncated-importance-sampling.
     Diagnostics: `ratio`, min(r_i, cap), and `truncated`, 1 where it was cut; NaN where the behavior is unknown.
     """
 

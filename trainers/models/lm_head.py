@@ -48,7 +48,7 @@ def project(
     [N, K]. At most `chunk` rows of logits exist at a time: chunks are recomputed in backward. `vocab` cuts the logits
     to their first ids, where teacher and student differ only in padding.
     logp_i(v) = z_iv - logsumexp_u z_iu, z = logits / temperature, in fp32. Entropy: -sum_v p log p, nats.
-    Source: algorithms specification sections 0 and 1. Errors: ValueError for shapes or settings that do not fit.
+    Source: docs/algorithms.md#log-probabilities. Errors: ValueError for shapes or settings that do not fit.
     """
     _check(hidden_N, label_N, topk_ids_NK, temperature, chunk)
     ids_N1 = label_N[:, None].long()
@@ -89,7 +89,7 @@ def topk(
 
     The log-probabilities are those of the full softmax(head(hidden) / temperature), not renormalized over K. `k`
     larger than the vocabulary gives the whole vocabulary. Serves the teacher's support (default) and the student's.
-    Source: algorithms specification section 1. Errors: ValueError if `k`, `chunk` or `temperature` is not positive.
+    Source: docs/algorithms.md#log-probabilities. Errors: ValueError if `k`, `chunk` or `temperature` is not positive.
     """
     if k < 1:
         raise ValueError(f"k is {k}; a support needs at least 1 id")

@@ -19,8 +19,10 @@ class PrefixSchedule:
 
     With t = min((step - 1) / steps, 1): random U(low, high); linear high (1 - t); reverse_linear high t; linear_max
     U(0, (10 - i) high / 10) in the i-th tenth of the training; fixed low + j (high - low) / (count - 1) for the j-th
-    prefixed episode, high if there is only one. Source: LUFFY; algorithms specification section 7.
-    Differs from the published code: one prefixed episode does not divide by zero in `fixed`.
+    prefixed episode, high if there is only one.
+    Source: [luffy] section 3.1; docs/algorithms.md#demonstration-prefixes.
+    Differs from the paper: it has whole demonstrations only; the strategies are its published code's, where one
+    prefixed episode divides by zero in `fixed`.
     """
 
     strategy: Literal["random", "linear", "linear_max", "reverse_linear", "fixed"] = "random"

@@ -79,7 +79,7 @@ class AdaptiveDepth:
     Turns. Hbar_0 = H_max; cap_k = clip(round(Hbar_{k-1}) + 1, H_min, H_max);
     probe_k = k <= warmup or k mod probe_interval = 0, playing H_max turns.
     At a probe Hbar_k = rho Hbar_{k-1} + (1 - rho) max(H_eff, H_cov), otherwise Hbar_k = Hbar_{k-1}.
-    Rounding is half to even. Source: TurnOPD Algorithm 1 and Table 7; algorithms specification section 3.
+    Rounding is half to even. Source: [turnopd] Algorithm 1, Table 7; docs/algorithms.md#depth-controller.
     Differs from the paper: the coverage counts last turn indices (`cov_base=1` counts turns).
     """
 
@@ -113,7 +113,8 @@ class AdaptiveDepth:
 def divergence_mass(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -> NDArray[np.float64]:
     """Where along the episode the divergence lies: float64 [T], nats per episode started.
 
-    m_t = max(K_t, 0) n_t / n_0; turns without tokens (NaN) have none. Source: TurnOPD Algorithm 1.
+    m_t = max(K_t, 0) n_t / n_0; turns without tokens (NaN) have none.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#depth-controller.
     """
     if len(kl_T) == 0 or survivors_T[0] == 0:
         return np.zeros(len(kl_T))
@@ -123,7 +124,8 @@ def divergence_mass(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -
 def effective_depth(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -> int:
     """Center of the divergence mass, turn index; 0 if there is no mass.
 
-    H_eff = round(sum_t t q_t), q_t = m_t / (sum m + 1e-8). Source: TurnOPD Algorithm 1.
+    H_eff = round(sum_t t q_t), q_t = m_t / (sum m + 1e-8).
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#depth-controller.
     """
     mass_T = divergence_mass(kl_T, survivors_T)
     share_T = mass_T / (mass_T.sum() + MASS_EPS)
@@ -133,7 +135,8 @@ def effective_depth(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -
 def covering_depth(stats: DepthStats, config: DepthConfig) -> int | None:
     """Depth by which a share p of the (successful) episodes had ended; None with too few of them.
 
-    H_cov = the smallest order statistic x_(i) of their last turn indices with i / n >= p. Source: TurnOPD Algorithm 1.
+    H_cov = the smallest order statistic x_(i) of their last turn indices with i / n >= p.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#depth-controller.
     """
     last_turn_E = stats.last_turn_E
     if config.use_success:

@@ -43,7 +43,7 @@ def turn_stats(
     `kl_N` nats per supervised token (the paper's K_t is the raw form, which may be negative); entropies in nats. T is
     the greatest depth. Episodes that the depth cap stopped count as neither success nor failure, unless they had
     succeeded.
-    K_t = sum_{i in t} l_i / n_tok(t). Source: algorithms specification section 3 (the diagnostics TurnOPD plots).
+    K_t = sum_{i in t} l_i / n_tok(t). Source: [turnopd]; docs/algorithms.md#turn-statistics (what the paper plots).
     Errors: ValueError for a column whose length is not N.
     """
     _check_lengths(batch, kl=kl_N, entropy=entropy_N, teacher_entropy=teacher_entropy_N)
@@ -68,7 +68,7 @@ def probe_stats(batch: RolloutBatch, kl_N: NDArray[np.floating]) -> DepthStats:
 
     `kl_N` [N] nats per supervised token. The environment's limit of turns should not lie beyond the probes' depth:
     episodes that a probe itself cuts short are `truncated_depth` too, so only short episodes would be measured.
-    Source: algorithms specification section 3 (on a probe).
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#turn-statistics.
     """
     include_E = ~batch.truncated_E
     depth_E = batch.depth_E[include_E]
@@ -90,7 +90,7 @@ def sum_by_turn(value_N: NDArray[np.floating], batch: RolloutBatch) -> Column:
 def loss_share(loss_N: NDArray[np.floating], weight_N: NDArray[np.floating], batch: RolloutBatch) -> Column:
     """Each turn's share of the batch's loss: float64 [T], sum 1, or all 0 where nothing has a loss.
 
-    s_t = sum_{i in t} |w_i l_i| / sum_i |w_i l_i|. Source: algorithms specification section 3.
+    s_t = sum_{i in t} |w_i l_i| / sum_i |w_i l_i|. Source: [turnopd]; docs/algorithms.md#turn-statistics.
     Differs from the paper: absolute values, since a policy gradient's losses have both signs.
     """
     sums_T = sum_by_turn(np.abs(weight_N * loss_N), batch)

@@ -23,7 +23,8 @@ from turngym.trainers.models.model import autocast, hidden_states, recomputing
 def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: float | None = 0.2) -> Tensor:
     """l_i = max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2 per token: [N], with gradient.
 
-    `clip` None: (V - R)^2 / 2. Source: PPO; algorithms specification section 8.
+    `clip` None: (V - R)^2 / 2. Source: [ppo] eq. 9; docs/algorithms.md#value-loss.
+    Differs from the paper: it has no clip.
     """
     plain_N = (value_N - return_N).square()
     if clip is None:

@@ -22,7 +22,8 @@ def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: str =
     """Group-relative advantages: float64 [E], in standard deviations (`scale="std"`) or reward units (`"none"`).
 
     A_j = (r_j - mean_g) / (std_g + 1e-6), std unbiased; a group of one has mean 0 and std 1.
-    Source: GRPO; algorithms specification section 8. Errors: AdvantageError for rewards that are not finite.
+    Source: [grpo] section 4.1.2; docs/algorithms.md#group-relative-advantage.
+    Errors: AdvantageError for rewards that are not finite.
     """
     everyone = np.ones(len(reward_E), np.bool_)
     return grpo_split_advantage(reward_E, group_E, everyone, scale=scale)
@@ -35,7 +36,8 @@ def grpo_split_advantage(
 
     A_j = (r_j - mean_g) / (std_g + 1e-6), mean and unbiased std over the on-policy episodes of group g, for all of its
     episodes; std 0 counts as 1; a single on-policy episode has mean 0 and std 1.
-    Source: LUFFY (grpo_split); algorithms specification section 7.
+    Source: [luffy] eq. 4; docs/algorithms.md#split-advantage.
+    Differs from the paper: eq. 4 takes mean and deviation over all of the group; the split is its code's option.
     Errors: AdvantageError for a group without an on-policy episode, or rewards that are not finite.
     """
     _check(reward_E, group_E, scale)

@@ -19,8 +19,8 @@ def gae(
     Tokens of one episode are adjacent and in order; the token after t is the next supervised one, however many
     observation tokens lie between. delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, both zero
     beyond the last token; return_t = A_t + V_t.
-    Source: algorithms specification section 8 (PPO). Errors: AdvantageError for shapes, factors or numbers that do not
-    fit, or an episode whose tokens are not adjacent.
+    Source: [gae] eq. 16, [ppo] eq. 11; docs/algorithms.md#generalized-advantage-estimation.
+    Errors: AdvantageError for shapes, factors or numbers that do not fit, or an episode whose tokens are not adjacent.
     """
     _check(episode_N, gamma, {"reward": reward_N, "value": value_N})
     if not 0.0 <= lam <= 1.0:

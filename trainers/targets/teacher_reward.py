@@ -40,7 +40,8 @@ class GroupTeacherAdvantage:
     """Group-relative advantages of the teacher's log-likelihood of whole episodes.
 
     r_j = mean (or sum) over episode j's supervised tokens of the token reward, plus `env_coef` times its return.
-    Source: GRPO with distillation reward, Algorithm 1; algorithms specification section 8.
+    Source: [kd-rewards] Algorithm 1; docs/algorithms.md#teacher-reward.
+    Differs from the paper: a mean over tokens by default (`pool=sum` is literal).
     """
 
     reward: TeacherReward
@@ -64,7 +65,7 @@ class GroupTeacherAdvantage:
 class CriticAdvantage:
     """GAE of the token rewards against the critic; the episode's return, times `env_coef`, comes at its last token.
 
-    Source: PPO with distillation reward, Algorithm 3; algorithms specification section 8.
+    Source: [kd-rewards] Algorithm 3; docs/algorithms.md#generalized-advantage-estimation.
     """
 
     reward: TeacherReward | None
@@ -99,7 +100,7 @@ def mixture_weight(
 
     w_i = p / ((1 - share) p + share q) = 1 / (1 - share + share exp(log q - log p)), the log-ratio cut to +-20; at most
     1 / (1 - share). Its mean over tokens of the mixture is 1.
-    Source: MiniLLM (the weight of teacher-mixed sampling, per token); algorithms specification section 8.
+    Source: [minillm] eq. 5, by token as the paper approximates it; docs/algorithms.md#teacher-mixed-sampling.
     """
     # cut before exp, which overflows; beyond e^20 the weight is all but 0
     log_ratio_N = np.clip(teacher_logp_N - student_logp_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -110,7 +111,8 @@ def mixture_weight(
 class MixtureWeighted:
     """Another target function's advantages times `mixture_weight`: the teacher chose a `share` of the tokens.
 
-    Teacher and student score the labels once more. Source: MiniLLM; algorithms specification section 8.
+    Teacher and student score the labels once more.
+    Source: [minillm] eq. 5; docs/algorithms.md#teacher-mixed-sampling.
     """
 
     target_fn: TargetFn

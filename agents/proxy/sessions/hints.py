@@ -25,7 +25,7 @@ class SessionHints:
     The hint follows the last message of role user; where there is none, or with `last_message`, the last message; an
     empty list gets a user message. A hint with control tokens or control characters is refused, and one that leaves
     the answer no room in `max_context`: `hint` stays, `hint_prompt_ids` stays None.
-    Source: algorithms specification section 6.
+    Source: [openclaw-rl] section 4.2; docs/algorithms.md#hinted-prompt.
     """
 
     renderer: ChatRenderer

@@ -21,7 +21,7 @@ def goal_rate(problem: Problem, state: State) -> float:
 
     Place: object in receptacle (1). Clean / heat / cool: some object in place, some object treated, one object both
     (3). Two: how many of them share a receptacle (2). Look: object in hand, lamp on at the agent's location (2).
-    Source: ALFRED (Shridhar et al. 2020), section 5, goal-condition success.
+    Source: [alfred] section 5; docs/algorithms.md#goal-conditions.
     """
     goal = problem.goal
     if isinstance(goal, LookGoal):

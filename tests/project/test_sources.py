@@ -1,0 +1,276 @@
+"""Every source that a docstring cites is on docs/algorithms.md, and every name on that page is in the code."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import re
+import types
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+PAGE = read(ROOT / "docs" / "algorithms.md")
+
+KEY = r"\[([a-z][a-z0-9-]*)\]"
+CITATION = re.compile(
+    r"Source: (?:(?P<works>\[[a-z][a-z0-9-]*\][^;]*); )?docs/algorithms\.md#(?P<section>[a-z0-9-]+)(?=[.,\s(]|$)"
+)
+NUMBER = re.compile(r"(?:eq\.|section|Algorithm|Table|Option) [0-9A-Z]+(?:\.[0-9]+)*")
+FIELDS = ("Paper", "Functions", "Options", "Departs")
+OUTSIDE = re.compile(r"specification\s+sections?|\bspecs?/|\.\./shared|/work/")
+"""Documents that a reader of the repository does not have."""
+
+
+def numbers(text: str) -> set[tuple[str, str]]:
+    """(key, number) of every work in `text`; a work without numbers is (key, "")."""
+    parts = re.split(KEY, text)[1:]
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return {(key, number) for key, after in pairs for number in ["", *NUMBER.findall(after)]}
+
+
+def sections(page: str) -> dict[str, str]:
+    """Anchor of each heading of the third level -> its text; as GitHub and MkDocs name anchors."""
+    found = re.split(r"^(#{1,3}) (.+)$", page, flags=re.MULTILINE)[1:]
+    thirds = [(title, text) for mark, title, text in zip(*[iter(found)] * 3, strict=True) if mark == "###"]
+    named = {re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"): text for title, text in thirds}
+    assert len(named) == len(thirds), "two sections have one anchor"
+    return named
+
+
+def fields(section: str) -> dict[str, str]:
+    """`- Name: text` items of a section, lines joined."""
+    items = re.findall(r"^- (\w+): (.*?)(?=^- |^\[|\Z|\n\n)", section, flags=re.MULTILINE | re.DOTALL)
+    return {name: " ".join(text.split()) for name, text in items}
+
+
+SECTIONS = sections(PAGE)
+DEFINED = dict(re.findall(r"^\[([a-z][a-z0-9-]*)\]: #ref-(\S+)$", PAGE, flags=re.MULTILINE))
+ENTRIES = {
+    key: " ".join(text.split())
+    for key, text in re.findall(
+        r'^- <a id="ref-([a-z0-9-]+)"></a>(.*?)(?=^- <a |^#)', PAGE, flags=re.MULTILINE | re.DOTALL
+    )
+}
+
+
+@cache
+def docstrings() -> tuple[tuple[str, str], ...]:
+    """(place, text) of every docstring of the five rooms, those of settings included, spaces joined."""
+    found = []
+    for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(read(path))):
+            value = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", " ".join(value.value.split())))
+    return tuple(found)
+
+
+def problems(text: str) -> list[str]:
+    """What is wrong with the sources that a docstring cites."""
+    cited = list(CITATION.finditer(text))
+    wrong = [] if len(cited) == text.count("Source:") else ["a source is not of the form that the page defines"]
+    for found in cited:
+        section, works = found["section"], numbers(found["works"] or "")
+        wrong += [f"[{key}] is not in the bibliography" for key, _ in sorted(works) if key not in ENTRIES]
+        if section not in SECTIONS:
+            wrong.append(f"the page has no section #{section}")
+            continue
+        known = numbers(fields(SECTIONS[section]).get("Paper", ""))
+        wrong += [f"#{section} does not cite [{key}] {number}" for key, number in sorted(works - known)]
+    return wrong
+
+
+def test_every_citation_resolves() -> None:
+    wrong = [f"{place}: {what}" for place, text in docstrings() for what in problems(text)]
+    assert not wrong, "\n".join(wrong)
+    cited = {found["section"] for _, text in docstrings() for found in CITATION.finditer(text)}
+    assert len(cited) > 40
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Source: [turnopd] Algorithm 1, Table 7; docs/algorithms.md#depth-controller.", ""),
+        ("Source: docs/algorithms.md#supervised-tokens. Errors: none.", ""),
+        ("Source: [turnopd] Algorithm 1; docs/algorithms.md#depth-control.", "no section #depth-control"),
+        ("Source: [turnopd] Algorithm 2; docs/algorithms.md#depth-controller.", "does not cite [turnopd] Algorithm 2"),
+        ("Source: [gae] eq. 16; docs/algorithms.md#depth-controller.", "does not cite [gae]"),
+        ("Source: [turnpod]; docs/algorithms.md#depth-controller.", "[turnpod] is not in the bibliography"),
+        ("Source: TurnOPD Algorithm 1.", "not of the form"),
+        ("Source: [turnopd] Algorithm 1.", "not of the form"),
+    ],
+)
+def test_wrong_citations_are_seen(text: str, wrong: str) -> None:
+    found = "; ".join(problems(text))
+    assert wrong in found
+    assert bool(found) == bool(wrong)
+
+
+def test_nothing_outside_the_repository_is_cited() -> None:
+    wrong = [place for place, text in docstrings() if OUTSIDE.search(text)]
+    pages = [path.name for path in (ROOT / "docs").rglob("*.md") if OUTSIDE.search(read(path))]
+    assert not wrong
+    assert not pages
+
+
+def test_the_bibliography_is_whole() -> None:
+    assert len(ENTRIES) >= 20
+    for key, entry in ENTRIES.items():
+        form = rf"`\[{key}\]` [A-Z][^*]+\. \*[^*]+\*.*?\b(?:19|20)\d\d\. <https?://[^>\s]+>\. [A-Z]"
+        without = form.replace(r"\. <https?://[^>\s]+>\.", r"\b.*?No identifier:.*?\.")
+        found = re.match(form, entry) or re.match(without, entry)
+        assert found, f"[{key}] lacks authors, title, year, or a link (or 'No identifier:' and why): {entry}"
+        assert re.search(r"checked|[Ww]ithout|no numbers", entry), f"[{key}] does not say where its numbers are from"
+    assert {key: key for key in ENTRIES} == DEFINED
+    used = {key for text in SECTIONS.values() for key, _ in numbers(fields(text)["Paper"])}
+    assert used == set(ENTRIES), "a work is listed that no section cites"
+
+
+def test_every_section_says_all_four_things() -> None:
+    for anchor, section in SECTIONS.items():
+        assert tuple(fields(section)) == FIELDS, anchor
+        unknown = {key for key, _ in numbers(fields(section)["Paper"])} - set(ENTRIES)
+        assert not unknown, f"#{anchor} cites {unknown}"
+
+
+def test_equations_are_numbered_without_a_gap() -> None:
+    found = [int(number) for number in re.findall(r"^    .*\((\d+)\)$", PAGE, flags=re.MULTILINE)]
+    assert found == list(range(1, len(found) + 1))
+    assert f"(1) to ({found[-1]})" in PAGE
+    referred = {int(number) for number in re.findall(r"\((\d\d?)\)", PAGE)}
+    assert referred <= set(found)
+
+
+def test_links_on_the_page_resolve() -> None:
+    anchors = {*SECTIONS, *(f"ref-{key}" for key in ENTRIES), "bibliography"}
+    assert set(re.findall(r"\]\(#([a-z0-9-]+)\)", PAGE)) <= anchors
+
+
+def named(field: str) -> list[str]:
+    """What stands in backquotes in this field of the sections, each once."""
+    return sorted(
+        {name for text in SECTIONS.values() for name in re.findall(r"`([^`]+)`", fields(text).get(field, ""))}
+    )
+
+
+@pytest.mark.parametrize("name", named("Functions"))
+def test_functions_exist(name: str) -> None:
+    module, _, function = name.rpartition(".")
+    assert name.startswith("turngym."), name
+    if (ROOT / Path(*name.split(".")[1:])).with_suffix(".py").is_file():
+        importlib.import_module(name)
+        return
+    source = (ROOT / Path(*module.split(".")[1:])).with_suffix(".py")
+    assert source.is_file(), f"{name}: there is no module {module}"
+    defined = {node.name for node in ast.parse(read(source)).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert function in defined, f"{name}: {module} does not define it"
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def options(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`--name` and type of every option that a dataclass of settings becomes on the command line."""
+    hints = get_type_hints(config, include_extras=True)
+    for field in dataclasses.fields(config):
+        hint, flat = hints[field.name], False
+        if get_origin(hint) is Annotated:
+            hint, *notes = get_args(hint)
+            flat = any(getattr(note, "name", None) == "" for note in notes)
+        name = prefix if flat else f"{prefix}{field.name.replace('_', '-')}"
+        if dataclasses.is_dataclass(hint):
+            yield from options(hint, name if flat else f"{name}.")
+        else:
+            yield f"--{name}", hint
+            if hint is bool:
+                head, _, last = name.rpartition(".")
+                yield f"--{head}{'.' if head else ''}no-{last}", bool
+
+
+@cache
+def train_options() -> dict[str, Any]:
+    from turngym.scripts import train
+
+    return dict(options(train.Options))
+
+
+def choices(hint: Any) -> set[str] | None:
+    """The words that an option takes; None where it takes others too."""
+    if get_origin(hint) in (Union, types.UnionType):
+        found = [choices(part) for part in get_args(hint) if part is not type(None)]
+        return None if None in found else set().union(*(part for part in found if part is not None))
+    return {str(value) for value in get_args(hint)} if get_origin(hint) is Literal else None
+
+
+@pytest.mark.parametrize(
+    "words", sorted({*named("Options"), *(name for name in named("Departs") if name.startswith("--"))})
+)
+def test_options_exist(words: str) -> None:
+    name, *values = words.split()
+    assert name in train_options(), f"{name} is no option of turngym train"
+    allowed = choices(train_options()[name])
+    assert allowed is None or set(values) <= allowed, f"{words}: {name} takes {sorted(allowed or ())}"
+
+
+def algorithm_files() -> list[Path]:
+    files = sorted((ROOT / "trainers" / "algorithms").glob("*.py"))
+    return [path for path in files if any(_builds(node) for node in ast.parse(read(path)).body)]
+
+
+def _builds(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == "build"
+
+
+def names(path: Path) -> set[str]:
+    """What the algorithms that a file builds are called: the constants given as `Algorithm(name=...)`."""
+    given = [
+        keyword.value
+        for node in ast.walk(ast.parse(read(path)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Algorithm"
+        for keyword in node.keywords
+        if keyword.arg == "name"
+    ]
+    return {
+        part.value
+        for value in given
+        for part in ([value.body, value.orelse] if isinstance(value, ast.IfExp) else [value])
+        if isinstance(part, ast.Constant)
+    }
+
+
+def test_every_algorithm_has_its_section() -> None:
+    found = {name: path for path in algorithm_files() for name in names(path)}
+    assert len(found) >= 12
+    part = PAGE.split("## The twelve algorithms")[1].split("\n## ")[0]
+    assert set(sections(part)) == set(found)
+    for name, path in found.items():
+        listed = fields(SECTIONS[name])
+        assert f"`--algorithm {name}`" in listed["Options"]
+        assert f"`turngym.trainers.algorithms.{path.stem}.build`" in listed["Functions"]
+        assert f"docs/algorithms.md#{name}" in read(path), f"{path.name} does not cite #{name}"
+
+
+@pytest.mark.parametrize("path", algorithm_files(), ids=lambda path: path.stem)
+def test_algorithm_files_say_what_to_read_next(path: Path) -> None:
+    tree = ast.parse(read(path))
+    told = re.search(r"Read next: (.+)\.$", " ".join((ast.get_docstring(tree) or "").split()))
+    assert told, f"{path.name}: the file's docstring has no line 'Read next:'"
+    files = told[1].split(", ")
+    missing = [name for name in files if not (ROOT / name).is_file()]
+    assert not missing, f"{path.name}: 'Read next:' names {missing}, which do not exist"
+    assert len(files) >= 2
+    build = next(node for node in tree.body if _builds(node))
+    text = " ".join((ast.get_docstring(build) or "").split()) if isinstance(build, ast.FunctionDef) else ""
+    source, differs = text.rfind("Source: "), text.rfind("Differs from the paper: ")
+    assert 0 < source < differs, f"{path.name}: build's docstring does not end with 'Differs from the paper:'"
