@@ -144,7 +144,7 @@ class DepthState:
     hbar: float
     """Smoothed depth, turns."""
     h_eff: int = 0
-    """Centre of the divergence mass at the last probe, turn index."""
+    """Center of the divergence mass at the last probe, turn index."""
     h_cov: int = 0
     """Covering depth of the successful episodes at the last probe that had enough of them."""
     probes: int = 0

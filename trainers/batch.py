@@ -1,4 +1,38 @@
-"""Episodes as packed columns: where the label shift and the loss mask happen, once."""
+"""Episodes as packed columns: where the label shift and the loss mask happen, once. Here too stands the NOTATION.
+
+The suffix of an array says what its axes run over; what has none is a number or says its shape in its docstring:
+
+    _M   input tokens of a batch, row after row          _n   supervised tokens of one microbatch
+    _R   rows: one segment of one episode each           _K   ids of a support (the K most likely)
+    _N   supervised tokens (those that carry a loss)     _J   the label and the ids of a support, J = 1 + K
+    _E   episodes                                        _V   the whole vocabulary
+    _T   turns, 0-based, over all episodes of a batch    _L   tokens of a padded row
+    _NK, _nK, _NJ, _nJ, _NV: one row per supervised token; _RL (the rows of a microbatch) and _BL (any rows): padded
+
+`logp` is a natural logarithm of a probability, everything measured in it is in nats. p is the student, q the teacher,
+mu or "behavior" the policy that sampled the ids.
+
+A batch of two episodes. The first has two turns: to the prompt 1 2 3 the student answered 10 11, to the observation 4
+it answered 12, and the observation 9 came last. The second has one turn: to 5 6 it answered 20 21, whose
+log-probabilities are unknown. N columns stand below the token that is their label; the token before it predicts it.
+
+    input_ids_M          1     2     3    10    11     4    12     9  |     5     6    20    21
+    row_M                0     0     0     0     0     0     0     0  |     1     1     1     1
+    position_M           0     1     2     3     4     5     6     7  |     0     1     2     3
+    label_N                               10    11          12        |                20    21
+    predictor_N                            2     3           5        |                 9    10
+    turn_N                                 0     0           1        |                 0     0
+    episode_N                              0     0           0        |                 1     1
+    row_N                                  0     0           0        |                 1     1
+    behavior_logp_N                     -0.5  -1.0        -2.0        |               nan   nan
+    weight_N                             1/6   1/6         1/6        |               1/4   1/4
+
+`weight_N` is `trajectory_weights`: each episode has half of the loss, and its tokens share it. Per episode:
+
+    reward_E           0     1
+    success_E      False  True
+    depth_E            2     1
+"""
 
 from __future__ import annotations
 
@@ -22,7 +56,7 @@ class BatchError(TurngymError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """One optimizer batch. Suffixes: `_M` input tokens, `_R` rows, `_N` supervised tokens, `_E` episodes.
+    """One optimizer batch; the suffixes of its columns are those of the notation above.
 
     A row is one segment of one episode, and only segments with supervised tokens are rows. Rows, and tokens within a
     row, keep the order of the episodes. The model reads `input_ids_M` and is asked, at position `predictor_N`, for
@@ -51,7 +85,7 @@ class RolloutBatch:
     """Return: the sum of an episode's rewards."""
     success_E: BoolArray
     depth_E: IntArray
-    """Number of turns played, whoever chose them."""
+    """Number of turns played, demonstrated ones included."""
     truncated_E: BoolArray
     """Stopped by the trainer's depth cap (`truncated_depth`): trains, but never feeds statistics."""
     group_E: IntArray
@@ -102,7 +136,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
 
 
 class _Columns:
-    """Growing columns; one per `pack` call."""
+    """Columns that grow turn by turn; one object per `pack` call."""
 
     def __init__(self) -> None:
         self.inputs: list[IntArray] = []
@@ -121,6 +155,7 @@ class _Columns:
     def add_turn(self, start: int, index: int, episode: Episode, turn: Turn) -> None:
         r0, r1 = turn.response_span
         count = r1 - r0
+        # the label shift: a token is predicted at the position before it
         self.predictors.append(np.arange(start + r0 - 1, start + r1 - 1, dtype=np.int64))
         self.labels.append(np.asarray(episode.response_ids(turn), dtype=np.int64))
         logp = np.full(count, np.nan, dtype=np.float32) if turn.logprobs is None else turn.logprobs
@@ -166,7 +201,7 @@ def _check_origins(origins: Sequence[Origin]) -> None:
 
 
 def refused(turn: Turn) -> bool:
-    """Whether the environment refused what a demonstrator did: such a turn is nobody's example."""
+    """Whether the environment refused what a demonstrator did: such a turn is no example to imitate."""
     return turn.origin == "demonstration" and not turn.verdict.valid
 
 

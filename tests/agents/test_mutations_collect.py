@@ -26,6 +26,16 @@ SAME = {
 """Mutants that compute the same, and why."""
 
 
+def test_luffys_prefix_share_cannot_be_ignored(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    literal = importlib.import_module("test_collect").test_each_attempt_begins_with_its_own_share_of_the_experts_turns
+    make_doors = request.getfixturevalue("make_doors")
+    literal(make_doors)
+    code = importlib.import_module("test_mutations").mutated_code(collect._share, "* ratio", "* 1.0")
+    monkeypatch.setattr(collect._share, "__code__", code)
+    with pytest.raises(AssertionError):
+        literal(make_doors)
+
+
 def test_nothing_that_is_played_can_change_unnoticed(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

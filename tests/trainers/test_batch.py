@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.envs.episode import Status
+from turngym.trainers import batch as batch_module
 from turngym.trainers.batch import BatchError, RolloutBatch, pack
+from turngym.trainers.losses.token_weights import trajectory_weights
 from turngym.trainers.models.microbatch import pad_rows, split_rows
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
@@ -33,6 +38,30 @@ def test_two_ragged_episodes_by_hand(ragged):
     assert (batch.depth_E.tolist(), batch.group_E.tolist()) == ([2, 1], [7, 8])
     assert (batch.task_ids, batch.source_E.tolist(), batch.excluded) == (("task/0", "task/1"), [0, 1], 0)
     assert (batch.tokens, batch.rows, batch.episodes) == (5, 2, 2)
+
+
+def test_the_drawn_batch_is_what_packing_gives(ragged):
+    lines = {line.split()[0]: line for line in (batch_module.__doc__ or "").splitlines() if line.startswith("    ")}
+    batch = pack(ragged)
+    drawn = {name: line.replace("|", " ").split()[1:] for name, line in lines.items() if name in vars_of(batch)}
+    assert len(drawn) == 12
+    for name, cells in drawn.items():
+        column = getattr(batch, name)
+        wanted = [str(value) for value in column.tolist()]
+        if column.dtype != np.bool_:
+            cells, wanted = [float(cell) for cell in cells], column.astype(float).tolist()
+        np.testing.assert_array_equal(cells, wanted, err_msg=name)
+    shares = [Fraction(cell) for cell in lines["weight_N"].replace("|", " ").split()[1:]]
+    np.testing.assert_allclose([float(share) for share in shares], trajectory_weights(batch))
+    # every N column stands below the token that is its label
+    ends = [match.end() for match in re.finditer(r"\S+", lines["input_ids_M"].replace("|", " "))][1:]
+    wanted = [ends[predictor + 1] for predictor in batch.predictor_N]
+    for name in ("label_N", "predictor_N", "turn_N", "episode_N", "row_N", "behavior_logp_N", "weight_N"):
+        assert [match.end() for match in re.finditer(r"\S+", lines[name].replace("|", " "))][1:] == wanted, name
+
+
+def vars_of(batch: RolloutBatch) -> set[str]:
+    return set(type(batch).__dataclass_fields__)
 
 
 def test_columns_have_the_documented_types(ragged):

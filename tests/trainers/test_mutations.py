@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +18,8 @@ from turngym.trainers import batch
 from turngym.trainers.losses import policy_gradient, reverse_kl, token_weights
 from turngym.trainers.models import lm_head, microbatch
 from turngym.trainers.rollout_plan import curriculum, depth, turn_stats
+from turngym.trainers.run import train_loop
+from turngym.trainers.targets import targets
 
 FOLDER = Path(__file__).parent
 
@@ -93,6 +96,16 @@ MUTANTS: list[tuple[Callable[..., Any], str, str, str, str]] = [
         "importance_weight_by",
     ),
     (reverse_kl.topk_entropy, "-(bins", "(bins", "reverse_kl", "topk_entropy_by"),
+    # targets, and which column the depth controller sees
+    (
+        targets.SampledAdvantage.__call__,
+        "sampled_advantage(student_logp_N, teacher_logp_N)",
+        "sampled_advantage(teacher_logp_N, student_logp_N)",
+        "targets",
+        "teacher_minus_student",
+    ),
+    (targets.SplitAdvantage.__call__, "self.alpha, self.beta", "self.beta, self.alpha", "targets", "their_own_factors"),
+    (train_loop.TrainLoop._step, '"kl_raw"', '"kl_bin"', "train_step", "sees_the_raw_divergence"),
     # LM head
     (lm_head._Chunk.__call__, "- logits.logsumexp(-1, keepdim=True)", "", "lm_head", "two_positions"),
     (lm_head._logits, "logits / temperature", "logits * temperature", "lm_head", "temperature_by"),
@@ -178,6 +191,7 @@ def test_module(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there for their annotations
     spec.loader.exec_module(module)
     return module
 

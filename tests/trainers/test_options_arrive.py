@@ -93,7 +93,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (GRPO, "reward", "success", "target_fn", GroupAdvantage(reward="success")),
     (GRPO, "scale", "none", "target_fn", GroupAdvantage(scale="none")),
     (GRPO, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
-    (GRPO, "kl_coef", 0.3, "target_fn.signal", GroupAdvantage()),
+    (GRPO, "kl_coef", 0.3, "target_fn.target_fn", GroupAdvantage()),
     (GRPO, "kl_coef", 0.3, "needs_reference", True),
     (GRPO, "kl", "k1", "token_loss.kl", kl_k1),
     (GRPO, "kl", "k2", "token_loss.kl", kl_k2),
@@ -104,14 +104,14 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (GRPO, "filter_groups", False, "select", None),
     # grpo-kd
     (KD, "n", 5, "group", ITSELF),
-    (KD, "reward", "sum", "target_fn.signal.pool", "sum"),
-    (KD, "student_entropy", True, "target_fn.signal.reward", TeacherReward(student_entropy=True)),
-    (KD, "env_coef", 0.6, "target_fn.signal.env_coef", ITSELF),
-    (KD, "scale", "none", "target_fn.signal.scale", ITSELF),
+    (KD, "reward", "sum", "target_fn.target_fn.pool", "sum"),
+    (KD, "student_entropy", True, "target_fn.target_fn.reward", TeacherReward(student_entropy=True)),
+    (KD, "env_coef", 0.6, "target_fn.target_fn.env_coef", ITSELF),
+    (KD, "scale", "none", "target_fn.target_fn.scale", ITSELF),
     (KD, "kl_coef", 0.0, "target_fn", GroupTeacherAdvantage(reward=TeacherReward())),
     (KD, "kl_coef", 0.4, "token_loss.kl_coef", ITSELF),
     (KD, "kl", "k1", "token_loss.kl", kl_k1),
-    (KD, "teacher_mix", 0.2, "target_fn.signal.share", 0.2),
+    (KD, "teacher_mix", 0.2, "target_fn.target_fn.share", 0.2),
     (KD, "teacher_mix", 0.2, "teacher_mix", 0.2),
     # ppo-kd
     (PPO, "teacher_coef", 0.4, "target_fn.reward", TeacherReward(coef=0.4)),
@@ -143,21 +143,21 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (LUFFY, "clip", None, "token_loss.clip", ITSELF),
     (LUFFY, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (LUFFY, "kl_coef", 0.2, "token_loss.kl_coef", ITSELF),
-    (LUFFY, "kl_coef", 0.2, "target_fn.signal.beta", 1.0),
+    (LUFFY, "kl_coef", 0.2, "target_fn.target_fn.beta", 1.0),
     (LUFFY, "filter_groups", False, "select", None),
     (LUFFY, "alpha", 1.0, "origins", ("policy", "demonstration")),
     # prm-rl
     (PRM, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
-    (PRM, "kl_coef", 0.3, "target_fn.signal", TurnScore()),
+    (PRM, "kl_coef", 0.3, "target_fn.target_fn", TurnScore()),
     (PRM, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (PRM, "mask_neutral", True, "select.mask_neutral", ITSELF),
     (PRM, "exclude", "openclaw", "select.exclude", ITSELF),
     # opd-hints
-    (HINTS, "form", "sampled", "target_fn.signal", HintAdvantage(0.0)),
-    (HINTS, "form", "topk", "target_fn.signal", HintTopK(9, 0.0)),
+    (HINTS, "form", "sampled", "target_fn.target_fn", HintAdvantage(0.0)),
+    (HINTS, "form", "topk", "target_fn.target_fn", HintTopK(9, 0.0)),
     (HINTS, "form", "topk", "token_loss.loss", SupportKL(tail=bin_reverse_kl, importance=(0.1, 10.0))),
     (HINTS, "form", "topk", "token_loss.kl_coef", 0.02),
-    (HINTS, "reject_below", 0.05, "target_fn.signal", HintAdvantage(0.05)),
+    (HINTS, "reject_below", 0.05, "target_fn.target_fn", HintAdvantage(0.05)),
     (HINTS, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "select", HintedTurns()),
@@ -210,5 +210,5 @@ def test_the_depth_is_the_runs() -> None:
 
 def test_teacher_mixed_sampling_weighs_the_advantage_below_the_reference() -> None:
     inner = GroupTeacherAdvantage(reward=TeacherReward())
-    assert KD(teacher_mix=0.2).target_fn == WithReference(signal=MixtureWeighted(signal=inner, share=0.2))
-    assert KD(kl_coef=0.0, teacher_mix=0.2).target_fn == MixtureWeighted(signal=inner, share=0.2)
+    assert KD(teacher_mix=0.2).target_fn == WithReference(target_fn=MixtureWeighted(target_fn=inner, share=0.2))
+    assert KD(kl_coef=0.0, teacher_mix=0.2).target_fn == MixtureWeighted(target_fn=inner, share=0.2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 
 from turngym.trainers.models.model import tiny_qwen3  # noqa: E402
-from turngym.trainers.models.prefix_sharing import MOST_TOKENS, bundles, common, understands_branches  # noqa: E402
+from turngym.trainers.models.prefix_sharing import MOST_TOKENS, prefix_groups, shared_tokens, supports_prefix_sharing  # noqa: E402
 from turngym.trainers.models.scorer import LocalScorer  # noqa: E402
 
 
@@ -35,12 +35,12 @@ def episode(turns: int, seed: int = 0, history: int = 30) -> tuple[list[Any], li
 
 
 def test_three_rows_by_hand() -> None:
-    (bundle,) = bundles(rows_of([1, 2, 3, 4], [1, 2, 9], [1, 2, 3]), 100)
-    assert bundle.rows == (0, 1, 2)
-    assert bundle.shared.tolist() == [0, 2, 2]
-    assert bundle.line(rows_of([1, 2, 3, 4], [1, 2, 9], [1, 2, 3])).tolist() == [1, 2, 3, 4, 9, 3]
-    assert bundle.positions().tolist() == [0, 1, 2, 3, 2, 2]
-    assert bundle.mask().astype(int).tolist() == [
+    (group,) = prefix_groups(rows_of([1, 2, 3, 4], [1, 2, 9], [1, 2, 3]), 100)
+    assert group.rows == (0, 1, 2)
+    assert group.shared.tolist() == [0, 2, 2]
+    assert group.packed_row(rows_of([1, 2, 3, 4], [1, 2, 9], [1, 2, 3])).tolist() == [1, 2, 3, 4, 9, 3]
+    assert group.positions().tolist() == [0, 1, 2, 3, 2, 2]
+    assert group.mask().astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0],
@@ -48,32 +48,32 @@ def test_three_rows_by_hand() -> None:
         [1, 1, 0, 0, 1, 0],
         [1, 1, 0, 0, 0, 1],
     ]
-    assert bundle.places(1, np.array([0, 1, 2])).tolist() == [0, 1, 4]
+    assert group.indices(1, np.array([0, 1, 2])).tolist() == [0, 1, 4]
 
 
 def test_what_begins_otherwise_or_does_not_fit_comes_apart() -> None:
     strangers = rows_of([1, 2, 3, 4], [5, 2, 3, 4])
-    assert [bundle.rows for bundle in bundles(strangers, 100)] == [(0,), (1,)]
+    assert [group.rows for group in prefix_groups(strangers, 100)] == [(0,), (1,)]
     alike = rows_of([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6])
-    assert [bundle.rows for bundle in bundles(alike, 100)] == [(0, 1, 2)]
-    assert [bundle.rows for bundle in bundles(alike, 5)] == [(0, 1), (2,)]
-    assert [bundle.rows for bundle in bundles(alike, 1)] == [(0,), (1,), (2,)]
-    assert list(bundles([], 100)) == []
+    assert [group.rows for group in prefix_groups(alike, 100)] == [(0, 1, 2)]
+    assert [group.rows for group in prefix_groups(alike, 5)] == [(0, 1), (2,)]
+    assert [group.rows for group in prefix_groups(alike, 1)] == [(0,), (1,), (2,)]
+    assert list(prefix_groups([], 100)) == []
     long = [np.arange(MOST_TOKENS + 1, dtype=np.int32)] * 2
-    assert [bundle.rows for bundle in bundles(long, 10**6)] == [(0,), (1,)]
+    assert [group.rows for group in prefix_groups(long, 10**6)] == [(0,), (1,)]
 
 
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=9), min_size=1, max_size=8), st.integers(1, 40))
 def test_every_token_of_every_row_sees_its_own_past(lists: list[list[int]], budget: int) -> None:
     ids = rows_of(*lists)
-    found = list(bundles(ids, budget))
-    assert sorted(row for bundle in found for row in bundle.rows) == list(range(len(ids)))
-    for bundle in found:
-        line, positions, mask = bundle.line(ids), bundle.positions(), bundle.mask()
-        assert bundle.length == len(line) == len(positions) <= max(budget, len(ids[bundle.rows[0]]))
-        for branch, row in enumerate(bundle.rows):
+    found = list(prefix_groups(ids, budget))
+    assert sorted(row for group in found for row in group.rows) == list(range(len(ids)))
+    for group in found:
+        line, positions, mask = group.packed_row(ids), group.positions(), group.mask()
+        assert group.length == len(line) == len(positions) <= max(budget, len(ids[group.rows[0]]))
+        for branch, row in enumerate(group.rows):
             own = np.arange(len(ids[row]))
-            places = bundle.places(branch, own)
+            places = group.indices(branch, own)
             assert line[places].tolist() == ids[row].tolist()
             assert positions[places].tolist() == own.tolist()
             # a branch computes its last token itself; what the trunk holds for it, the trunk's tokens see alike
@@ -82,7 +82,12 @@ def test_every_token_of_every_row_sees_its_own_past(lists: list[list[int]], budg
 
 def test_tokens_in_common() -> None:
     one, two = rows_of([1, 2, 3], [1, 2, 4, 5])
-    assert (common(one, two), common(one, one), common(one, one[:2]), common(one, two[1:])) == (2, 3, 2, 0)
+    assert (
+        shared_tokens(one, two),
+        shared_tokens(one, one),
+        shared_tokens(one, one[:2]),
+        shared_tokens(one, two[1:]),
+    ) == (2, 3, 2, 0)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 150, 4096])
@@ -94,7 +99,7 @@ def test_scores_are_those_of_separate_rows(max_tokens: int) -> None:
         ids += more[0]
         places += more[1]
     apart = LocalScorer(model=model, max_tokens=max_tokens)
-    shared = LocalScorer(model=model, max_tokens=max_tokens, branches=True)
+    shared = LocalScorer(model=model, max_tokens=max_tokens, share_prefixes=True)
     for one, two in zip(apart.logprobs(ids, places), shared.logprobs(ids, places), strict=True):
         np.testing.assert_allclose(two, one, atol=2e-5)
     for one, two in zip(apart.topk(ids, places, 3), shared.topk(ids, places, 3), strict=True):
@@ -104,16 +109,16 @@ def test_scores_are_those_of_separate_rows(max_tokens: int) -> None:
 
 def test_a_teacher_reads_the_history_once() -> None:
     ids, _ = episode(24, history=100)
-    (bundle,) = bundles(ids, 4096)
-    assert sum(len(row) for row in ids) > 9 * bundle.length
+    (group,) = prefix_groups(ids, 4096)
+    assert sum(len(row) for row in ids) > 9 * group.length
 
 
 def test_which_models_keep_branches_apart() -> None:
     from transformers import MambaConfig, MambaForCausalLM
 
     model: Any = tiny_qwen3(41, width=32, layers=2, heads=2)
-    assert understands_branches(model)
+    assert supports_prefix_sharing(model)
     model.config._attn_implementation = "eager"  # adds a mask of booleans as if it held scores
-    assert not understands_branches(model)
+    assert not supports_prefix_sharing(model)
     recurrent = MambaForCausalLM(MambaConfig(vocab_size=41, hidden_size=16, state_size=4, num_hidden_layers=1))
-    assert not understands_branches(recurrent.eval())
+    assert not supports_prefix_sharing(recurrent.eval())

@@ -169,7 +169,7 @@ def test_what_an_episode_is_worth(make_episode: Make) -> None:
 def test_the_reference_is_added_to_another_target(ragged: list[Episode]) -> None:
     student, teacher, reference = Slope(-0.05), Slope(-0.1), Slope(-0.2)
     scorers = Scorers(student=student, teacher=teacher, reference=reference)
-    targets = WithReference(signal=SampledAdvantage())(pack(ragged), ragged, scorers)
+    targets = WithReference(target_fn=SampledAdvantage())(pack(ragged), ragged, scorers)
     np.testing.assert_allclose(targets.advantage_N, [-0.5, -0.55, -0.6, -1.0, -1.05], rtol=1e-6)
     np.testing.assert_allclose(targets.reference_logp_N, [-2.0, -2.2, -2.4, -4.0, -4.2], rtol=1e-6)
     assert NoTargets()(pack(ragged), ragged, scorers).advantage_N is None
@@ -182,7 +182,7 @@ def test_models_that_are_missing_are_named(ragged: list[Episode]) -> None:
     with pytest.raises(TargetError, match=r"needs a student, and none was given"):
         SampledAdvantage()(batch, ragged, Scorers(student=None, teacher=Slope(0.0)))  # type: ignore[arg-type]
     with pytest.raises(TargetError, match=r"needs a reference \(the frozen initial policy\), and none"):
-        WithReference(signal=NoTargets())(batch, ragged, alone)
+        WithReference(target_fn=NoTargets())(batch, ragged, alone)
     with pytest.raises(TargetError, match="compares the student with a teacher, and no teacher"):
         TeacherTopK()(batch, ragged, alone)
 

@@ -113,18 +113,18 @@ def test_the_weight_of_teacher_mixed_sampling_by_hand(make_episode: Callable[...
     np.testing.assert_allclose(mixture_weight(q, p, 0.2)[3], 1.25, rtol=1e-6)
     np.testing.assert_allclose(mixture_weight(p, q, 0.0), np.ones(4))
     pair = one_group(make_episode)
-    weighed = MixtureWeighted(signal=SampledAdvantage(), share=0.2)(pack(pair), pair, SCORERS)
+    weighed = MixtureWeighted(target_fn=SampledAdvantage(), share=0.2)(pack(pair), pair, SCORERS)
     # log q - log p is -0.05 times the label, and here the advantage too
     gap = -0.05 * np.array([10, 11, 12, 20, 21])
     np.testing.assert_allclose(weighed.advantage_N, gap / (0.8 + 0.2 * np.exp(gap)), rtol=1e-5)
     with pytest.raises(TargetError, match="weighs advantages"):
-        MixtureWeighted(signal=NoTargets(), share=0.2)(pack(pair), pair, SCORERS)
+        MixtureWeighted(target_fn=NoTargets(), share=0.2)(pack(pair), pair, SCORERS)
 
 
 def test_when_rollouts_may_be_mixed() -> None:
     signal = NoTargets()
     assert mixed(signal, 0.0, RunConfig(temperature=0.7)) is signal
-    assert mixed(signal, 0.2, RunConfig()) == MixtureWeighted(signal=signal, share=0.2)
+    assert mixed(signal, 0.2, RunConfig()) == MixtureWeighted(target_fn=signal, share=0.2)
     with pytest.raises(ConfigError, match=r"it is 0\.7"):
         mixed(signal, 0.2, RunConfig(temperature=0.7))
     for share in (-0.1, 1.0):
@@ -146,7 +146,7 @@ def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[.
     advantage = np.zeros(batch.tokens, np.float32)
     for role, scorers in (("teacher", Scorers(student=Slope(0.0))), ("student", Scorers(student=nobody))):
         with pytest.raises(TargetError, match=f"needs a {role}, and none"):
-            MixtureWeighted(signal=lambda *_: Targets(advantage_N=advantage), share=0.2)(batch, pair, scorers)
+            MixtureWeighted(target_fn=lambda *_: Targets(advantage_N=advantage), share=0.2)(batch, pair, scorers)
     with pytest.raises(TargetError, match="answered 4 positions; 5 were asked"):
         TeacherReward()(batch, Scorers(student=Slope(0.0), teacher=Slope(-0.1, lost=1)))
     with pytest.raises(TargetError, match="must be finite"):

@@ -63,9 +63,9 @@ def test_support_kl_by_hand() -> None:
     close(plain.loss_n, [LN2 / 2] * 4)
     close(plain.diagnostics["kl_bin"], [LN2 / 4] * 4)
     close(plain.diagnostics["clipped"], [0.0] * 4)
-    with pytest.raises(ValueError, match="use a top-K signal"):
+    with pytest.raises(ValueError, match="use a top-K target"):
         SupportKL()(tokens([1.0], topk_logp_nK=STUDENT[None]))
-    with pytest.raises(ValueError, match="use a top-K signal"):
+    with pytest.raises(ValueError, match="use a top-K target"):
         SupportKL()(tokens([1.0], teacher_logp_nK=TEACHER[None]))
 
 

@@ -62,7 +62,7 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="grpo",
         depth=FixedDepth(h_max=run.max_turns),
-        target_fn=WithReference(signal=signal) if config.kl_coef else signal,
+        target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(
             eps_low=low,

@@ -86,7 +86,7 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="luffy",
         depth=FixedDepth(h_max=run.max_turns),
-        target_fn=WithReference(signal=signal) if config.kl_coef else signal,
+        target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=MixedPolicyGradient(
             off=Reshape(shape=config.shape, a=config.a),

@@ -68,7 +68,7 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
     return Algorithm(
         name="opd-hints",
         depth=FixedDepth(h_max=run.max_turns),
-        target_fn=WithReference(signal=signal) if config.kl_coef else signal,
+        target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=loss,
         select=HintedTurns(),

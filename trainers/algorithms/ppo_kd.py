@@ -75,7 +75,7 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
     return Algorithm(
         name="ppo-minillm" if terms or bonus else "ppo-kd",
         depth=FixedDepth(h_max=run.max_turns),
-        target_fn=WithReference(signal=signal) if config.kl_coef else signal,
+        target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS["token_mean"],
         token_loss=PolicyGradient(
             eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef

@@ -51,7 +51,7 @@ def build(config: PrmRlConfig, run: RunConfig) -> Algorithm:
     return Algorithm(
         name="prm-rl",
         depth=FixedDepth(h_max=run.max_turns),
-        target_fn=WithReference(signal=TurnScore()) if config.kl_coef else TurnScore(),
+        target_fn=WithReference(target_fn=TurnScore()) if config.kl_coef else TurnScore(),
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),
         select=ScoredTurns(mask_neutral=config.mask_neutral, exclude=config.exclude),

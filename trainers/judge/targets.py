@@ -1,4 +1,4 @@
-"""Signals from judges: a turn's score on all of its tokens, and a teacher that has read the hint."""
+"""Targets from judges: a turn's score on all of its tokens, and a teacher that has read the hint."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ NO_NEXT, FAILED, NEUTRAL, NO_HINT = "no next state", "the judge failed", "judged
 class ScoredTurns:
     """Implements `EpisodeFilter`: turns with a score.
 
-    A turn without a next state is masked, unless it is the only turn of its episode (it then trains with advantage 0:
-    nobody judged it). A turn whose votes all failed is masked always.
+    A turn without a next state is masked, unless it is the only turn of its episode (it then trains with advantage 0,
+    for it was not judged). A turn whose votes all failed is masked always.
 
     `mask_neutral`: a score of 0 is masked too. `exclude="openclaw"` (the published code): neutral turns are masked, and
     the first of them that has a next state is trained on all the same when nothing else in the episode counts.

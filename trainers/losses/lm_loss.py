@@ -130,6 +130,7 @@ class LmLoss:
     def backward(self, model: Any, step: int, world: World = SINGLE) -> float:
         """Add the gradient of `coef` * loss; returns the loss without `coef`."""
         rows = self.rows(step)
+        # over all processes' rows, so that the shares of the mean add up
         count, total = sum(len(row) - 1 for row in rows), 0.0
         for chosen in self._batches(rows, world):
             padded = pad(chosen)

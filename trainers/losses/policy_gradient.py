@@ -45,7 +45,9 @@ def clipped_surrogate(
             f"behavior log-probability is unknown (NaN) for {count} of {behavior_logp_N.numel()} tokens; the engine "
             "must record what it sampled, or the current log-probabilities must be given (detached) instead"
         )
+    # only the ratio's numerator is learned
     advantage_N, behavior_logp_N = advantage_N.detach(), behavior_logp_N.detach()
+    # cut before exp: one token gone astray must not make the batch's loss infinite
     ratio_N = (logp_N - behavior_logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     loss_N, clipped_N = clipped_objective(ratio_N, advantage_N, eps_low, eps_high)
     return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=clipped_N)
@@ -86,6 +88,7 @@ def kl_k3(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
     Source: [kl-approx], [grpo] eq. 4; docs/algorithms.md#kl-estimators.
     """
     d_N = (reference_logp_N.detach() - logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    # near 0 both terms nearly cancel: expm1 keeps the digits that exp(d) - 1 would lose
     return (d_N.expm1() - d_N).clamp(max=KL_LIMIT)
 
 

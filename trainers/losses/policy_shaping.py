@@ -37,9 +37,10 @@ class Reshape:
             raise ValueError(f"a is {self.a} and e is {self.e}; both must be above 0")
 
     def off_policy(self, logp_N: Tensor) -> Tensor:
-        """f(pi) of tokens that somebody else chose: [N], with gradient. Their behavior probability counts as 1."""
+        """f(pi) of tokens that a demonstrator chose: [N], with gradient. Their behavior probability is taken as 1."""
         if self.shape == "logp":
             return self.w * logp_N
+        # powers are taken in the logarithm: sqrt has an infinite slope at pi = 0, exp(logp / 2) has none
         if self.shape == "square_root":
             return (0.5 * logp_N).exp()
         if self.shape == "pow":
@@ -81,6 +82,7 @@ def off_policy_loss(
     low, high = clamp
     if low is not None or high is not None:
         shaped_N = torch.clamp(shaped_N, min=low, max=high)
+    # minus: descent raises f(pi) where the demonstration did better than the group
     return -advantage_N.detach() * shaped_N
 
 

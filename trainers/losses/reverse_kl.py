@@ -39,6 +39,7 @@ def bin_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -
     Source: [openclaw-rl] Option B; docs/algorithms.md#reverse-kl-on-a-support (tail="bin", the default).
     Differs from the paper: TurnOPD has no bin, see `raw_reverse_kl`.
     """
+    # a constant, even where teacher and student are one model in two roles (hints): only the student moves
     teacher = teacher_topk_logp_NK.detach()
     student_bins = torch.cat([student_topk_logp_NK, tail_logp(student_topk_logp_NK)], dim=-1)
     return _divergence(student_bins, torch.cat([teacher, tail_logp(teacher)], dim=-1))
@@ -109,7 +110,9 @@ def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0
     """
     if not 0.0 <= low <= 1.0 <= high:
         raise ValueError(f"importance range is [{low}, {high}]; valid is 0 <= low <= 1 <= high")
+    # detached: a weight corrects the loss for who sampled, it is not to be minimized itself; unknown: log 1
     log_ratio = (logp_N - behavior_logp_N).detach().nan_to_num(nan=0.0)
+    # cut before exp, which overflows float32 beyond 88, and inf * 0 would be NaN
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(low, high)
 
 
@@ -118,7 +121,9 @@ def tail_logp(topk_logp_NK: Tensor) -> Tensor:
 
     log(1 - sum_K p), from log sum_K p without cancellation.
     """
+    # rounding may carry the sum of K probabilities to 1 or above, where the tail has no logarithm
     covered = topk_logp_NK.logsumexp(-1, keepdim=True).clamp(max=-MIN_TAIL)
+    # 1 - exp(x) loses all digits where the K ids hold nearly everything; -expm1(x) keeps them
     return (-covered.expm1()).log()
 
 
@@ -132,4 +137,5 @@ def topk_entropy(topk_logp_NK: Tensor) -> Tensor:
 
 
 def _divergence(student_logp: Tensor, teacher_logp: Tensor) -> Tensor:
+    # the weight p is not detached: the exact KL has its gradient through both factors
     return (student_logp.exp() * (student_logp - teacher_logp)).sum(-1)

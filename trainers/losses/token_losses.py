@@ -1,4 +1,4 @@
-"""Token losses as pieces of an algorithm: each gives one number per supervised token and never reduces."""
+"""The token losses of the algorithms: each gives one number per supervised token and never reduces."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class SupportKL:
     def __call__(self, tokens: Tokens) -> TokenLosses:
         student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
         if student is None or teacher is None:
-            raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K signal")
+            raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K target")
         loss_n = topk_reverse_kl(student, teacher, self.tail)
+        # logged only: no graph is kept for the two other forms
         with torch.no_grad():
             diagnostics = {
                 "kl_bin": loss_n if self.tail is bin_reverse_kl else bin_reverse_kl(student, teacher),
@@ -60,6 +61,7 @@ class SupportKL:
             diagnostics["clipped"] = ((ratio_n <= low) | (ratio_n >= high)).float()
             loss_n = loss_n * ratio_n
         if tokens.kl_mask_n is not None:
+            # masked by a product: both factors are finite, so that no NaN hides behind the zero
             loss_n = loss_n * tokens.kl_mask_n
         return TokenLosses(loss_n=loss_n, diagnostics={name: values.detach() for name, values in diagnostics.items()})
 
@@ -77,7 +79,7 @@ class ClippedAdvantage:
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         if tokens.advantage_n is None:
-            raise ValueError("the clipped surrogate needs targets with advantage_N; use an advantage signal")
+            raise ValueError("the clipped surrogate needs targets with advantage_N")
         result = clipped_surrogate(
             tokens.sampled_logp_n,
             known_behavior(tokens),
@@ -85,6 +87,7 @@ class ClippedAdvantage:
             eps_low=self.eps_low,
             eps_high=self.eps_high,
         )
+        # the sampled estimate stands in for both forms, so that depth control and tables work with it too
         kl_n = -tokens.advantage_n
         return TokenLosses(
             loss_n=result.loss_N,
@@ -109,7 +112,7 @@ class PolicyGradient:
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         if tokens.advantage_n is None:
-            raise ValueError("a policy gradient needs targets with advantage_N; use an advantage signal")
+            raise ValueError("a policy gradient needs targets with advantage_N")
         result = clipped_surrogate(
             tokens.sampled_logp_n,
             known_behavior(tokens),
@@ -139,7 +142,7 @@ class MixedPolicyGradient:
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         if tokens.advantage_n is None:
-            raise ValueError("a policy gradient needs targets with advantage_N; use an advantage signal")
+            raise ValueError("a policy gradient needs targets with advantage_N")
         # a demonstrator does not sample: its tokens are scored at the distillation temperature, as the shaping assumes
         off_n = off_policy_loss(tokens.logp_n, tokens.advantage_n, self.off, self.off_clamp)
         behavior_n = known_behavior(tokens)
@@ -148,6 +151,7 @@ class MixedPolicyGradient:
         diagnostics["clipped"] = (clipped_n & ~tokens.off_policy_n).float()
         shaped_n = self.off.off_policy(tokens.logp_n.detach())
         diagnostics["off_shaped"] = torch.where(tokens.off_policy_n, shaped_n, torch.nan)
+        # where() sends 0 * slope into the side not taken: both sides are kept finite above, or NaN would spread
         return TokenLosses(loss_n=torch.where(tokens.off_policy_n, off_n, on_n) + more_n, diagnostics=diagnostics)
 
 
@@ -169,6 +173,7 @@ class Regularized:
 def known_behavior(tokens: Tokens) -> Tensor:
     """Behavior log-probabilities [n]; where they are unknown, the present ones, detached (a ratio of 1)."""
     known_n = tokens.behavior_logp_n.isfinite()
+    # replaced before any arithmetic: NaN in a masked token would still be NaN in the gradient
     return torch.where(known_n, tokens.behavior_logp_n, tokens.sampled_logp_n.detach())
 
 
@@ -181,6 +186,7 @@ def regularized(
         kl_n = kl(tokens.logp_n, tokens.reference_logp_n)
         diagnostics["kl_reference"] = kl_n.detach()
         more_n = more_n + kl_coef * kl_n
+    # minus: a bonus; skipped at 0, for then the entropy has no graph
     if entropy_coef:
         more_n = more_n - entropy_coef * tokens.entropy_n
     return more_n, diagnostics

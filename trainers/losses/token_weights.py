@@ -162,4 +162,5 @@ WEIGHTS: Mapping[str, Weight] = MappingProxyType(
 def _bucket_mean(bucket_N: NDArray[np.int64]) -> WeightArray:
     """Buckets count the same and their members share alike: float64 [N], sum 1."""
     _, inverse, counts = np.unique(bucket_N, return_inverse=True, return_counts=True)
+    # float64: the weights of 10^5 tokens are to sum to 1 to the last digits, however they are split later
     return 1.0 / (len(counts) * counts[inverse].astype(np.float64))

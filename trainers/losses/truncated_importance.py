@@ -26,8 +26,10 @@ class TruncatedImportance:
     cap: float = 2.0
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
+        # detached: else the gradient through mu' would cancel that of the ratio where it is cut
         now_n = tokens.sampled_logp_n.detach()
         least_n = now_n - math.log(self.cap)
+        # maximum passes NaN on, so that unknown behavior stays unknown to the inner loss
         behavior_n = torch.maximum(tokens.behavior_logp_n, least_n)
         inner = self.loss(replace(tokens, behavior_logp_n=behavior_n))
         known_n = tokens.behavior_logp_n.isfinite()

@@ -116,6 +116,7 @@ class _Chunk:
 
     def __call__(self, hidden_n: Tensor, ids_nJ: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = _logits(self.head, hidden_n, self.temperature, self.vocab)
+        # gather before the subtraction: [n, J] instead of a log-softmax of [n, V]
         logp_nJ = logits.gather(1, ids_nJ) - logits.logsumexp(-1, keepdim=True)
         if not self.entropy:
             return logp_nJ, None
@@ -126,6 +127,7 @@ class _Chunk:
 
 def _entropy(logits: Tensor) -> Tensor:
     logp = logits.log_softmax(-1)
+    # p = 0 gives 0 * -inf; its share of the entropy is 0
     return -(logp.exp() * logp).nan_to_num(0.0).sum(-1)
 
 
@@ -135,6 +137,7 @@ def _logits(head: Head, hidden_n: Tensor, temperature: float, vocab: int | None)
         if vocab > logits.shape[-1]:
             raise ValueError(f"vocab is {vocab} but the head gives {logits.shape[-1]} logits; valid is at most that")
         logits = logits[:, :vocab]
+    # bfloat16 has 8 bits: a logsumexp over 10^5 ids, and a difference of two of them, need float32
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return logits if temperature == 1.0 else logits / temperature
 

@@ -9,7 +9,7 @@ import torch
 
 from turngym.envs.core import TurngymError
 from turngym.trainers.models.model import load_model, vocabulary_size
-from turngym.trainers.models.prefix_sharing import understands_branches
+from turngym.trainers.models.prefix_sharing import supports_prefix_sharing
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.models.vocab_check import common_vocabulary
 
@@ -50,5 +50,5 @@ def load_scorer(
         vocab_size=vocab_size,
         temperature=temperature,
         max_tokens=max_tokens,
-        branches=shared_prefixes and understands_branches(model),
+        share_prefixes=shared_prefixes and supports_prefix_sharing(model),
     )

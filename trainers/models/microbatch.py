@@ -51,6 +51,7 @@ def split_rows(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = Non
     if max_tokens < 1:
         raise BatchError(f"max_tokens is {max_tokens}; a micro-batch needs at least 1 token")
     lengths = np.diff(batch.row_offsets)
+    # rows of like length together waste little padding; stable, so that a run repeats itself exactly
     order = np.argsort(-lengths, kind="stable")
     if rows is not None:
         order = order[np.isin(order, rows)]

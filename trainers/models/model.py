@@ -153,7 +153,7 @@ def hidden_states(
     No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
     mean nothing. `positions_BL`, if given, begin again at 0 where another row begins in the same line
     (`packing.check_packing` finds out whether the model understands that). `sees_BLL` replaces the causal mask
-    (`branches.understands_branches`).
+    (`prefix_sharing.supports_prefix_sharing`).
     """
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)

@@ -1,7 +1,9 @@
-"""Rows that begin alike as one line: a trunk, and branches that see their part of the trunk and themselves.
+"""Rows that begin with the same tokens, packed into one row that holds their shared prefix once.
 
 The hinted prompt of every turn repeats the whole history before it, so that a teacher who reads one row per turn reads
-an episode of T turns about T / 2 times. In a line with branches it reads the history once.
+an episode of T turns about T / 2 times. In a packed row with a mask it reads the history once: the longest row comes
+first and whole, then the tokens of every other row that are not in the prefix which it shares with the first. A token
+attends to the shared prefix and to its own row, never to another row's tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +21,15 @@ from turngym.trainers.models.packing import TOLERANCE
 
 IntArray = NDArray[np.int64]
 MOST_TOKENS = 16384
-"""Of a line with branches: its mask has a byte for every pair of tokens."""
+"""Of a packed row: its attention mask has a byte for every pair of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """Row `rows[0]` (the trunk, L_0 tokens), then of every other row b what comes after its `shared[b]` first tokens.
+class PrefixGroup:
+    """Rows in one packed row: `rows[0]` whole, then of every other row m what follows its first `shared[m]` tokens.
 
-    `shared[0]` is 0. Branch b fills `starts[b] .. starts[b + 1]` of the line; `starts` has one entry more than `rows`.
+    `shared[0]` is 0. Member m fills `starts[m] .. starts[m + 1]` of the packed row; `starts` has one entry more than
+    `rows`.
     """
 
     rows: tuple[int, ...]
@@ -35,88 +38,90 @@ class Bundle:
 
     @property
     def length(self) -> int:
-        """Tokens of the line, L."""
+        """Tokens of the packed row, L."""
         return int(self.starts[-1])
 
-    def line(self, ids: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
-        """Ids of the line: int64 [L]."""
+    def packed_row(self, ids: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
+        """Ids of the packed row: int64 [L]."""
         parts = [ids[row][shared:] for row, shared in zip(self.rows, self.shared, strict=True)]
         return np.concatenate(parts).astype(np.int64)
 
     def positions(self) -> IntArray:
-        """Where each token of the line is in its own row: int64 [L]."""
+        """Position of each packed token in its own row, as the position embedding needs it: int64 [L]."""
         sizes = np.diff(self.starts)
         return np.concatenate([np.arange(s, s + n) for s, n in zip(self.shared, sizes, strict=True)]).astype(np.int64)
 
     def mask(self) -> NDArray[np.bool_]:
-        """Whether the token of the line (first axis) sees that one (second axis): bool [L, L]."""
-        trunk = int(self.starts[1])
+        """Whether a packed token (first axis) attends to another (second axis): bool [L, L]."""
+        whole = int(self.starts[1])
         sees = np.zeros((self.length, self.length), np.bool_)
-        sees[:trunk, :trunk] = np.tri(trunk, dtype=np.bool_)
+        sees[:whole, :whole] = np.tri(whole, dtype=np.bool_)
         for shared, start, stop in zip(self.shared[1:], self.starts[1:-1], self.starts[2:], strict=True):
+            # all of the shared prefix lies before the row's own tokens, which are causal among themselves
             sees[start:stop, :shared] = True
             sees[start:stop, start:stop] = np.tri(stop - start, dtype=np.bool_)
         return sees
 
-    def places(self, branch: int, positions: IntArray) -> IntArray:
-        """Where in the line the tokens at `positions` of row `rows[branch]` are."""
-        shared, start = self.shared[branch], self.starts[branch]
+    def indices(self, member: int, positions: IntArray) -> IntArray:
+        """Where in the packed row the tokens at `positions` of row `rows[member]` are."""
+        shared, start = self.shared[member], self.starts[member]
         return np.where(positions < shared, positions, start + positions - shared)
 
 
-def bundles(ids: Sequence[NDArray[np.int32]], max_tokens: int) -> Iterator[Bundle]:
-    """Every row in one bundle; neighbors come together where they begin alike for a quarter of the shorter one.
+def prefix_groups(ids: Sequence[NDArray[np.int32]], max_tokens: int) -> Iterator[PrefixGroup]:
+    """Every row in one group; neighbors are grouped where they share a quarter of the shorter one or more.
 
-    A line has at most `max_tokens` tokens (and `MOST_TOKENS`), unless a single row is longer.
+    A packed row has at most `max_tokens` tokens (and `MOST_TOKENS`), unless a single row is longer.
     """
     limit, members = min(max_tokens, MOST_TOKENS), [0] if ids else []
     for row in range(1, len(ids)):
         grown = [*members, row]
-        alike = 4 * common(ids[row - 1], ids[row]) >= min(len(ids[row - 1]), len(ids[row]))
-        if alike and _bundle(ids, grown).length <= limit:
+        alike = 4 * shared_tokens(ids[row - 1], ids[row]) >= min(len(ids[row - 1]), len(ids[row]))
+        if alike and _group(ids, grown).length <= limit:
             members = grown
         else:
-            yield _bundle(ids, members)
+            yield _group(ids, members)
             members = [row]
     if members:
-        yield _bundle(ids, members)
+        yield _group(ids, members)
 
 
-def common(one: NDArray[np.int32], two: NDArray[np.int32]) -> int:
-    """Tokens that both begin with."""
+def shared_tokens(one: NDArray[np.int32], two: NDArray[np.int32]) -> int:
+    """How many tokens both begin with."""
     size = min(len(one), len(two))
     differs = np.flatnonzero(one[:size] != two[:size])
     return int(differs[0]) if len(differs) else size
 
 
-def bundle_states(model: Any, ids: Sequence[NDArray[np.int32]], bundle: Bundle) -> torch.Tensor:
-    """Hidden states [L, D] of the bundle's line."""
-    return hidden_states(model, bundle.line(ids)[None], bundle.positions()[None], bundle.mask()[None])
+def group_states(model: Any, ids: Sequence[NDArray[np.int32]], group: PrefixGroup) -> torch.Tensor:
+    """Hidden states [L, D] of the group's packed row."""
+    return hidden_states(model, group.packed_row(ids)[None], group.positions()[None], group.mask()[None])
 
 
-def understands_branches(model: Any) -> bool:
-    """Whether `model` keeps branches apart: three rows in one line, against each alone.
+def supports_prefix_sharing(model: Any) -> bool:
+    """Whether `model` obeys the mask of a packed row: three rows in one, compared with each alone.
 
     Attention in sdpa does; recurrent layers, which carry their state across, and flash attention do not.
     """
     rows = [np.array(row, np.int32) for row in ([3, 1, 4, 1, 5, 9, 2], [3, 1, 4, 6, 5], [3, 1, 4, 1, 8, 8])]
-    (bundle,) = bundles(rows, MOST_TOKENS)
+    (group,) = prefix_groups(rows, MOST_TOKENS)
     with torch.no_grad():
-        apart = torch.cat([hidden_states(model, row[None].astype(np.int64)) for row in rows]).float()
+        alone = torch.cat([hidden_states(model, row[None].astype(np.int64)) for row in rows]).float()
         try:
-            line = bundle_states(model, rows, bundle).float()
+            packed = group_states(model, rows, group).float()
         except (RuntimeError, ValueError, NotImplementedError):
             return False
-    order = [int(np.flatnonzero(np.array(bundle.rows) == row)[0]) for row in range(len(rows))]
-    where = [bundle.places(branch, np.arange(len(row))) for branch, row in zip(order, rows, strict=True)]
-    gap = float((apart - line[torch.from_numpy(np.concatenate(where)).to(line.device)]).abs().max())
-    return gap <= TOLERANCE.get(next(model.parameters()).dtype, 0.1) * float(apart.abs().max())
+    order = [int(np.flatnonzero(np.array(group.rows) == row)[0]) for row in range(len(rows))]
+    where = [group.indices(member, np.arange(len(row))) for member, row in zip(order, rows, strict=True)]
+    gap = float((alone - packed[torch.from_numpy(np.concatenate(where)).to(packed.device)]).abs().max())
+    return gap <= TOLERANCE.get(next(model.parameters()).dtype, 0.1) * float(alone.abs().max())
 
 
-def _bundle(ids: Sequence[NDArray[np.int32]], rows: Sequence[int]) -> Bundle:
-    trunk = max(rows, key=lambda row: len(ids[row]))
-    ordered = (trunk, *(row for row in rows if row != trunk))
-    # a row that is wholly in the trunk keeps its last token, so that no branch is empty
-    shared = [min(common(ids[trunk], ids[row]), len(ids[row]) - 1) for row in ordered[1:]]
+def _group(ids: Sequence[NDArray[np.int32]], rows: Sequence[int]) -> PrefixGroup:
+    longest = max(rows, key=lambda row: len(ids[row]))
+    ordered = (longest, *(row for row in rows if row != longest))
+    # a row that is wholly a prefix of the longest keeps its last token, so that no member is empty
+    shared = [min(shared_tokens(ids[longest], ids[row]), len(ids[row]) - 1) for row in ordered[1:]]
     sizes = [len(ids[row]) - begin for row, begin in zip(ordered, [0, *shared], strict=True)]
-    return Bundle(rows=ordered, shared=np.array([0, *shared], np.int64), starts=np.cumsum([0, *sizes]).astype(np.int64))
+    starts = np.cumsum([0, *sizes]).astype(np.int64)
+    return PrefixGroup(rows=ordered, shared=np.array([0, *shared], np.int64), starts=starts)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from turngym.envs.episode import TopK
 from turngym.trainers.models.lm_head import project, topk
 from turngym.trainers.models.model import ModelError, head, hidden_states, length_batches, pad
-from turngym.trainers.models.prefix_sharing import bundle_states, bundles
+from turngym.trainers.models.prefix_sharing import group_states, prefix_groups
 
 Ids = Sequence[NDArray[np.int32]]
 Positions = Sequence[NDArray[np.int64]]
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SupportScorer(Protocol):
-    """A scorer that can also look up ids which somebody else chose (`support="student"`)."""
+    """A scorer that can also look up ids that another model chose (`support="student"`)."""
 
     def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
         """Log-probabilities of `support` [P, K] at each of the P positions: float32 [P, K]."""
@@ -44,8 +44,8 @@ class LocalScorer:
     """Padded tokens per forward pass."""
     chunk: int = 1024
     """Positions that go through the head at a time."""
-    branches: bool = False
-    """Read what neighboring rows begin with only once; needs a model that `understands_branches`."""
+    share_prefixes: bool = False
+    """Read what neighboring rows begin with only once (`prefix_sharing`); needs `supports_prefix_sharing(model)`."""
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         def score(states: Tensor, rows: list[int]) -> list[TopK]:
@@ -92,17 +92,17 @@ class LocalScorer:
     def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
         """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
         alone = list(range(len(ids)))
-        if self.branches:
-            shared = [bundle for bundle in bundles(ids, self.max_tokens) if len(bundle.rows) > 1]
-            alone = sorted(set(alone).difference(*(bundle.rows for bundle in shared)))
-            for bundle in shared:
-                states = bundle_states(self.model, ids, bundle)
-                places = [bundle.places(branch, _before(positions[row])) for branch, row in enumerate(bundle.rows)]
-                yield list(bundle.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
+        if self.share_prefixes:
+            groups = [group for group in prefix_groups(ids, self.max_tokens) if len(group.rows) > 1]
+            alone = sorted(set(alone).difference(*(group.rows for group in groups)))
+            for group in groups:
+                states = group_states(self.model, ids, group)
+                places = [group.indices(member, _before(positions[row])) for member, row in enumerate(group.rows)]
+                yield list(group.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
         for batch in length_batches([len(ids[row]) for row in alone], self.max_tokens):
             rows = [alone[place] for place in batch]
             padded = pad([ids[row] for row in rows])
-            where = [line * padded.shape[1] + _before(positions[row]) for line, row in enumerate(rows)]
+            where = [number * padded.shape[1] + _before(positions[row]) for number, row in enumerate(rows)]
             states = hidden_states(self.model, padded)
             yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
 

@@ -122,7 +122,7 @@ def divergence_mass(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -
 
 
 def effective_depth(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -> int:
-    """Centre of the divergence mass, turn index; 0 if there is no mass.
+    """Center of the divergence mass, turn index; 0 if there is no mass.
 
     H_eff = round(sum_t t q_t), q_t = m_t / (sum m + 1e-8).
     Source: [turnopd] Algorithm 1; docs/algorithms.md#depth-controller.

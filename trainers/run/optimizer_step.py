@@ -68,6 +68,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
     """Learning rate of `step` (1-based): linear warm-up, then constant, linear or cosine to zero after `total`."""
     factor = min(1.0, step / (config.lr_warmup + 1))
+    # step - 1: the first step after warm-up still has the full rate, and zero is reached after the last
     share = max(0.0, (step - 1 - config.lr_warmup) / max(1, total - config.lr_warmup))
     if config.schedule == "linear":
         factor *= 1.0 - share
@@ -98,9 +99,9 @@ def update(
     loss, columns = accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward)
     extra = dict(term() for term in terms)
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = float(
-        full_tensor(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf")))
-    )
+    # without a limit the norm is still measured
+    norm = float(full_tensor(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf"))))
+    # one NaN would stay in AdamW's moments for good: such an update is left out and counted
     finite = bool(np.isfinite(norm))
     if finite:
         for group in optimizer.param_groups:
@@ -126,6 +127,7 @@ def accumulate(
         split = split_packed if forward.packing else split_rows
         for micro in micro_batches(batch, forward.micro_tokens, world, split):
             losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
+            # weights were fixed for the whole batch in float64: no micro-batch divides by its own size
             weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
             loss = (weight_n * losses.loss_n).sum()
             # a sharded model averages gradients over the processes; the batch's gradient is their sum

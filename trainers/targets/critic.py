@@ -29,6 +29,7 @@ def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: flo
     plain_N = (value_N - return_N).square()
     if clip is None:
         return 0.5 * plain_N
+    # the greater of both errors: a clipped value may slow learning down, never hide an error
     clipped_N = old_value_N + (value_N - old_value_N).clamp(-clip, clip)
     return 0.5 * torch.maximum(plain_N, (clipped_N - return_N).square())
 
@@ -105,6 +106,7 @@ class Critic:
                 loss = value_loss(value_n, target_n, old_n, self.config.clip).sum() / batch.tokens
                 (loss * self._world.size).backward()
                 total += float(loss.detach())
+        # a gradient that is not finite would destroy AdamW's moments for good: such an update is left out
         norm = full_tensor(nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
         if bool(torch.isfinite(norm)):
             self.optimizer.step()

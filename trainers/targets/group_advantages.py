@@ -50,6 +50,7 @@ def grpo_split_advantage(
                 "leave at least one episode of every group without a demonstration"
             )
         mean, std = (float(own.mean()), float(own.std(ddof=1))) if len(own) > 1 else (0.0, 1.0)
+        # equal rewards leave no spread to divide by: differences then stay in units of reward
         unit = ((std or 1.0) + GROUP_EPS) if scale == "std" else 1.0
         advantage_E[members] = (reward_E[members] - mean) / unit
     return advantage_E

@@ -40,6 +40,7 @@ def gae(
 
 def whiten(advantage_N: FloatN, eps: float = 1e-8) -> FloatN:
     """Advantages with mean 0 and (population) standard deviation 1 over all tokens: float64 [N]."""
+    # eps only guards a batch in which all advantages are equal
     return (advantage_N - advantage_N.mean()) / (advantage_N.std() + eps)
 
 

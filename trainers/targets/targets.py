@@ -1,4 +1,4 @@
-"""Signals: what a batch's tokens are compared with, found before any update."""
+"""Target functions: what each token of a batch is compared with, found before any update."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ class SplitAdvantage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithReference:
-    """Another signal's targets, and the log-probabilities of the labels under the frozen initial policy."""
+    """Another target function's targets, and the log-probabilities of the labels under the frozen initial policy."""
 
-    signal: TargetFn
+    target_fn: TargetFn
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        targets = self.signal(batch, episodes, scorers)
+        targets = self.target_fn(batch, episodes, scorers)
         found = label_logprobs(scorers.reference, batch, "reference (the frozen initial policy)")
         return replace(targets, reference_logp_N=found.astype(np.float32))
 

@@ -28,6 +28,7 @@ class TeacherReward:
     """Subtract the student's own log-probability: rewards then sum to minus the sampled reverse KL."""
 
     def __call__(self, batch: RolloutBatch, scorers: Scorers) -> NDArray[np.float64]:
+        # float64: sums over episodes of thousands of tokens are compared with each other
         reward_N = label_logprobs(scorers.teacher, batch, "teacher").astype(np.float64)
         if self.student_entropy:
             reward_N = reward_N - label_logprobs(scorers.student, batch, "student")
@@ -53,6 +54,7 @@ class GroupTeacherAdvantage:
         count_E = np.bincount(batch.episode_N, minlength=batch.episodes)
         reward_E = np.bincount(batch.episode_N, weights=token_N, minlength=batch.episodes).astype(np.float64)
         if self.pool == "mean":
+            # an episode whose turns are all excluded has no tokens, and no advantage to place
             reward_E = reward_E / np.maximum(count_E, 1)
         reward_E = reward_E + self.env_coef * batch.reward_E
         advantage_E = grpo_advantage(reward_E, batch.group_E, scale=self.scale)
@@ -100,25 +102,26 @@ def mixture_weight(
     1 / (1 - share). Its mean over tokens of the mixture is 1.
     Source: [minillm] eq. 5, by token as the paper approximates it; docs/algorithms.md#teacher-mixed-sampling.
     """
+    # cut before exp, which overflows; beyond e^20 the weight is all but 0
     log_ratio_N = np.clip(teacher_logp_N - student_logp_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return 1.0 / (1.0 - share + share * np.exp(log_ratio_N))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureWeighted:
-    """Another signal's advantages times `mixture_weight`: the teacher chose a `share` of the tokens.
+    """Another target function's advantages times `mixture_weight`: the teacher chose a `share` of the tokens.
 
     Teacher and student score the labels once more.
     Source: [minillm] eq. 5; docs/algorithms.md#teacher-mixed-sampling.
     """
 
-    signal: TargetFn
+    target_fn: TargetFn
     share: float
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        targets = self.signal(batch, episodes, scorers)
+        targets = self.target_fn(batch, episodes, scorers)
         if targets.advantage_N is None:
-            raise TargetError("teacher-mixed sampling weighs advantages; the signal has none")
+            raise TargetError("teacher-mixed sampling weighs advantages; this target function gives none")
         mine, theirs = (
             label_logprobs(scorer, batch, role).astype(np.float64)
             for scorer, role in ((scorers.student, "student"), (scorers.teacher, "teacher"))
@@ -127,16 +130,16 @@ class MixtureWeighted:
         return replace(targets, advantage_N=(targets.advantage_N * weight_N).astype(np.float32))
 
 
-def mixed(signal: TargetFn, share: float, run: RunConfig) -> TargetFn:
-    """`signal` for rollouts of which the teacher chooses a `share`; itself where that is 0.
+def mixed(target_fn: TargetFn, share: float, run: RunConfig) -> TargetFn:
+    """`target_fn` for rollouts of which the teacher chooses a `share`; itself where that is 0.
 
     Raises ConfigError where the rollout's temperature is not the one at which models are scored.
     """
     if not share:
-        return signal
+        return target_fn
     if run.temperature != 1.0:
         raise ConfigError(f"teacher_mix needs --temperature 1, at which models are scored; it is {run.temperature}")
-    return MixtureWeighted(signal=signal, share=share)
+    return MixtureWeighted(target_fn=target_fn, share=share)
 
 
 def check_mix(share: float) -> None:
