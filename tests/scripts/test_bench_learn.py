@@ -101,7 +101,7 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
                 continue
             parsed = train.parse(shlex.split(job.command)[2:])
             assert parsed.run.steps == job.steps
-            assert parsed.out == job.folder
+            assert parsed.models.out == job.folder
             if parsed.algorithm == "prm-rl":
                 assert parsed.optimizer.passes == 1, "of an option that comes twice the last one counts"
     hinted = planned["opd-hints"][1]
@@ -227,15 +227,15 @@ def test_a_run_without_its_last_evaluation_is_not_finished(tmp_path: Path) -> No
 
 
 def test_a_complete_first_evaluation_is_played_once(tmp_path: Path) -> None:
-    jobs = [job(tmp_path, name, same_start="s") for name in ("first", "second")]
-    trace = jobs[0].folder / jobs.START
+    both = [job(tmp_path, name, same_start="s") for name in ("first", "second")]
+    trace = both[0].folder / jobs.START
     trace.parent.mkdir(parents=True)
     trace.write_text("episodes\n")
-    jobs.borrow_start(jobs[1], jobs)
-    assert not (jobs[1].folder / jobs.START).exists(), "it may be half written"
-    (jobs[0].folder / jobs.METRICS).write_text(json.dumps({"step": 0, "kind": "eval"}) + "\n")
-    jobs.borrow_start(jobs[1], jobs)
-    assert (jobs[1].folder / jobs.START).read_text() == "episodes\n"
+    jobs.borrow_start(both[1], both)
+    assert not (both[1].folder / jobs.START).exists(), "it may be half written"
+    (both[0].folder / jobs.METRICS).write_text(json.dumps({"step": 0, "kind": "eval"}) + "\n")
+    jobs.borrow_start(both[1], both)
+    assert (both[1].folder / jobs.START).read_text() == "episodes\n"
 
 
 @pytest.mark.parametrize(("env", "said"), [("alfworld", "<action>go to "), ("search", "\n<search>")])
