@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
+from turngym.retrieval.encoders.find import find_encoder
 from turngym.retrieval.index.manifest import (
     ENCODER,
     FAISS,
@@ -102,6 +103,9 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
         from turngym.retrieval.encoders.hashing import HashingEncoder
 
         encoder, named = HashingEncoder.load(folder / ENCODER), "hashing"
+    elif record.kind == "other":
+        named = given or str(record.model)
+        encoder = find_encoder(named)(device)
     else:
         encoder, named = _hugging_face(record, folder, given, device)
     if encoder.fingerprint != record.fingerprint:

@@ -44,6 +44,7 @@ def run(options: EvalOptions) -> EvalResult:
         options.player.agent,
         samples=options.samples,
         seed=options.seed,
+        temperature=options.player.temperature,
         slots=options.player.slots,
         out=options.out,
         limit=options.limit,

@@ -29,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
         samples=options.samples,
         seed=options.seed,
         depth=options.depth,
+        temperature=options.player.temperature,
         slots=options.player.slots,
         out=options.out,
         append=options.append,

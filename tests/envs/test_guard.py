@@ -146,8 +146,8 @@ def test_forwarded_interface() -> None:
 
 
 def test_bad_settings_are_errors(toy_class: type[Any]) -> None:
-    with pytest.raises(TurngymError, match=r"on_invalid is 'penalize'.*Did you mean 'penalize'"):
-        toy(on_invalid="penalize")
+    with pytest.raises(TurngymError, match=r"on_invalid is 'penalizes'.*Did you mean 'penalize'"):
+        toy(on_invalid="penalizes")
     with pytest.raises(TurngymError, match="max_turns is 0; it must be at least 1"):
         toy(max_turns=0)
     with pytest.raises(TurngymError, match="not CartPoleEnv"):
@@ -183,3 +183,11 @@ def test_noop_equals_leaving_the_invalid_actions_out(texts: list[str]) -> None:
         if step[2]:
             break
         assert noisy.admissible() == clean.admissible()
+
+
+def test_the_old_spelling_of_a_policy_is_understood_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="on_invalid='penalise' is now 'penalize'"):
+        old = gym.make("turngym/ALFWorld-v0", split="generated", on_invalid="penalise", penalty=-0.5)
+    guard = guard_of(old)
+    assert (guard.on_invalid, guard.penalty) == ("penalize", -0.5)
+    old.close()
