@@ -102,7 +102,7 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
                 continue
             parsed = train.parse(shlex.split(job.command)[2:])
             assert parsed.run.steps == job.steps
-            assert parsed.out == job.folder
+            assert parsed.models.out == job.folder
             if parsed.algorithm == "prm-rl":
                 assert parsed.optimizer.ppo_epochs == 1, "of an option that comes twice the last one counts"
     hinted = planned["opd-hints"][1]
