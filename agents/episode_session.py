@@ -92,9 +92,7 @@ class EpisodeSession:
         """
         play, renderer = self._going(), self._sessions.renderer
         if renderer is None or play.conversation.thread is None:
-            raise AgentError(
-                "this session has no tokenizer: give the SessionPool a renderer, or answer with step_text()"
-            )
+            raise AgentError("this session has no tokenizer: give the SessionPool a renderer, or answer with step_text()")
         ids, logprobs = np.asarray(generation.ids, np.int32), np.asarray(generation.logprobs, np.float32)
         if not len(ids) or ids.shape != logprobs.shape:
             raise AgentError(f"{len(ids)} sampled ids with {len(logprobs)} log-probabilities: each id needs its own")
