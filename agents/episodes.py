@@ -74,6 +74,7 @@ def play_episodes(
     samples: int = 1,
     seed: int = 0,
     depth: int | None = None,
+    temperature: float = 0.85,
     slots: int = 64,
     out: str | Path | None = None,
     append: bool = False,
@@ -93,6 +94,7 @@ def play_episodes(
         samples: episodes per task.
         seed: same seed, same episodes, whatever `slots` and `workers`.
         depth: end every episode after so many turns as `truncated_depth`.
+        temperature: at which a model samples; 0 is greedy.
         slots: episodes played, and requests generated, at a time.
         out: trace file (JSON lines); an existing one is refused unless `append`.
         append: add to an existing trace; episodes that it holds (task, sample, seed) are not played again.
@@ -100,7 +102,7 @@ def play_episodes(
         workers: processes that play; 0: this one.
         servers: SGLang servers that play with the weights of `model:FOLDER`.
         progress: a bar on standard error.
-        settings: fields of `AgentOptions` by name: temperature=0.85, noise, channel, max_new_tokens, device, ...
+        settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
 
     Raises:
         TurngymError: an unknown environment, task or agent, or a trace that exists.
@@ -114,10 +116,12 @@ def play_episodes(
         for group, task_id in enumerate(chosen)
         if (task_id, sample, seed) not in done
     ]
-    opened = as_opened(agent, {**settings, "slots": slots}, lambda: probe(env, kwargs), servers)
-    crew = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    opened = as_opened(
+        agent, {**settings, "temperature": temperature, "slots": slots}, lambda: probe(env, kwargs), servers
+    )
+    playing = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
     with ExitStack() as stack:
-        play = stack.enter_context(open_workers(crew))
+        play = stack.enter_context(open_workers(playing))
         writer = None if out is None else stack.enter_context(TraceWriter(out))
         report = stack.enter_context(progress_bar("rollout", len(jobs), enabled=progress))
 

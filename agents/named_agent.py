@@ -60,9 +60,8 @@ class AgentOptions:
 
 
 class AgentSettings(TypedDict, total=False):
-    """Fields of `AgentOptions` that functions take as keywords."""
+    """Fields of `AgentOptions` that functions take as further keywords."""
 
-    temperature: float
     noise: float
     channel: ChannelName
     thinking: Literal["auto", "on", "off"]
@@ -127,7 +126,7 @@ def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: Pol
 
 
 def settings_of(options: AgentOptions) -> AgentSettings:
-    """`options` as keywords, without the agent's name and the slots."""
+    """`options` as keywords, without the agent's name, the temperature and the slots."""
     given: Any = {field.name: getattr(options, field.name) for field in fields(options)}
     settings: AgentSettings = {name: given[name] for name in AgentSettings.__annotations__}  # type: ignore[assignment]
     return settings
@@ -152,6 +151,10 @@ def as_opened(
     options = AgentOptions(**settings)
     if isinstance(agent, str):
         return open_agent(replace(options, agent=agent), probe, servers)
+    usable = ("temperature", "slots", "threads", *(() if isinstance(agent, OpenedAgent) else ("channel", "system")))
+    idle = [name for name in settings if name not in usable and settings[name] != getattr(AgentOptions(), name)]
+    if idle:
+        raise AgentError(f"{', '.join(idle)}: settings of agents that are named; an agent object has its own")
     if isinstance(agent, OpenedAgent):
         return agent
     if isinstance(agent, ModelAgent):

@@ -34,7 +34,7 @@ class Player(Protocol):
     """Chooses actions in the environment that it was made for."""
 
     def observe(self, action: str) -> None:
-        """Called after `action` was played, whoever chose it."""
+        """Called after every played action, the player's own or another one."""
 
     def act(self) -> str | None:
         """The next action from the present state; None where it knows none."""

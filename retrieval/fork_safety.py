@@ -1,4 +1,4 @@
-"""Threads, locks and connections do not survive a fork; whoever holds some is told in the child."""
+"""Threads, locks and connections do not survive a fork; objects that hold some are told so in the child."""
 
 from __future__ import annotations
 

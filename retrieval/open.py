@@ -11,6 +11,7 @@ from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
 from turngym.retrieval.dense.retriever import DenseRetriever
+from turngym.retrieval.encoders.find import find_encoder
 from turngym.retrieval.encoders.hashing import HashingEncoder
 from turngym.retrieval.encoders.hugging_face import EncoderStyle, HuggingFaceEncoder
 from turngym.retrieval.hybrid import HybridRetriever
@@ -116,6 +117,9 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
         if given not in (None, "hashing"):
             raise IndexFolderError(f"{folder} was built with the hashing encoder, not {given!r}; leave `encoder` out")
         encoder, named = HashingEncoder.load(folder / ENCODER), "hashing"
+    elif record.kind == "other":
+        named = given or str(record.model)
+        encoder = find_encoder(named)(device)
     else:
         encoder, named = _hugging_face(record, folder, given, device)
     if encoder.fingerprint != record.fingerprint:

@@ -1,1 +1,1 @@
-"""The verbs of the `turngym` command: wiring only."""
+"""The verbs of the `turngym` command: one module each, and the options that they take."""

@@ -24,9 +24,12 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym eval` with `argv` (without the verb itself); status 1 if episodes ended in errors."""
     description = (__doc__ or "").split("\n")[0]
     options = parse(EvalOptions, argv, prog="turngym eval", description=description)
-    if options.out is not None and not (options.out / FILE).exists():
-        write_config(options.out / FILE, options, ("turngym", "eval", *argv), seed=options.seed)
-    result = run(options)
+    try:
+        result = run(options)
+    finally:
+        # an evaluation that was broken off has its configuration too, one that never began leaves nothing
+        if options.out is not None and options.out.exists() and not (options.out / FILE).exists():
+            write_config(options.out / FILE, options, ("turngym", "eval", *argv), seed=options.seed)
     print_table(result.table(), title=result.title)
     if result.scores.errors:
         print(f"{result.scores.errors} episodes ended in errors and are not counted; run again to play them again")
@@ -41,6 +44,7 @@ def run(options: EvalOptions) -> EvalResult:
         options.player.agent,
         samples=options.samples,
         seed=options.seed,
+        temperature=options.player.temperature,
         slots=options.player.slots,
         out=options.out,
         limit=options.limit,

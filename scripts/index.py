@@ -34,7 +34,7 @@ class Build:
     kind: Literal["bm25", "dense", "hybrid"] = "bm25"
     """Words, vectors, or both by reciprocal rank fusion."""
     encoder: str = "hashing"
-    """hashing (no model), or hf:MODEL, a folder or hub name."""
+    """hashing (no model), hf:MODEL, a folder or hub name, or an encoder of yours as `package.module:name`."""
     style: str | None = None
     """Prefixes and pooling of the model: e5, bge, dpr or plain; by default what its name says."""
     passage_model: str | None = None

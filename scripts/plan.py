@@ -1,4 +1,4 @@
-"""What a training setup needs: memory per GPU and seconds per step, before anybody rents a machine."""
+"""What a training setup needs: memory per GPU and seconds per step, before a machine is rented."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         if options.figure:
-            from turngym.scripts.reports.figure import draw
+            from turngym.scripts.reports.figure import draw_figure
 
-            draw(runs, scores, options.out / "report.png")
+            draw_figure(runs, scores, options.out / "report.png")
             text += "\n![Accuracy, depth, categories](report.png)\n"
         (options.out / "report.md").write_text(text, encoding="utf-8")
         print(f"written to {options.out}")

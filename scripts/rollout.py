@@ -29,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
         samples=options.samples,
         seed=options.seed,
         depth=options.depth,
+        temperature=options.player.temperature,
         slots=options.player.slots,
         out=options.out,
         append=options.append,
@@ -37,9 +38,9 @@ def main(argv: Sequence[str]) -> int:
         servers=options.servers,
         **settings_of(options.player),
     )
-    # beside the trace, once that exists: a refused trace keeps the configuration of its episodes
     config = options.out.with_suffix(".config.toml")
-    write_config(config, options, ("turngym", "rollout", *argv), seed=options.seed)
+    if not (options.append and config.exists()):  # what is added to keeps the configuration of its first episodes
+        write_config(config, options, ("turngym", "rollout", *argv), seed=options.seed)
     table = played.table()
     if table is not None:
         print_table(table)

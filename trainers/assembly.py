@@ -37,7 +37,9 @@ from turngym.trainers.train_config import TrainConfig, optional_parts, rollout_p
 from turngym.trainers.trainer import RunResult, Trainer
 
 
-def run_training(config: TrainConfig, world: World, *, progress: bool = True, command: Sequence[str] = ()) -> RunResult:
+def run_training(
+    config: TrainConfig, world: World, *, progress: bool = True, command: str | Sequence[str] = ()
+) -> RunResult:
     """Build the trainer that `config` describes and train in `world`; the run's folder keeps `config` and `command`."""
     if world.size > 1:
         config = _checked_for_processes(config, world)
@@ -67,7 +69,7 @@ def _checked_for_processes(config: TrainConfig, world: World) -> TrainConfig:
     return config
 
 
-def _keep_config(config: TrainConfig, command: Sequence[str]) -> None:
+def _keep_config(config: TrainConfig, command: str | Sequence[str]) -> None:
     """A resumed run leaves the file of the run that it continues."""
     models = config.models
     if not models.resume:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,6 @@ def _merged(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _command(algorithm: str, settings: Mapping[str, Any]) -> Sequence[str]:
+def _command(algorithm: str, settings: Mapping[str, Any]) -> str:
     """The call as it stands in the run's provenance."""
-    return (f"train({algorithm!r}, {', '.join(f'{name}={value!r}' for name, value in settings.items())})",)
+    return f"train({', '.join([repr(algorithm), *(f'{name}={value!r}' for name, value in settings.items())])})"

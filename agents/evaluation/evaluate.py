@@ -24,6 +24,7 @@ def evaluate(
     *,
     samples: int = 4,
     seed: int = 0,
+    temperature: float = 0.85,
     slots: int = 64,
     out: str | Path | None = None,
     limit: int | None = None,
@@ -44,6 +45,7 @@ def evaluate(
             `package.module:name`), or an agent object.
         samples: episodes per task.
         seed: same seed, same episodes, whatever `slots` and `workers`.
+        temperature: at which a model samples; 0 is greedy.
         slots: episodes played, and requests generated, at a time.
         out: folder for results.json and trace.jsonl; an interrupted evaluation with the same folder goes on.
         limit: play only the first so many tasks.
@@ -54,7 +56,7 @@ def evaluate(
         servers: SGLang servers that play with the weights of `model:FOLDER`.
         verify: check every task's hash against the panel before anything is played.
         progress: a bar on standard error.
-        settings: fields of `AgentOptions` by name: temperature=0.85, noise, channel, max_new_tokens, device, ...
+        settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
 
     Raises:
         TurngymError: an unknown panel or agent, tasks that are not the panel's, a folder with another evaluation.
@@ -65,9 +67,11 @@ def evaluate(
     make_env = env_maker(panel.env_id, **kwargs)
     if verify:
         _check(panel, make_env())
-    opened = as_opened(agent, {**settings, "slots": slots}, lambda: probe(panel.env_id, kwargs), servers)
-    crew = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
-    with open_workers(crew) as play:
+    opened = as_opened(
+        agent, {**settings, "temperature": temperature, "slots": slots}, lambda: probe(panel.env_id, kwargs), servers
+    )
+    playing = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    with open_workers(playing) as play:
         result = evaluate_tasks(
             panel if limit is None else panel.tasks[:limit],
             env_maker(panel.env_id, **kwargs, channel=opened.channel),

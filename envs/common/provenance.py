@@ -19,12 +19,13 @@ PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld
 """Packages whose versions may change numbers; those that are not installed are left out."""
 
 
-def provenance(command: Sequence[str] | None = None, *, seed: int | None = None) -> dict[str, Any]:
-    """What is known about this process: a table for `write_config`. `command` is the command line, by default argv."""
+def provenance(command: str | Sequence[str] | None = None, *, seed: int | None = None) -> dict[str, Any]:
+    """What is known about this process: a table for `write_config`. `command` is the command line, in words or as
+    it is to be shown; by default argv."""
     commit = git_commit(Path(__file__).resolve().parent)
     versions = {name: found for name in PACKAGES if (found := _version(name)) is not None}
     return {
-        "command": shlex.join(sys.argv if command is None else command),
+        "command": command if isinstance(command, str) else shlex.join(sys.argv if command is None else command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
         "platform": platform.platform(),
@@ -35,7 +36,9 @@ def provenance(command: Sequence[str] | None = None, *, seed: int | None = None)
     }
 
 
-def write_config(path: Path, config: Any, command: Sequence[str] | None = None, *, seed: int | None = None) -> None:
+def write_config(
+    path: Path, config: Any, command: str | Sequence[str] | None = None, *, seed: int | None = None
+) -> None:
     """Write the complete settings `config` as a TOML file with their provenance; `--config` reads it back."""
     table: Mapping[str, Any] = {**to_table(config), PROVENANCE: provenance(command, seed=seed)}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -144,9 +144,12 @@ def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str
             said = f" {hint[key]}" if key in hint else did_you_mean(str(key), known)
             raise SettingsError(f"{where}: there is no setting {above}{key!s}.{said}")
         inner = _dataclass(known[key])
-        if inner is not None and not is_dataclass(value):
+        if inner is not None and not isinstance(value, inner):
             if not isinstance(value, Mapping):
-                raise SettingsError(f"{where}: {above}{key} is {value!r}; valid: a table of settings")
+                shown = type(value).__name__ if is_dataclass(value) else repr(value)
+                raise SettingsError(
+                    f"{where}: {above}{key} is {shown}; valid: a table of settings, or {inner.__name__}"
+                )
             _check_keys(inner, value, where, f"{above}{key}.", {})
 
 

@@ -15,7 +15,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question. `gold_ids` and `hops` are empty where nobody wrote them down."""
+    """One question. `gold_ids` and `hops` are empty where they are not known."""
 
     id: str
     """Unique within `data_source`."""

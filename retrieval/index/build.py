@@ -20,6 +20,7 @@ from turngym.retrieval.bm25 import indexed_documents
 from turngym.retrieval.core import Encoder
 from turngym.retrieval.corpus import PassageStore, read_corpus
 from turngym.retrieval.dense.faiss_io import make_index, set_parameters
+from turngym.retrieval.encoders.find import find_encoder, is_built_in
 from turngym.retrieval.encoders.hashing import HashingEncoder, HashingFit
 from turngym.retrieval.encoders.hugging_face import HuggingFaceEncoder
 from turngym.retrieval.index.manifest import (
@@ -60,7 +61,7 @@ class BuildPlan:
     kind: Kind = "bm25"
     """bm25, dense, or hybrid: both, by reciprocal rank fusion."""
     encoder: str = "hashing"
-    """hashing, or hf:MODEL (a folder or a hub name)."""
+    """hashing, hf:MODEL (a folder or a hub name), or an encoder of another package (see encoders.find)."""
     style: str | None = None
     """e5, bge, dpr or plain; by default what the model's name says."""
     passage_model: str | None = None
@@ -175,6 +176,8 @@ class _Build:
             hashing = HashingEncoder.load(self.work / ENCODER)
             self.encoder = hashing
             return hashing, EncoderRecord(kind="hashing", fingerprint=hashing.fingerprint, dim=hashing.dim)
+        if not is_built_in(plan.encoder):
+            return self._other()
         model = plan.encoder.removeprefix("hf:")
         if self.encoder is None:
             self.encoder = HuggingFaceEncoder(model, plan.style, passage_model=plan.passage_model, device=plan.device)
@@ -189,6 +192,14 @@ class _Build:
         )
         return self.encoder, record
 
+    def _other(self) -> tuple[Encoder, EncoderRecord]:
+        """The encoder of another package."""
+        name = self.plan.encoder
+        if self.encoder is None:
+            self.encoder = find_encoder(name)(self.plan.device)
+        fingerprint, dim = self.encoder.fingerprint, self.encoder.dim
+        return self.encoder, EncoderRecord(kind="other", fingerprint=fingerprint, dim=dim, model=name)
+
     def _words(self, store: PassageStore) -> None:
         folder = self.work / LUCENE
         if not folder.is_dir():
@@ -201,8 +212,8 @@ class _Build:
 def _check(plan: BuildPlan, force: bool) -> None:
     if plan.kind not in KINDS:
         raise IndexFolderError(f"index kind {plan.kind!r}; there are {', '.join(KINDS)}")
-    if plan.encoder != "hashing" and not plan.encoder.startswith("hf:"):
-        raise IndexFolderError(f"encoder {plan.encoder!r}; name 'hashing' or 'hf:MODEL'")
+    if not is_built_in(plan.encoder):
+        find_encoder(plan.encoder)
     if plan.shard_rows < 1:
         raise IndexFolderError(f"shard_rows is {plan.shard_rows}; it must be at least 1")
     if not plan.corpus.is_file():

@@ -32,7 +32,8 @@ class IndexFolderError(RetrievalError):
 class EncoderRecord:
     """The encoder that made the vectors."""
 
-    kind: Literal["hashing", "hf"]
+    kind: Literal["hashing", "hf", "other"]
+    """other: of another package, found again by the name that stands in `model`."""
     fingerprint: str
     dim: int
     model: str | None = None

@@ -63,7 +63,7 @@ class MicroBatcher:
         self._running: dict[int, float] = {}
 
     def submit(self, queries: Sequence[str], k: int, deadline: float) -> list[Future[Found]]:
-        """One future per query; `deadline` (on the clock) is when nobody waits for the answers any more.
+        """One future per query; `deadline` (on the clock) is when its client has stopped waiting.
 
         Raises:
             RetrieverUnavailable: too many queries wait already, or the batcher is closed.

@@ -67,7 +67,7 @@ class ProcessRetriever:
                 child = self._replacement()
             return child.search(queries, k, self._patience)
         finally:
-            # a child that failed is replaced by whoever needs one next
+            # a child that failed is replaced when one is needed next
             self._free.put(child if child is not None and child.usable else None)
 
     def close(self) -> None:

@@ -35,20 +35,14 @@ def section(title: str, settings: Sequence[Setting], *, whole: bool = False) -> 
 
 def _lines(setting: Setting, whole: bool) -> Iterator[str]:
     left = f"  {flag(setting.key)} {_value(setting)}".rstrip()
-    text = describe(setting)
-    room = width() - LEFT
-    if len(left) >= LEFT:
-        room = max(width() - len(left) - 1, 24) if not whole else room
-    if whole:
-        rows = textwrap.wrap(text, room) or [""]
-        if len(left) >= LEFT:
-            yield left
-        else:
-            yield f"{left:<{LEFT}}{rows.pop(0)}"
-        yield from (f"{'':<{LEFT}}{row}" for row in rows)
+    text, start = describe(setting), max(LEFT, len(left) + 1)
+    if not whole:
+        room = width() - start
+        yield f"{left:<{start}}{textwrap.shorten(text, room, placeholder=' ...')}".rstrip() if room > 12 else left
         return
-    short = textwrap.shorten(text, room - 1, placeholder=" ...")
-    yield f"{left:<{LEFT}}{short}" if len(left) < LEFT else f"{left} {short}"
+    rows = textwrap.wrap(text, width() - LEFT) or [""]
+    yield f"{left:<{LEFT}}{rows.pop(0)}" if start == LEFT else left
+    yield from (f"{'':<{LEFT}}{row}" for row in rows)
 
 
 def describe(setting: Setting) -> str:

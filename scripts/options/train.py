@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
@@ -23,8 +24,8 @@ ALGORITHM = "--algorithm"
 DEFAULT = "turnopd"
 FIRST = ("student", "teacher", "out", "env", "panel", "steps")
 FOLDED: Mapping[str, str] = {
-    "TrainServers": "SGLang servers that play and teach",
-    "WorkerOptions": "Processes that play",
+    "TrainServers": "servers that play and teach",
+    "WorkerOptions": "processes that play",
     "AsyncConfig": "Playing ahead",
     "LoraConfig": "Adapters",
 }
@@ -60,12 +61,11 @@ def parse(argv: Sequence[str], usage: str) -> TrainConfig:
     """The settings of a run. Help is printed, and ends the process. Raises TurngymError for what does not exist."""
     words = current(argv)
     name, words, table, where = _algorithm(words)
-    spec = find_algorithm(name) if name else None
     if any(word in ("-h", "--help", "--help-all") for word in words):
-        print("\n".join(help_lines(spec, usage, whole="--help-all" in words)))
+        print("\n".join(help_lines(name, usage, whole="--help-all" in words)))
         raise SystemExit(0)
     name = name or DEFAULT
-    _check_names(config_class(name), words)
+    _check_names(name, words)
     return _parse(name, words, table, where)
 
 
@@ -131,8 +131,9 @@ def _assembled(cls: type[Any], name: str, found: Mapping[tuple[str, ...], Any]) 
     return cls(**values)
 
 
-def _check_names(cls: type[TrainConfig], words: Sequence[str]) -> None:
+def _check_names(algorithm: str, words: Sequence[str]) -> None:
     """Raises TurngymError for the first option that the algorithm does not have, and says whose it is."""
+    cls = config_class(algorithm)
     known: set[str] = set()
     for setting in settings_of(cls):
         option = flag(setting.key)
@@ -145,18 +146,19 @@ def _check_names(cls: type[TrainConfig], words: Sequence[str]) -> None:
             continue
         table = name.removeprefix("--").partition(".")[0].replace("-", "_")
         hint = f" {foreign[table]}" if "." in name and table in foreign else did_you_mean(name, sorted(known))
-        raise TurngymError(f"{cls.__doc__} has no option {name}.{hint}".replace("A training run with ", ""))
+        raise TurngymError(f"{algorithm} has no option {name}.{hint}")
 
 
-def help_lines(spec: AlgorithmSpec | None, usage: str, *, whole: bool = False) -> Iterator[str]:
-    """The help of an algorithm's options, or of all algorithms."""
-    if spec is None:
+def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[str]:
+    """The help of an algorithm's options, or of all algorithms where none is named."""
+    if not algorithm:
         yield from _algorithms(usage)
         return
-    settings = [setting for setting in settings_of(config_class(spec.name)) if whole or _is_used(setting, spec)]
+    spec = find_algorithm(algorithm)
+    settings = [setting for setting in settings_of(config_class(algorithm)) if whole or _is_used(setting, spec)]
     settings = [setting for setting in settings if setting.name != "algorithm"]
-    yield f"usage: turngym train {spec.name} --student FOLDER --out FOLDER [options]"
-    yield from ("", f"{spec.name}: {spec.help}")
+    yield f"usage: turngym train {algorithm} --student FOLDER --out FOLDER [options]"
+    yield from ("", *textwrap.wrap(f"{spec.name}: {spec.help}", width()))
     yield from section("First", [_named(settings, name) for name in FIRST if _named(settings, name)], whole=whole)
     rest = [setting for setting in settings if setting.key not in FIRST]
     groups = dict.fromkeys(setting.group for setting in rest if not setting.table)
@@ -168,11 +170,11 @@ def help_lines(spec: AlgorithmSpec | None, usage: str, *, whole: bool = False) -
     for group in groups:
         yield from _folded("", group, [s for s in rest if s.group is group and not s.table], whole, own)
     yield ""
+    more = f"{CONFIG} FILE reads options from a TOML file, such as the config.toml of another run; options override it."
     if not whole:
-        folded = ", ".join(title.lower() for title in FOLDED.values())
-        yield "(on) is turned off by --no-NAME. --help-all explains every option in full; it also lists:"
-        yield f"{folded}."
-    yield f"{CONFIG} FILE reads options from a TOML file, such as the config.toml of another run; options override it."
+        folded = ", ".join(title[:1].lower() + title[1:] for title in FOLDED.values())
+        more = f"(on) is turned off by --no-NAME. --help-all explains every option, and lists also: {folded}. {more}"
+    yield from textwrap.wrap(more, width())
 
 
 def _folded(table: str, group: type[Any], members: Sequence[Any], whole: bool, own: str) -> Iterator[str]:
@@ -199,4 +201,5 @@ def _algorithms(usage: str) -> Iterator[str]:
     yield from ("", *usage.strip().splitlines(), "", "Algorithms:")
     for name in (*BUILT_IN, *installed(GROUP)):
         yield f"  {name:<14} {find_algorithm(name).help}"[: width()]
-    yield from ("", "Another one is named as package.module:NAME. `turngym train ALGORITHM --help` lists its options.")
+    more = "Another one is named as package.module:NAME. `turngym train ALGORITHM --help` lists its options."
+    yield from ("", *textwrap.wrap(more, width()))

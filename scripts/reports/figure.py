@@ -11,7 +11,7 @@ from turngym.envs.core import TurngymError
 from turngym.scripts.reports.data import Run
 
 
-def draw(runs: Sequence[Run], scores: dict[str, Scores], path: Path) -> Path:
+def draw_figure(runs: Sequence[Run], scores: dict[str, Scores], path: Path) -> Path:
     """Write the panels that there are data for as one image (the suffix chooses the format)."""
     try:
         import matplotlib

@@ -93,7 +93,7 @@ def serve(config: ServeRetrieval) -> int:
         server.run()
     finally:
         service.close()
-    # whoever started this may have stopped reading
+    # the process that started this may have stopped reading
     with contextlib.suppress(BrokenPipeError):
         print(
             "stopped; everything accepted was answered" if server.drained else "stopped before all was answered",

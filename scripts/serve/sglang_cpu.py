@@ -110,7 +110,7 @@ def murmur_hash32(seed: Any, positions: Any, columns: Any) -> Any:
 
 
 LIBRARIES: list[Any] = []
-"""What torch forgets when nobody holds it."""
+"""What torch drops when no reference is left."""
 
 
 def define_seed_hash() -> None:

@@ -97,8 +97,9 @@ def test_a_process_plays_its_share(make_doors: Any) -> None:
 def test_each_attempt_begins_with_its_own_share_of_the_experts_turns(make_doors: Any) -> None:
     play = Recorder()
     ratios = ((1.0, 0.5, 0.26, 0.01), (0.0, 0.75))
-    live(make_doors, play, ("doors/10",))(request(episodes=10, group=5, prefix_ratios=ratios))
+    live(make_doors, play, ("doors/10",), slots=2)(request(episodes=10, group=5, prefix_ratios=ratios))
     shown, played = play.calls
+    assert (shown.slots, played.slots) == (2, 2)
     assert [(job.group, job.sample) for job in shown.jobs] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 6)]
     assert shown.agent.name == "expert"
     assert [len(job.demonstration) for job in played.jobs] == [10, 5, 2, 1, 0, 0, 7, 0, 0, 0]
@@ -115,7 +116,8 @@ def test_shares_of_a_process_belong_to_its_own_attempts(make_doors: Any) -> None
 @pytest.mark.parametrize(("turns", "begun"), [(1, 4), (3, 2), (5, 0), (9, 0)])
 def test_the_student_plays_the_last_turns_of_a_demonstration(make_doors: Any, turns: int, begun: int) -> None:
     play = Recorder()
-    (episode,) = live(make_doors, play, ("doors/5",))(request(episodes=1, demonstration_turns=turns))
+    (episode,) = live(make_doors, play, ("doors/5",), slots=2)(request(episodes=1, demonstration_turns=turns))
+    assert [call.slots for call in play.calls] == [2, 2]
     assert [job.demonstration for job in play.calls[1].jobs] == [OPEN[:begun]]
     assert [turn.origin for turn in episode.turns][:begun] == ["demonstration"] * begun
 
@@ -154,6 +156,8 @@ def test_an_expert_writes_what_it_does_as_tokens(make_doors: Any, make_tokenizer
     assert (call.agent._noise, call.agent._mistakes, call.agent.writer.renderer) == ((0.5, 0.5), 0.25, renderer)
     assert {turn.origin for episode in episodes for turn in episode.turns} == {"demonstration", "noise"}
     assert all(len(episode.segments) == 1 for episode in episodes)
+    made(request(step=2, share=(3, 4)))
+    assert play.calls[1].jobs == call.jobs[3:]
     refused = ExpertCollect(
         renderer=renderer,
         settings=settings,

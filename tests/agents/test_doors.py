@@ -188,6 +188,10 @@ def test_settings_of_agents_reach_them(make_tokenizer: Any, make_policy: Any, ma
     assert as_opened(model, {}, lambda: env) == OpenedAgent(agent=model, channel="text", temperature=0.3)
     opened = OpenedAgent(agent=model, channel="tool")
     assert as_opened(opened, {}, lambda: env) is opened
+    with pytest.raises(
+        AgentError, match="noise, device: settings of agents that are named; an agent object has its own"
+    ):
+        as_opened(ExpertAgent(), {"noise": 0.5, "device": "cpu", "max_context": None, "channel": "text"}, lambda: env)
     with pytest.raises(AgentError, match=r"'temprature' is no setting of an agent.*Did you mean 'temperature'"):
         as_opened("random", {"temprature": 1.0}, lambda: env)
 

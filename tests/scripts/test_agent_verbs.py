@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from turngym.agents import evaluate
 from turngym.envs.panels import collect_tasks, make_panel, write_panel
 from turngym.envs.trace import read_trace
 from turngym.scripts import eval as eval_verb
@@ -40,6 +41,32 @@ def test_eval_writes_results_and_resumes(panel: str, tmp_path: Path, capsys: Any
     assert "played with make {}, this evaluation has {'max_turns': 7}" in capsys.readouterr().err
 
 
+def test_the_command_and_the_function_write_the_same_results(panel: str, tmp_path: Path) -> None:
+    words = [
+        "--agent",
+        "expert",
+        "--noise",
+        "0.4",
+        "--samples",
+        "2",
+        "--seed",
+        "3",
+        "--limit",
+        "4",
+        "--max-turns",
+        "20",
+    ]
+    eval_verb.main(["--panel", panel, *words, "--slots", "3", "--out", str(tmp_path / "verb")])
+    options: dict[str, Any] = {"noise": 0.4, "samples": 2, "seed": 3, "limit": 4, "max_turns": 20}
+    evaluate(panel, "expert", **options, slots=3, out=tmp_path / "function", progress=False)
+    written = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("verb", "function")]
+    assert all(one.pop("seconds") > 0 for one in written)
+    assert written[0] == written[1]
+    traces = [read_trace(tmp_path / name / "trace.jsonl")[0] for name in ("verb", "function")]
+    assert [e.turns for e in traces[0]] == [e.turns for e in traces[1]]
+    assert [e.meta for e in traces[0]] == [e.meta for e in traces[1]]
+
+
 def test_eval_refuses_what_is_not_the_panel(panel: str, tmp_path: Path, capsys: Any) -> None:
     assert main(["eval", "--panel", "no-such-panel"]) == 2
     assert "there is no panel 'no-such-panel'" in capsys.readouterr().err
@@ -58,7 +85,7 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
         (["--agent", f"model:{tmp_path}"], "holds no model: config.json, model.safetensors"),
         (["--agent", "replay:none.jsonl"], "none.jsonl"),
         (["--env", "turngym/ALFWord-v0"], "turngym/ALFWorld-v0"),
-        (["--make", "[1]"], "must be a JSON object"),
+        (["--env-kwargs", "[1]"], "must be a JSON object"),
         (["--tasks", "0"], "take 1 to"),
     ):
         assert main(["rollout", *out, *argv]) == 2

@@ -140,7 +140,7 @@ def test_what_a_world_asks_for_comes_after_what_all_have() -> None:
         for env in ("alfworld", "search")
     }
     parsed = {env: train.parse([*words, "--out", "x"]) for env, words in strict.items()}
-    assert tuple(options.judging.judge_strict for options in parsed.values()) == (True, False)
+    assert tuple(options.rollouts.judging.judge_strict for options in parsed.values()) == (True, False)
 
 
 def fake_train(monkeypatch: pytest.MonkeyPatch, script: str) -> None:

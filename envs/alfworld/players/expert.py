@@ -26,10 +26,10 @@ def _nothing_to_search(_engine: NativeEngine, _known: Knowledge, _kind: str) -> 
 class SearchingExpert:
     """An expert that only knows what the agent has seen: a player without privileges can learn to do the same.
 
-    Call `observe(action, engine)` after every step, whoever chose the action. The choice is a function of the visible
-    history alone: take the target as soon as it is seen; else look into the next unseen receptacle, receptacle types
-    in the order of `search_order`, receptacles of one type in the order of the room line; those at the agent's own
-    location first, if the target may be there.
+    Call `observe(action, engine)` after every step, also of actions that others chose. The choice is a function of the
+    visible history alone: take the target as soon as it is seen; else look into the next unseen receptacle, receptacle
+    types in the order of `search_order`, receptacles of one type in the order of the room line; those at the agent's
+    own location first, if the target may be there.
     """
 
     def __init__(self, engine: NativeEngine) -> None:

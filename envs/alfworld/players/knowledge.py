@@ -71,7 +71,8 @@ class Memory:
     """What could be read from the observations so far; `observe` after every step of the engine.
 
     A receptacle is seen when the agent goes to, opens or examines it while it is not closed. States of objects are
-    known from the player's own heating, cooling and cleaning: nobody says that something in the fridge is cool already.
+    known from the player's own heating, cooling and cleaning: the game does not say that something in the fridge is
+    cool already.
     """
 
     def __init__(self, engine: NativeEngine) -> None:

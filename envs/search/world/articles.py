@@ -168,7 +168,7 @@ class Writer:
         )
 
     def _other(self, kind: str, entity: Entity) -> str:
-        """Somebody or something else of `kind`: a near miss for whoever searches for it."""
+        """Another entity of `kind`: a near miss for a search."""
         pool = self._kinds.get(kind) or [entity]
         return _the(pool[int(self._rng.integers(len(pool)))], start=False)
 

@@ -56,7 +56,7 @@ class WorldConfig:
     """Adjectives and nouns that titles are made of, so many of each."""
     plain: bool = False
     """Titles are adjective and noun, articles one passage of bare facts in any order, each sentence ends with what it
-    tells, nobody is popular or too old, queries are names: for tiny models."""
+    tells, no person is popular or too old, queries are names: for tiny models."""
     shared_titles: float = 0.15
     """Share of works that take the title of a work of another kind."""
     aliases: float = 0.5

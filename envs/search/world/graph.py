@@ -12,7 +12,7 @@ PARTS: tuple[Part, ...] = ("train", "eval")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entity:
-    """Somebody or something with an article of its own."""
+    """A person or thing with an article of its own."""
 
     id: str
     """Kind and number, for example `film17`."""
@@ -30,9 +30,9 @@ class Entity:
     """What it does or is: `novelist`, `western`, `Works`."""
     female: bool = False
     theme: tuple[str, str] | None = None
-    """A work's (who, does what); nobody else's."""
+    """A work's (who, does what); of no other entity."""
     invention: str | None = None
-    """What a scientist is known for; nobody else's."""
+    """What a scientist is known for; of no other entity."""
 
     @property
     def answers(self) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class _Linker:
         )
 
     def _target(self, subject: Entity, relation: Relation) -> Entity | None:
-        """Somebody of the right kind, craft and age, most often of the same part; None if nobody was found."""
+        """A person of the right kind, craft and age, most often of the same part; None if there is none."""
         rng = self._rng
         part = subject.part if rng.random() < self._config.kinship else None
         craft = CRAFTS.get(relation.name)
@@ -88,7 +88,7 @@ class _Linker:
         return None
 
     def _drawn(self, kind: str, part: str | None, craft: str | None) -> Entity | None:
-        """Anybody of a kind, part and craft (None: any), popular ones more often; None where there is nobody."""
+        """A random person of a kind, part and craft (None: any), popular ones more often; None where there is none."""
         key = kind, part, craft
         if key not in self._pools:
             members = [e for e in self._kinds[kind] if part in (None, e.part) and craft in (None, e.craft)]

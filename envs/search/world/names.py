@@ -18,7 +18,7 @@ def pick(rng: np.random.Generator, items: Sequence[str]) -> str:
 
 
 class Namer:
-    """Coins names that nobody else in this world has.
+    """Makes names that no other entity of this world has.
 
     Several worlds of one configuration put the same parts together, whatever their seeds.
     """

@@ -111,7 +111,7 @@ class Teller:
         return self.full(entity)
 
     def full(self, entity: Entity) -> str:
-        """The name, so that nobody else can be meant."""
+        """The name, made unambiguous."""
         if entity.kind in ("award", "battle"):
             return f"the {entity.name}"
         return f"the {entity.kind} {entity.name}" if self._names[entity.name] > 1 else entity.name

@@ -110,7 +110,7 @@ def choices(draft: Draft) -> Any:
 
 
 def picture(kind: str, asin: str) -> str:
-    """A drawing as a data URL, so that nobody is asked for a picture: initials on a colored ground."""
+    """A drawing as a data URL, so that no picture has to be fetched: initials on a colored ground."""
     hue = crc32(asin.encode()) % 360
     initials = "".join(word[0] for word in kind.split()).upper()
     svg = (

@@ -1,6 +1,6 @@
 """Observation mode `html`: pages as documents of our own that a parser reads as it reads the original's.
 
-Same ids, classes, fields and visible pieces of text in the same order, so whoever parses the original's pages
+Same ids, classes, fields and visible pieces of text in the same order, so that a parser of the original's pages
 (`#search_input`, `.btn`, `.product-link`, radio inputs, `#product-image`, `#instruction-text h4`, `#reward pre`) finds
 the same here. The letters between are our own: no outside style sheets, scripts or frames.
 """

@@ -161,10 +161,10 @@ def borrow_start(job: Job, jobs: Sequence[Job]) -> None:
 
 def evaluated(folder: Path) -> set[int]:
     """Steps whose evaluation is complete."""
-    return {int(str(row["step"])) for row in rows(folder) if row["kind"] == "eval"}
+    return {int(str(row["step"])) for row in metric_rows(folder) if row["kind"] == "eval"}
 
 
-def rows(folder: Path) -> list[dict[str, object]]:
+def metric_rows(folder: Path) -> list[dict[str, object]]:
     """The metrics of a run, without a line that is being written."""
     from turngym.trainers.run.metrics import read_metrics
 
@@ -218,6 +218,6 @@ def state(job: Job) -> tuple[int, str]:
     from turngym.trainers.run.progress import describe
 
     latest: dict[str, object] = {"step": 0}
-    for row in rows(job.folder):
+    for row in metric_rows(job.folder):
         latest.update(row)
     return int(str(latest["step"])), describe(latest).partition("  ")[2]

@@ -10,7 +10,7 @@ from typing import Any
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.statistics import Interval
 from turngym.envs.trace import read_trace
-from turngym.scripts.bench.learn.jobs import Job, rows
+from turngym.scripts.bench.learn.jobs import Job, metric_rows
 from turngym.scripts.bench.learn.recipes import Recipe
 from turngym.scripts.bench.learn.rise import TaskMeans, over_seeds, rise
 
@@ -90,4 +90,4 @@ def evaluated(job: Job) -> dict[int, TaskMeans]:
 
 
 def trained_seconds(job: Job) -> float:
-    return max((float(str(row.get("time/train_s") or 0.0)) for row in rows(job.folder)), default=0.0)
+    return max((float(str(row.get("time/train_s") or 0.0)) for row in metric_rows(job.folder)), default=0.0)

@@ -90,7 +90,7 @@ def load_test(config: RetrievalBench, figures: dict[str, Any]) -> bool:
     print(f"  {os.cpu_count()} cores, load average before {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = config.index or Path(scratch) / "index"
-        build(config, folder, Path(scratch))
+        build_load_index(config, folder, Path(scratch))
         peer = [sys.executable, "-m", "turngym.scripts.bench.retrieval.peer", str(folder)]
         verb = ["serve", "retrieval", "--index", str(folder), "--port", "0"]
         ours = [sys.executable, "-m", "turngym.scripts.main", *verb]
@@ -100,7 +100,7 @@ def load_test(config: RetrievalBench, figures: dict[str, Any]) -> bool:
     return report(config, one, many, figures)
 
 
-def build(config: RetrievalBench, folder: Path, scratch: Path) -> None:
+def build_load_index(config: RetrievalBench, folder: Path, scratch: Path) -> None:
     """The index, unless it is there."""
     from turngym.retrieval.index.build import BuildPlan, build_index
 

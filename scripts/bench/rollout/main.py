@@ -87,7 +87,7 @@ class Tally:
         return (self.engine_tokens / self.engine_seconds) / (self.peer_tokens / self.peer_seconds)
 
 
-def build(shape: Shape, config: RolloutBench) -> Any:
+def build_model(shape: Shape, config: RolloutBench) -> Any:
     """The random model, in evaluation mode."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -146,7 +146,7 @@ def play(shape: Shape, config: RolloutBench) -> Tally:
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.envs.protocols import GenerateRequest, Sampling
 
-    model, rng, tally = build(shape, config), np.random.default_rng(config.seed), Tally()
+    model, rng, tally = build_model(shape, config), np.random.default_rng(config.seed), Tally()
     engine = LocalEngine(model, max_batch=config.batch)
     histories = [_random_ids(rng, config.system, config.vocab) for _ in range(config.batch)]
     count = min(shape.peer_turns, config.turns)

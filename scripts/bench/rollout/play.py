@@ -39,7 +39,7 @@ class PlayBench:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PlayedWay:
     """One way to play; the times are of its fastest run."""
 
     name: str
@@ -61,7 +61,7 @@ class Row:
         """Of the wall clock of all who played, in [0, 1]."""
         return self.env_seconds / (self.seconds * max(self.workers, 1))
 
-    def cells(self, base: Row) -> list[str]:
+    def cells(self, base: PlayedWay) -> list[str]:
         speed = self.tokens / self.seconds if self.tokens else None
         return [
             self.name,
@@ -86,7 +86,7 @@ class Stage:
     make_env: Any
     jobs: Sequence[Job]
     system: str | None
-    rows: list[Row] = field(default_factory=list)
+    rows: list[PlayedWay] = field(default_factory=list)
 
     def measure(
         self, name: str, agent: Any, slots: int, depth: int, *, play: PlayJobs = rollout, workers: int = 0
@@ -101,7 +101,7 @@ class Stage:
                 best, episodes = seconds, played
         turns = [turn for episode in episodes for turn in episode.turns]
         lasts = [episode.turns[-1].prompt_span[1] for episode in episodes if episode.turns]
-        row = Row(
+        row = PlayedWay(
             name=name,
             slots=slots,
             depth=depth,
@@ -117,7 +117,7 @@ class Stage:
         return episodes
 
 
-def run(bench: PlayBench, threads: int) -> list[Row]:
+def run(bench: PlayBench, threads: int) -> list[PlayedWay]:
     """Every row: the reference first (all environments, all turns, keys and values kept)."""
     from turngym.agents.executor import LocalWorkers, ParallelRollout
     from turngym.agents.scripted import ExpertAgent
@@ -196,6 +196,6 @@ def _check_same(found: Sequence[Episode], expected: Sequence[Episode]) -> None:
     print(f"  {same} of {len(expected)} episodes have the ids of this process's", flush=True)
 
 
-def report(rows: Sequence[Row]) -> None:
+def report(rows: Sequence[PlayedWay]) -> None:
     """The table; ratios are to its first row."""
     print_table((HEADER, [row.cells(rows[0]) for row in rows]))

@@ -51,14 +51,14 @@ def step(name: str, folder: Path, catalog: str, count: int) -> Figures:
     return dict(json.loads(last))
 
 
-def build(folder: Path, catalog: str, count: int) -> Figures:
+def build_shop(folder: Path, catalog: str, count: int) -> Figures:
     """Write the catalog and its index; seconds are CPU time, those of making products up apart."""
     wall, cpu, made = time.perf_counter(), time.process_time(), [0.0]
     if catalog == "zipf":
         index = LuceneIndex.build(_timed(BigShop().documents(count), made), folder, progress=partial(_say, "indexing"))
         index.close()
     else:
-        _build_shop(folder, count, made)
+        _write_shop(folder, count, made)
     spent = time.process_time() - cpu
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return {
@@ -71,7 +71,7 @@ def build(folder: Path, catalog: str, count: int) -> Figures:
     }
 
 
-def _build_shop(folder: Path, count: int, made: list[float]) -> None:
+def _write_shop(folder: Path, count: int, made: list[float]) -> None:
     from turngym.envs.webshop.files.load import LoadReport, read_pairs
     from turngym.envs.webshop.files.mapped import build_folder
     from turngym.envs.webshop.generate.shop import FULL, records
@@ -225,7 +225,7 @@ def _memory() -> dict[str, float]:
     return found
 
 
-STEPS = {"build": build, "search": search, "check": check}
+STEPS = {"build": build_shop, "search": search, "check": check}
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -75,7 +75,7 @@ def test_a_big_shop_in_small(tmp_path: Path, catalog: str, monkeypatch: pytest.M
     monkeypatch.setattr(big, "BigShop", partial(BigShop, words=2000))
     monkeypatch.setattr(big, "QUERIES", 40)
     folder = tmp_path / "shop"
-    built = big.build(folder, catalog, 500)
+    built = big.build_shop(folder, catalog, 500)
     assert built["products"] == 500
     assert built["disk_mb"] > 0.1
     found = big.search(folder, catalog, 500)

@@ -1,0 +1,180 @@
+"""The command line of `turngym train`: each algorithm's own options, old names, configuration files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+from turngym.envs.alfworld.generate.config import SMALL
+from turngym.envs.alfworld.generate.vocabulary import vocabulary
+from turngym.envs.common.settings import SettingsError, read_toml
+from turngym.envs.core import TurngymError
+from turngym.scripts import train
+from turngym.trainers.models.model import save_model, tiny_qwen3
+from turngym.trainers.registry import BUILT_IN
+from turngym.trainers.run.metrics import read_metrics
+
+torch.set_num_threads(1)
+NEEDED = ("--student", "s", "--out", "o")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        train.parse(words)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("algorithm", BUILT_IN)
+def test_help_is_one_screen_of_what_the_algorithm_uses(
+    algorithm: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = shown(capsys, algorithm, "--help")
+    lines = text.splitlines()
+    assert len(lines) < 120
+    assert max(map(len, lines)) <= int(columns)
+    options = [line.split()[0] for line in lines if line.startswith("  --")]
+    first = ["--student", "--teacher", "--out", "--env", "--panel", "--steps"]
+    assert options[: len(first)] == first or options[: len(first) - 1] == [n for n in first if n != "--teacher"]
+    others = {name.removesuffix("-minillm") for name in BUILT_IN} - {algorithm}
+    table = {"grpo-minillm": "grpo-kd", "ppo-minillm": "ppo-kd"}.get(algorithm, algorithm)
+    assert any(option.startswith(f"--{table}.") for option in options)
+    assert not any(option.startswith(f"--{other}.") for option in options for other in others - {table})
+    assert ("--judge" in options) == (algorithm in ("prm-rl", "opd-hints"))
+    assert "--max-new-tokens" in options
+
+
+def test_every_option_is_in_the_whole_help(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "opd", "--help-all")
+    for option in ("--weight-sync", "--workers", "--staleness", "--lora.rank", "--judge-votes"):
+        assert f"  {option}" in text
+    assert "(disk, gloo, nccl)" in " ".join(text.split())
+
+
+def test_without_an_algorithm_help_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--help")
+    assert all(f"  {name} " in text for name in BUILT_IN)
+    assert "package.module:NAME" in text
+
+
+def test_an_option_of_another_algorithm_is_refused_by_its_owner() -> None:
+    for words, text in (
+        (("turnopd", "--grpo.n", "4"), r"turnopd has no option --grpo\.n\. It belongs to grpo\.$"),
+        (("grpo", "--grpo-kd.n", "4"), r"It belongs to grpo-kd, grpo-minillm\.$"),
+        (("grpo", "--distill.top-k", "4"), r"It belongs to opd, turnopd, tcod, opd-hints\.$"),
+        (("opd", "--lm-loss.coef", "1"), r"It belongs to grpo-minillm, ppo-minillm\.$"),
+        (("opd", "--epsiodes", "4"), r"opd has no option --epsiodes\. Did you mean '--episodes'"),
+    ):
+        with pytest.raises(TurngymError, match=text):
+            train.parse([*words, *NEEDED])
+    with pytest.raises(TurngymError, match=r"unknown algorithm 'turnop'.*Did you mean 'turnopd'"):
+        train.parse(["turnop", *NEEDED])
+
+
+def test_the_algorithm_is_a_word_an_option_or_the_reference() -> None:
+    assert [train.parse([*words, *NEEDED]).algorithm for words in (["grpo"], ["--algorithm", "grpo"], [])] == [
+        "grpo",
+        "grpo",
+        "turnopd",
+    ]
+    assert train.parse(["--algorithm=luffy", *NEEDED, "--luffy.n", "4"]).own.n == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (("--optimiser.lr", "1e-3"), ("optimizer", "lr"), 1e-3),
+        (("--optimizer.passes", "2"), ("optimizer", "ppo_epochs"), 2),
+        (("--turnopd.reliable-count", "3"), ("own", "n_min"), 3),
+        (("--turnopd.reliable_share=0.5",), ("own", "n_min_share"), 0.5),
+        (("--blunders", "0.5"), ("rollouts", "play", "mistakes"), 0.5),
+        (("--make", "{}"), ("rollouts", "play", "env_kwargs"), "{}"),
+        (("--batch", "8"), ("rollouts", "play", "slots"), 8),
+    ],
+)
+def test_old_names_are_warned_of(words: tuple[str, ...], name: tuple[str, ...], value: Any) -> None:
+    with pytest.warns(FutureWarning, match=words[0].partition("=")[0]):
+        found: Any = train.parse([*NEEDED, *words])
+    for part in name:
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_flags_override_the_file_and_mistakes_in_it_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'algorithm = "luffy"\nstudent = "s"\nsteps = 7\nenv_kwargs = {config = "small"}\nmax_new_tokens = 64\n'
+        '[luffy]\nn = 4\nclip = "none"\n[luffy.prefix]\ncount = 2\n[optimizer]\nbetas = [0.8, 0.9]\n'
+        "[provenance]\nx = 1\n"
+    )
+    found = train.parse(["--config", str(path), "--out", "o", "--luffy.prefix.count", "3", "--seed", "5"])
+    assert (found.algorithm, found.run.steps, found.run.seed, str(found.models.student)) == ("luffy", 7, 5, "s")
+    assert (found.own.n, found.own.clip, found.own.prefix.count) == (4, None, 3)
+    assert found.optimizer.betas == (0.8, 0.9)
+    assert found.rollouts.play.env_kwargs == '{"config": "small"}'
+    assert found.rollouts.chat.applied(ChatSettings()).max_new_tokens == 64
+    for line, text in (
+        ("stpes = 3", r"there is no setting stpes\. Did you mean 'steps'"),
+        ("steps = 0", "steps is 0; valid: at least 1"),
+        ('steps = "many"', "steps is 'many'; valid: a whole number"),
+        ("[grpo]\nn = 4", r"there is no setting grpo\. It belongs to grpo\."),
+        ("[optimizer]\nlrr = 1", r"there is no setting optimizer\.lrr\. Did you mean 'lr'"),
+        (
+            '[turnopd]\nweight = "blnd"',
+            r"turnopd\.weight is 'blnd'; valid: blend, trajectory, turn\. Did you mean 'blend'",
+        ),
+        ("steps =", "is not TOML"),
+    ):
+        path.write_text(f"{line}\n")
+        with pytest.raises(SettingsError, match=text):
+            train.parse(["--config", str(path), *NEEDED])
+    with pytest.raises(SettingsError, match="cannot read the configuration"):
+        train.parse(["--config", str(tmp_path / "none.toml"), *NEEDED])
+    with pytest.raises(TurngymError, match="--config needs a value"):
+        train.parse([*NEEDED, "--config"])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    words = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
+    for seed, name in enumerate(("student", "teacher")):
+        save_model(tiny_qwen3(len(words), width=32, layers=1, heads=2, max_length=512, seed=seed), folder / name)
+        words.save_pretrained(str(folder / name))
+        ChatSettings(system="Do the task.", max_new_tokens=3, max_context=512).save(folder / name)
+    return folder
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    clock = ("time/", "tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
+
+
+def test_a_run_is_repeated_from_its_folder(models: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    words = ["--student", str(models / "student"), "--teacher", str(models / "teacher"), "--out", str(one)]
+    words += ["--steps", "2", "--episodes", "4", "--max-turns", "3", "--no-tensorboard", "--threads", "1"]
+    words += ["--device", "cpu", "--env-kwargs", '{"on_invalid": "noop"}', "--optimizer.lr", "1e-2", "--seed", "3"]
+    words += ["--eval-every", "0", "--max-new-tokens", "5", "--system", "Do it.", "--turnopd.depth.h-min", "1"]
+    assert train.main(["turnopd", *words]) == 0
+    assert train.main(["--config", str(one / "config.toml"), "--out", str(two)]) == 0
+    assert untimed(two) == untimed(one)
+    assert len(untimed(one)) == 2
+    text = (one / "config.toml").read_text()
+    assert "[provenance]" in text
+    assert 'command = "turngym train turnopd --student' in text
+    assert "[provenance.packages]" in text
+    assert f'torch = "{torch.__version__}"' in text
+    ours, theirs = read_toml(one / "config.toml"), read_toml(two / "config.toml")
+    assert {key for key in ours if ours[key] != theirs[key]} == {"out"}
+    chat = ChatSettings.load(one / "checkpoints" / "step_000002" / "model")
+    assert (chat.max_new_tokens, chat.system, chat.max_context) == (5, "Do it.", 512)
+    train.main(["--config", str(one / "config.toml"), "--resume"])
+    assert (one / "config.toml").read_text() == text

@@ -1,0 +1,167 @@
+"""Training from Python in a few lines, and an algorithm of another package by every name it may have."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+from turngym.envs.alfworld.generate.config import SMALL
+from turngym.envs.alfworld.generate.vocabulary import vocabulary
+from turngym.envs.common.settings import SettingsError, read_toml
+from turngym.envs.core import TurngymError
+from turngym.scripts import train as verb
+from turngym.trainers import OptimizerConfig, RunConfig, Targets, train
+from turngym.trainers.models.model import save_model, tiny_qwen3
+from turngym.trainers.registry import BUILT_IN, find_algorithm, owners_of
+from turngym.trainers.run.metrics import known_metric, read_metrics
+
+torch.set_num_threads(1)
+SMALL_RUN: dict[str, Any] = {"steps": 2, "episodes": 4, "max_turns": 3, "threads": 1, "device": "cpu"}
+QUIET: dict[str, Any] = {"tensorboard": False, "eval_every": 0, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    words = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>", "Do the task."])
+    for seed, name in enumerate(("student", "teacher")):
+        save_model(tiny_qwen3(len(words), width=32, layers=1, heads=2, max_length=512, seed=seed), folder / name)
+        words.save_pretrained(str(folder / name))
+        ChatSettings(system="Do the task.", max_new_tokens=3, max_context=512).save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with an algorithm, installed with an entry point: `my_loo:LOO`, also called `loo`."""
+    shutil.copy(Path(__file__).with_name("outside.py"), tmp_path / "my_loo.py")
+    info = tmp_path / "my_loo-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-loo\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[turngym.algorithms]\nloo = my_loo:LOO\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    clock = ("time/", "tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(run)]
+
+
+def test_train_in_a_few_lines_is_what_the_command_does(models: Path, tmp_path: Path) -> None:
+    result = train(
+        "turnopd",
+        student=models / "student",
+        teacher=models / "teacher",
+        out=tmp_path / "door",
+        env="turngym/ALFWorld-v0",
+        env_kwargs={"on_invalid": "noop"},
+        optimizer=OptimizerConfig(lr=1e-2),
+        turnopd={"depth": {"h_min": 1}},
+        **(SMALL_RUN | QUIET),
+    )
+    assert result.step == 2
+    assert (result.model / "config.json").exists()
+    words = ["--student", str(models / "student"), "--teacher", str(models / "teacher"), "--steps", "2"]
+    words += ["--episodes", "4", "--max-turns", "3", "--threads", "1", "--device", "cpu", "--no-tensorboard"]
+    words += ["--env-kwargs", '{"on_invalid": "noop"}', "--optimizer.lr", "1e-2", "--turnopd.depth.h-min", "1"]
+    verb.main(["turnopd", *words, "--eval-every", "0", "--out", str(tmp_path / "verb")])
+    assert untimed(tmp_path / "door") == untimed(tmp_path / "verb")
+    train(config=tmp_path / "door" / "config.toml", out=tmp_path / "again", progress=False)
+    assert untimed(tmp_path / "again") == untimed(tmp_path / "door")
+    assert "train('turnopd', student=" in (tmp_path / "door" / "config.toml").read_text()
+    with pytest.raises(TurngymError, match="already holds a run"):
+        train(config=tmp_path / "door" / "config.toml", progress=False)
+    assert train(config=tmp_path / "door" / "config.toml", progress=False, resume=True).step == 2
+
+
+def test_what_cannot_be_is_refused_in_a_line() -> None:
+    for settings, text in (
+        ({"student": "s"}, "out must be given"),
+        ({"student": "s", "out": "o", "stpes": 3}, r"train\('opd'\): there is no setting stpes\. Did you mean 'steps'"),
+        ({"student": "s", "out": "o", "grpo": {"n": 2}}, r"no setting grpo\. It belongs to grpo\."),
+        (
+            {"student": "s", "out": "o", "optimizer": 3},
+            "optimizer is 3; valid: a table of settings",
+        ),
+        (
+            {"student": "s", "out": "o", "optimizer": RunConfig()},
+            "is RunConfig; valid: .* OptimizerConfig",
+        ),
+        ({"student": "s", "out": "o", "steps": True}, "steps is True; valid: a whole number"),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            train("opd", **settings)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", ["loo", "my_loo:LOO"])
+def test_an_algorithm_of_another_package(
+    name: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert find_algorithm(name).table == "loo"
+    with pytest.raises(SystemExit):
+        verb.parse([name, "--help"])
+    text = capsys.readouterr().out
+    assert "--loo.clip 5" in text
+    assert "Most that an importance ratio counts." in text
+    with pytest.raises(TurngymError, match=r"It belongs to grpo\."):
+        verb.parse([name, "--student", "s", "--out", "o", "--grpo.n", "3"])
+    out = tmp_path / "run"
+    words = ["--student", str(models / "student"), "--loo.n", "2", "--episodes", "4", "--max-turns", "3"]
+    words += ["--steps", "2", "--device", "cpu", "--threads", "1", "--no-tensorboard", "--eval-every", "0"]
+    words += ["--optimizer.minibatches", "2", "--env-kwargs", '{"on_invalid": "noop"}']
+    assert verb.main([name, *words, "--out", str(out)]) == 0
+    rows = untimed(out)
+    assert [row["token/one"] for row in rows] == [1.0, 1.0]
+    assert all(0.0 < row["token/place"] < 3.0 for row in rows)  # the batch's episodes are numbered 0 to 3
+    assert all(row["reward/mean"] == pytest.approx(row["turns_mean"]) for row in rows)
+    assert all(known_metric(column) for row in rows for column in row)
+    assert read_toml(out / "config.toml")["loo"] == {"n": 2, "clip": 5.0}
+    verb.main(["--config", str(out / "config.toml"), "--out", str(tmp_path / "again")])
+    assert untimed(tmp_path / "again") == rows
+
+
+@pytest.mark.usefixtures("package")
+def test_names_that_stand_for_no_algorithm() -> None:
+    for name, text in (
+        ("lo", r"unknown algorithm 'lo'.*loo.*Did you mean"),
+        ("my_loo:LO", r"my_loo has no 'LO'.*Did you mean 'LOO'"),
+        ("my_loo:build", "is function; valid: an AlgorithmSpec"),
+        ("no_such_package:LOO", "cannot import 'no_such_package'"),
+    ):
+        with pytest.raises(TurngymError, match=text):
+            find_algorithm(name)
+
+
+def test_every_built_in_algorithm_is_found_under_its_name() -> None:
+    for name in BUILT_IN:
+        spec = find_algorithm(name)
+        assert spec.name == name
+        assert name in owners_of(spec.table)
+        assert spec.help.endswith(".")
+
+
+def test_new_columns_are_selected_and_others_are_left_whole() -> None:
+    extra = {"weight": np.arange(4.0), "pairs": np.arange(8).reshape(4, 2)}
+    targets = Targets(advantage_N=np.arange(4, dtype=np.float32), extra=extra, reward=np.ones(2))
+    part = targets.select(np.array([3, 1]))
+    assert part.advantage_N is not None
+    assert part.advantage_N.tolist() == [3.0, 1.0]
+    assert part.extra["weight"].tolist() == [3.0, 1.0]
+    assert part.extra["pairs"].tolist() == [[6, 7], [2, 3]]
+    assert part.reward is targets.reward
+    assert part.topk_ids_NK is None
+
+
+def test_the_public_names_load_no_torch() -> None:
+    code = "import sys, turngym.trainers as t; dir(t); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
