@@ -75,7 +75,7 @@ def test_accumulation_changes_nothing(name: str) -> None:
 
 
 def test_gradient_is_that_of_the_written_formula() -> None:
-    """OPD on two ragged episodes against logits of whole episodes and the formula as it stands in the specification."""
+    """OPD on two ragged episodes against logits of whole episodes and formulas (5) and (10) of docs/algorithms.md."""
     model, teacher = toy.tiny(1), toy.tiny(2, 6.0)
     episodes = rollouts(model)[:2]
     algorithm = ALGORITHMS["opd"]
