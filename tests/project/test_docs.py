@@ -10,6 +10,7 @@ the page runs. A comment in the line above a block says why it is not run like t
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -27,6 +28,8 @@ import pytest
 import tyro
 
 from turngym.scripts import main as command
+from turngym.scripts.bench import main as bench
+from turngym.scripts.serve import main as serve
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -228,6 +231,48 @@ def test_a_renamed_option_would_be_seen(good: list[str], tmp_path: Path, monkeyp
     assert parse(["no-such-verb"], monkeypatch) is not None
     assert "--env-kwargs" in str(parse(["eval", "--panel", "alfworld-quickstart", "--make", "{}"], monkeypatch))
     assert not list(tmp_path.iterdir()), "parsing did something"
+
+
+SUBVERBS = {
+    "panel": ("list", "show", "verify", "write"),
+    "trace": ("print", "filter", "parquet", "html"),
+    "index": ("build", "inspect", "plan"),
+    "serve": tuple(serve.VERBS),
+    "bench": tuple(bench.VERBS),
+}
+OF_OTHERS = {
+    *("--no-deps", "--nproc-per-node", "--custom-generate-function-path", "--rollout-function-path"),
+    *("--partial-rollout", "--enable-deterministic-inference", "--strict", "--config-settings", "--import-mode"),
+    *("--loo.n", "--loo.cap"),
+}
+"""Options that pages name of pip, torchrun, slime, SGLang, mkdocs, pytest, and of the example's own algorithm."""
+
+
+def test_options_in_the_text_exist(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the options of train and serve need turngym[train]")
+    from turngym.trainers.registry import BUILT_IN
+
+    monkeypatch.setenv("COLUMNS", "250")
+    calls = [[verb, sub] for verb in command.VERBS for sub in SUBVERBS.get(verb, ("",))]
+    calls += [["train", name, "--help-all"] for name in BUILT_IN]
+    for words in calls:
+        with contextlib.suppress(SystemExit):
+            command.main([word for word in words if word] + ["--help"])
+    known = set(re.findall(r"--[a-z][\w.-]*\w", capsys.readouterr().out)) | OF_OTHERS
+    known |= {name.replace("--no-", "--") for name in known} | {name.replace("--", "--no-", 1) for name in known}
+    lost = []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for span in re.findall(r"`([^`\n]+)`", text):
+            named = re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", span)
+            lost += [f"{name_of(page)}: {name}" for name in named if not _known(name, known)]
+    assert not sorted(set(lost))
+
+
+def _known(name: str, known: set[str]) -> bool:
+    """Whether it is an option, or a group of options (`--lora`); `--no-` may stand before the last part."""
+    plain = name.replace(".no-", ".")
+    return plain in known or any(other.startswith(plain + ".") for other in known)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
