@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import re
 import types
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 
@@ -180,29 +178,23 @@ def test_functions_exist(name: str) -> None:
     assert callable(getattr(importlib.import_module(module), function))
 
 
-def options(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`--name` and type of every option that a dataclass of settings becomes on the command line."""
-    hints = get_type_hints(config, include_extras=True)
-    for field in dataclasses.fields(config):
-        hint, flat = hints[field.name], False
-        if get_origin(hint) is Annotated:
-            hint, *notes = get_args(hint)
-            flat = any(getattr(note, "name", None) == "" for note in notes)
-        name = prefix if flat else f"{prefix}{field.name.replace('_', '-')}"
-        if dataclasses.is_dataclass(hint):
-            yield from options(hint, name if flat else f"{name}.")
-        else:
-            yield f"--{name}", hint
-            if hint is bool:
-                head, _, last = name.rpartition(".")
-                yield f"--{head}{'.' if head else ''}no-{last}", bool
-
-
 @cache
 def train_options() -> dict[str, Any]:
-    from turngym.scripts import train
+    """`--name` -> type, of every option that `turngym train` has for some algorithm."""
+    from turngym.envs.common.settings import settings_of
+    from turngym.scripts.options.parsing import flag
+    from turngym.trainers.registry import BUILT_IN
+    from turngym.trainers.train_config import config_class
 
-    return dict(options(train.Options))
+    found: dict[str, Any] = {"--algorithm": Literal[tuple(BUILT_IN)]}
+    for algorithm in BUILT_IN:
+        for setting in settings_of(config_class(algorithm)):
+            name = flag(setting.key)
+            found[name] = setting.type
+            if setting.type is bool:
+                head, _, last = name.removeprefix("--").rpartition(".")
+                found[f"--{head}{'.' if head else ''}no-{last}"] = bool
+    return found
 
 
 def choices(hint: Any) -> set[str] | None:

@@ -100,7 +100,9 @@ def update(
     extra = dict(term() for term in terms)
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     # without a limit the norm is still measured
-    norm = float(full_tensor(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf"))))
+    norm = float(
+        full_tensor(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf")))
+    )
     # one NaN would stay in AdamW's moments for good: such an update is left out and counted
     finite = bool(np.isfinite(norm))
     if finite:
