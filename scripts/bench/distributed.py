@@ -34,7 +34,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "opd": (),
     "opd, student's top K": ("--distill.support", "student", "--distill.temperature", "2"),
     "opd, sampled": ("--distill.form", "sampled", "--temperature", "0.8", "--shard-teacher"),
-    "turnopd": ("--turnopd.depth.warmup", "1", "--optimizer.minibatches", "2", "--optimizer.passes", "2"),
+    "turnopd": ("--turnopd.depth.warmup", "1", "--optimizer.minibatches", "2", "--optimizer.ppo-epochs", "2"),
     "opd, lora": ("--lora.rank", "4", "--optimizer.lr", "1e-3"),
     "tcod": ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1"),
     "grpo": ("--grpo.n", "3", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01", "--max-turns", "8"),
@@ -123,7 +123,7 @@ def command(name: str, out: Path, *, steps: int = STEPS, episodes: int = EPISODE
     words = [word for key, value in common.items() for word in (f"--{key}", str(value))]
     words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--optimizer.lr", "1e-4"]
     # refused actions cost reward here, so that groups of short episodes differ
-    words += ["--make", '{"on_invalid": "penalize"}']
+    words += ["--env-kwargs", '{"on_invalid": "penalize"}']
     return [
         "--algorithm",
         algorithm,

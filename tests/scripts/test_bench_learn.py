@@ -103,7 +103,7 @@ def test_every_command_is_one_that_train_takes(env: str, tmp_path: Path) -> None
             assert parsed.run.steps == job.steps
             assert parsed.models.out == job.folder
             if parsed.algorithm == "prm-rl":
-                assert parsed.optimizer.passes == 1, "of an option that comes twice the last one counts"
+                assert parsed.optimizer.ppo_epochs == 1, "of an option that comes twice the last one counts"
     hinted = planned["opd-hints"][1]
     assert hinted.needs is planned["hints"][0]
     assert str(hinted.needs.model) in hinted.command

@@ -45,7 +45,7 @@ COMMON = (
 )
 DISTIL = ("--optimizer.lr", "5e-4")
 """At 1e-3 success falls first, and of three runs of 24 steps one is back in time (docs/learn.md)."""
-REWARD = ("--optimizer.lr", "2e-4", "--optimizer.passes", "2", "--optimizer.minibatches", "2")
+REWARD = ("--optimizer.lr", "2e-4", "--optimizer.ppo-epochs", "2", "--optimizer.minibatches", "2")
 """At 1e-3 policy gradients undo the student within ten steps: success 14 % -> 0 %, entropy 0.7 -> 3 nats. Rollouts cost
 more than updates, so each batch is used four times; on tasks of the next batch the advantage-weighted change of the
 probabilities still grows with the fifth use."""
@@ -114,7 +114,7 @@ RECIPES: Mapping[str, Recipe] = {
     "prm-rl": Recipe(
         algorithm="prm-rl",
         expert=True,
-        words=(*REWARD, "--judge", "expert", "--judge-strict", "--optimizer.passes", "1"),
+        words=(*REWARD, "--judge", "expert", "--judge-strict", "--optimizer.ppo-epochs", "1"),
         # nobody idles in search; 59 % of the student's turns are not the expert's, and blame for them scatters it
         in_env={"search": ("--no-judge-strict",)},
     ),
