@@ -26,7 +26,8 @@ GIVEN = """
 --luffy.advantage grpo; --luffy.shape pow; --luffy.on-shape pow; --luffy.prefix.strategy linear;
 --luffy.prefix.low 0.5; --judge rules; --grpo.kl k1; --opd-hints.hint-position last_message;
 --grpo-kd.reward sum; --grpo-kd.kl k1; --ppo-kd.critic.kind head; --grpo.n 4; --optimizer.passes 2;
---optimizer.ppo-epochs 2; --optimizer.minibatches 2; --distill.top-k 5; --judge-votes 5; --luffy.prefix.count 2; --tcod.schedule.eta 4;
+--optimizer.ppo-epochs 2; --optimizer.minibatches 2;
+--distill.top-k 5; --judge-votes 5; --luffy.prefix.count 2; --tcod.schedule.eta 4;
 --judge-repeats 2
 """
 VALUES = dict(words.split(maxsplit=1) for words in GIVEN.split(";"))
