@@ -1,0 +1,69 @@
+"""Options of `turngym serve proxy`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from turngym.agents.judges.make_judge import JudgeOptions
+from turngym.agents.proxy.settings import ProxySettings
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.sglang.options import TrainServers
+from turngym.trainers.algorithms.opd import OpdConfig
+from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
+from turngym.trainers.algorithms.prm_rl import PrmRlConfig
+from turngym.trainers.algorithms.turnopd import TurnOpdConfig
+from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeProxy:
+    """What to serve, and how it learns."""
+
+    student: Path
+    """Folder of the model that answers and learns."""
+    out: Path
+    """Folder of the run: records, judged sessions, checkpoints, metrics. An existing one goes on."""
+    algorithm: Literal["prm-rl", "opd-hints", "opd", "turnopd"] = "prm-rl"
+    """What is trained; opd and turnopd need no judge but a --teacher."""
+    train: bool = True
+    """--no-train only serves and records; clients then choose the temperature of main turns too."""
+    teacher: Path | None = None
+    """Folder of the teacher of opd and turnopd, and of opd-hints instead of the student before training."""
+    host: str = "127.0.0.1"
+    """Address to listen on; another than this one needs a key in TURNGYM_PROXY_KEY."""
+    port: int = 8080
+    """Port to listen on; 0 takes a free one."""
+    drain: float = 30.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
+    batch_turns: int = 16
+    """Turns that a training step waits for; whole sessions are taken, at most --run.episodes of them."""
+    proxy: ProxySettings = field(default_factory=ProxySettings)
+    run: RunConfig = field(default_factory=lambda: RunConfig(steps=10_000, eval_every=0))
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    prm_rl: PrmRlConfig = field(default_factory=PrmRlConfig)
+    opd_hints: OpdHintsConfig = field(default_factory=OpdHintsConfig)
+    opd: OpdConfig = field(default_factory=OpdConfig)
+    turnopd: TurnOpdConfig = field(default_factory=TurnOpdConfig)
+    judging: Annotated[JudgeOptions, tyro.conf.arg(name="")] = field(default_factory=JudgeOptions)
+    servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(default_factory=TrainServers)
+    device: str = "auto"
+    """`cpu`, `cuda`, ...; auto: cuda where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the student's weights."""
+    teacher_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the teacher and of the student before training."""
+    threads: int = 0
+    """Threads of torch on the CPU; 0 leaves its default."""
+
+
+def named(settings: ProxySettings, student: Path, chat: ChatSettings) -> ProxySettings:
+    """`settings` with what the model's folder says."""
+    path = student.resolve()
+    folder = path.parent.name if path.name == "model" else path.name
+    name = folder if settings.name is None else settings.name
+    return replace(settings, name=name, max_tokens=settings.max_tokens or chat.max_new_tokens)
