@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.envs.core import TurngymError
-from turngym.scripts.bench.learn.report import Result
+from turngym.scripts.bench.learn.result import Result
 
 COLUMNS = 4
 CLEAR, UNCLEAR, CONTROL = "tab:blue", "tab:orange", "0.6"

@@ -4,61 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from statistics import median
-from typing import Any
 
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.evaluation.tables import markdown
 from turngym.envs.trace import read_trace
 from turngym.scripts.bench.learn.jobs import Job, rows
-from turngym.scripts.bench.learn.main import LearnBench, size_of
+from turngym.scripts.bench.learn.options import LearnBench, size_of
 from turngym.scripts.bench.learn.recipes import MUST_RISE, Recipe
+from turngym.scripts.bench.learn.result import Result
 from turngym.scripts.bench.learn.rise import TaskMeans, over_seeds, rise
 from turngym.scripts.worlds.world import World
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One row: an algorithm over its seeds."""
-
-    name: str
-    curve: Mapping[int, Interval]
-    """Step -> Avg@n over seeds and tasks."""
-    by_seed: Mapping[int, Sequence[float]]
-    """Step -> Avg@n of each seed."""
-    rise: Interval
-    """End minus start, paired by seed and task."""
-    control: str | None
-    against: Interval | None
-    """This row's end minus its control's end, paired by seed and task, over the seeds that both have."""
-    seconds: float
-    """Training of one run, the median over seeds; evaluations excluded."""
-    commands: Sequence[str]
-    ends: Sequence[TaskMeans] = field(repr=False)
-
-    @property
-    def seeds(self) -> int:
-        return len(self.ends)
-
-    @property
-    def start(self) -> Interval:
-        return self.curve[min(self.curve)]
-
-    @property
-    def end(self) -> Interval:
-        return self.curve[max(self.curve)]
-
-    @property
-    def rises(self) -> bool:
-        """Whether the interval of the rise lies above zero."""
-        return self.rise.low > 0
-
-    def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        del found["ends"]
-        return {**found, "seeds": self.seeds, "start": asdict(self.start), "end": asdict(self.end), "rises": self.rises}
 
 
 def read_result(name: str, recipe: Recipe, jobs: Sequence[Job], earlier: Mapping[str, Result]) -> Result:
