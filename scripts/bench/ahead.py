@@ -76,7 +76,7 @@ def command(bench: AheadBench, way: Way, out: Path) -> list[str]:
         "--out": out,
         "--env": WORLD.env_id,
         "--split": WORLD.split,
-        "--make": json.dumps(dict(WORLD.make)),
+        "--env-kwargs": json.dumps(dict(WORLD.make)),
         "--max-turns": WORLD.max_turns,
         "--steps": bench.steps,
         "--episodes": bench.episodes,

@@ -123,7 +123,7 @@ def command(name: str, out: Path, *, steps: int = STEPS, episodes: int = EPISODE
     words = [word for key, value in common.items() for word in (f"--{key}", str(value))]
     words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--optimizer.lr", "1e-4"]
     # refused actions cost reward here, so that groups of short episodes differ
-    words += ["--make", '{"on_invalid": "penalize"}']
+    words += ["--env-kwargs", '{"on_invalid": "penalize"}']
     return [
         "--algorithm",
         algorithm,

@@ -21,7 +21,11 @@ from collections.abc import Sequence
 import tyro
 
 from turngym.envs.core import TurngymError
-from turngym.scripts.serve.proxy_options import ServeProxy
+
+try:
+    from turngym.scripts.options.serve_proxy import ServeProxy
+except ImportError as error:
+    raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
 KEY = "TURNGYM_PROXY_KEY"
 """Environment variable with the key that clients must send; on a command line everybody could read it."""

@@ -21,7 +21,7 @@ from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Scorer
-from turngym.scripts.serve.proxy_options import ServeProxy, named
+from turngym.scripts.options.serve_proxy import ServeProxy, named
 from turngym.scripts.serve.proxy_training import Lines, Training
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.judge.episodes import JudgeError, judge_episodes

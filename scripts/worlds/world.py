@@ -74,7 +74,7 @@ class World:
 
     def train_words(self, split: str | None = None) -> list[str]:
         """Options of `turngym train` that put it into this world."""
-        words = ["--env", self.env_id, "--split", split or self.split, "--make", json.dumps(dict(self.make))]
+        words = ["--env", self.env_id, "--split", split or self.split, "--env-kwargs", json.dumps(dict(self.make))]
         return [*words, "--max-turns", str(self.max_turns)]
 
     def distil_words(self, split: str | None = None) -> list[str]:

@@ -14,22 +14,24 @@ from turngym.trainers.batch import RolloutBatch
 
 
 def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
-    """Means and spreads (standard deviations) of what was played and of what it is compared with.
-
-    Returns and scores are those of all episodes that were played, whether or not they were trained on.
-    """
-    played = [episode for episode in episodes if not episode.status.is_error]
-    policy = [turn for episode in played for turn in episode.turns if turn.origin == "policy"]
-    row = {
-        **_spread("return", np.array([episode.episode_return for episode in played])),
-        **_spread("score", np.array([episode.score for episode in played])),
-        "response_tokens": float(np.mean([turn.response_length for turn in policy])) if policy else None,
-    }
+    """Means and spreads (standard deviations) of what was played and of what it is compared with."""
+    row = played_row(episodes)
     if targets.advantage_N is not None:
         row |= _spread("advantage", targets.advantage_N)
     if targets.reward is not None:
         row |= _spread("reward", targets.reward)
     return row | _teacher(batch, targets)
+
+
+def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Returns, scores and lengths of all episodes that were played, whether or not they are trained on."""
+    played = [episode for episode in episodes if not episode.status.is_error]
+    policy = [turn for episode in played for turn in episode.turns if turn.origin == "policy"]
+    return {
+        **_spread("return", np.array([episode.episode_return for episode in played])),
+        **_spread("score", np.array([episode.score for episode in played])),
+        "response_tokens": float(np.mean([turn.response_length for turn in policy])) if policy else None,
+    }
 
 
 def turn_tokens(batch: RolloutBatch) -> NDArray[np.int64]:

@@ -28,6 +28,7 @@ from turngym.trainers.run.interrupts import Interrupts
 from turngym.trainers.run.metrics import MetricsLog
 from turngym.trainers.run.optimizer_step import Forward
 from turngym.trainers.run.progress import Progress
+from turngym.trainers.run.research_metrics import played_row
 from turngym.trainers.run.rollout_schedule import Planned, RolloutSchedule
 from turngym.trainers.run.run_folder import RunFolder, RunState
 
@@ -169,7 +170,8 @@ class TrainLoop:
         row = {"episodes": 0, "episodes_dropped": len(episodes), "success": success, "depth/cap": plan.cap}
         if self.trainer.on_update is not None:
             self.trainer.on_update(step)
-        self._write({"step": step, "kind": "train", **row, **judge_row(episodes, None), "time/train_s": spent})
+        row |= played_row(episodes) | judge_row(episodes, None)
+        self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
 
     def _scorers(self) -> Scorers:
         trainer = self.trainer

@@ -12,16 +12,11 @@ from turngym.agents.judges.make_judge import JudgeOptions
 from turngym.agents.proxy.settings import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.sglang.options import TrainServers
-from turngym.envs.core import TurngymError
-
-try:
-    from turngym.trainers.algorithms.opd import OpdConfig
-    from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
-    from turngym.trainers.algorithms.prm_rl import PrmRlConfig
-    from turngym.trainers.algorithms.turnopd import TurnOpdConfig
-    from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-except ImportError as error:
-    raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
+from turngym.trainers.algorithms.opd import OpdConfig
+from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
+from turngym.trainers.algorithms.prm_rl import PrmRlConfig
+from turngym.trainers.algorithms.turnopd import TurnOpdConfig
+from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,56 @@
+"""Numbers for studies, against a batch whose means and spreads can be done in the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from turngym.envs.episode import Episode, Status
+from turngym.trainers.algorithm import Targets
+from turngym.trainers.batch import pack
+from turngym.trainers.run.research_metrics import played_row, research_row, turn_tokens
+
+Build = Callable[..., Episode]
+
+
+@pytest.fixture
+def episodes(make_episode: Build) -> list[Episode]:
+    """Responses of 1 and 3 tokens (return 1), of 2 tokens (return 0), and one that an error ended."""
+    return [
+        make_episode([([1], [2]), ([3], [4, 5, 6])], episode_return=1.0, success=True),
+        make_episode([([1], [7, 8])], number=1, episode_return=0.0),
+        make_episode([([1], [7, 8, 9, 9])], number=2, episode_return=5.0, status=Status.ERROR_ENV),
+    ]
+
+
+def test_returns_and_lengths_are_those_of_what_was_played(episodes: list[Episode]) -> None:
+    row = played_row(episodes)
+    assert (row["return/mean"], row["return/std"]) == (0.5, 0.5)
+    assert row["response_tokens"] == pytest.approx(2.0)  # 1, 3 and 2
+    assert played_row(episodes[2:]) == dict.fromkeys(row)
+
+
+def test_advantages_rewards_and_the_teachers_opinion(episodes: list[Episode]) -> None:
+    batch = pack(episodes)
+    assert batch.label_N.tolist() == [2, 4, 5, 6, 7, 8]
+    assert turn_tokens(batch).tolist() == [3, 3]
+    advantage_N = np.array([1, 1, 1, 1, -1, -1], np.float32)
+    ids_NK = np.array([[2, 9], [9, 4], [9, 3], [9, 3], [9, 3], [9, 3]])
+    logp_NK = np.log(np.array([[0.5, 0.1], [0.5, 0.25]] + [[0.9, 0.1]] * 4, np.float32))
+    found = research_row(
+        episodes,
+        batch,
+        Targets(advantage_N=advantage_N, reward=np.array([2.0, 4.0]), topk_ids_NK=ids_NK, topk_logp_NK=logp_NK),
+    )
+    assert found["advantage/mean"] == pytest.approx(2 / 6)
+    assert found["advantage/std"] == pytest.approx(np.sqrt(1 - 1 / 9))
+    assert (found["reward/mean"], found["reward/std"]) == (3.0, 1.0)
+    assert found["teacher_logp"] == pytest.approx((np.log(0.5) + np.log(0.25)) / 2)
+    assert found["teacher_logp_known"] == pytest.approx(2 / 6)
+    label_N = np.full(6, -2.0, np.float32)
+    exact = research_row(episodes, batch, Targets(label_logp_N=label_N, topk_ids_NK=ids_NK, topk_logp_NK=logp_NK))
+    assert (exact["teacher_logp"], exact["teacher_logp_known"]) == (-2.0, 1.0)
+    assert "advantage/mean" not in exact
+    assert "teacher_logp" not in research_row(episodes, batch, Targets())
