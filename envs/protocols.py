@@ -136,6 +136,18 @@ class Scorer(Protocol):
         """Log-probability of the id that stands at each position, given the ids before it."""
 
 
+class SupportScorer(Scorer, Protocol):
+    """A scorer that can also look up ids that another model chose (`support="student"`)."""
+
+    def gather(
+        self,
+        ids: Sequence[NDArray[np.int32]],
+        positions: Sequence[NDArray[np.int64]],
+        support: Sequence[NDArray[np.int64]],
+    ) -> list[NDArray[np.float32]]:
+        """Log-probabilities of `support` [P, K] at each of the P positions: float32 [P, K]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectRequest:
     """What a trainer asks of a rollout source for one step."""

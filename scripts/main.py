@@ -6,8 +6,11 @@ import ast
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import turngym
 from turngym.envs.core import TurngymError
@@ -66,7 +69,17 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return dispatch("turngym", VERBS, sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = partial(_show_warning, show=warnings.showwarning)
+        return dispatch("turngym", VERBS, sys.argv[1:] if argv is None else argv)
+
+
+def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more: Any, show: Any, **named: Any) -> None:
+    """Our own warnings in one line, without the source line that Python quotes; others as Python shows them."""
+    if Path(filename).resolve().is_relative_to(Path(__file__).resolve().parents[1]):
+        print(f"turngym: {message}", file=sys.stderr)
+    else:
+        show(message, category, filename, lineno, *more, **named)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,10 @@ def main(argv: Sequence[str]) -> int:
         servers=options.servers,
         **settings_of(options.player),
     )
-    config = options.out.with_suffix(".config.toml")
-    if not (options.append and config.exists()):  # what is added to keeps the configuration of its first episodes
-        write_config(config, options, ("turngym", "rollout", *argv), seed=options.seed)
+    if options.out is not None:
+        config = options.out.with_suffix(".config.toml")
+        if not (options.append and config.exists()):  # what is added to keeps the configuration of its first episodes
+            write_config(config, options, ("turngym", "rollout", *argv), seed=options.seed)
     table = played.table()
     if table is not None:
         print_table(table)

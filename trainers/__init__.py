@@ -11,8 +11,8 @@ from turngym.envs.common.lazy import lazy as _lazy
 _PUBLIC = {
     "WEIGHTS": "turngym.trainers.losses.token_weights",
     "Algorithm": "turngym.trainers.algorithm",
-    "AlgorithmSpec": "turngym.trainers.registry",
-    "BuildContext": "turngym.trainers.registry",
+    "AlgorithmSpec": "turngym.trainers.algorithm_spec",
+    "BuildContext": "turngym.trainers.algorithm_spec",
     "CriticConfig": "turngym.trainers.config",
     "DepthController": "turngym.trainers.algorithm",
     "DepthPlan": "turngym.trainers.algorithm",

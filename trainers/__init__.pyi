@@ -12,6 +12,8 @@ from turngym.trainers.algorithm import TokenLoss as TokenLoss
 from turngym.trainers.algorithm import TokenLosses as TokenLosses
 from turngym.trainers.algorithm import Tokens as Tokens
 from turngym.trainers.algorithm import Weight as Weight
+from turngym.trainers.algorithm_spec import AlgorithmSpec as AlgorithmSpec
+from turngym.trainers.algorithm_spec import BuildContext as BuildContext
 from turngym.trainers.assembly import build_trainer as build_trainer
 from turngym.trainers.batch import RolloutBatch as RolloutBatch
 from turngym.trainers.batch import pack as pack
@@ -26,8 +28,6 @@ from turngym.trainers.models.load import load_student as load_student
 from turngym.trainers.models.model import load_model as load_model
 from turngym.trainers.models.model import save_model as save_model
 from turngym.trainers.models.scorer import LocalScorer as LocalScorer
-from turngym.trainers.registry import AlgorithmSpec as AlgorithmSpec
-from turngym.trainers.registry import BuildContext as BuildContext
 from turngym.trainers.registry import find_algorithm as find_algorithm
 from turngym.trainers.rollout_plan.depth import FixedDepth as FixedDepth
 from turngym.trainers.run.log_sinks import LogSink as LogSink

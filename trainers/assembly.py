@@ -17,6 +17,7 @@ from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import Collect, Scorer
 from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.config import ConfigError
 from turngym.trainers.distributed.processes import local_device
 from turngym.trainers.distributed.run import distribute_trainer
@@ -27,7 +28,7 @@ from turngym.trainers.models.lora import add_adapters
 from turngym.trainers.models.model import vocabulary_size
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.models.weight_source import ModelWeights
-from turngym.trainers.registry import BuildContext, find_algorithm
+from turngym.trainers.registry import find_algorithm
 from turngym.trainers.run.async_rollout import AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.run.offline_rollouts import DatasetCollect

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from turngym.envs.core import TurngymError
@@ -69,6 +70,24 @@ class DistillConfig:
             raise ConfigError(f"distill temperature is {self.temperature}; valid: above 0")
         if not 0 < self.importance[0] <= 1 <= self.importance[1]:
             raise ConfigError(f"importance range is {self.importance}; valid: 0 < low <= 1 <= high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmLossConfig:
+    """L_PT, the term of grpo-minillm and ppo-minillm."""
+
+    files: tuple[Path, ...] = ()
+    """Text files (blank lines separate documents) or parquet files."""
+    column: str = "text"
+    """Column of parquet files."""
+    coef: float = 1.0
+    """Weight of the term (lambda)."""
+    documents: int = 8
+    """Documents per update."""
+    max_length: int = 512
+    """Tokens after which a document is cut."""
+    in_reward: float = 0.0
+    """ppo-minillm, literal: this constant in the reward instead of the loss. It carries no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

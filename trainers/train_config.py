@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 from turngym.envs.common.plugins import find
 from turngym.envs.common.rollout_side import RolloutProvider
 from turngym.envs.common.settings import FLAT, from_table
-from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
-from turngym.trainers.losses.lm_loss import LmLossConfig
+from turngym.trainers.algorithm_spec import AlgorithmSpec
+from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
 from turngym.trainers.models.lora import LoraConfig
-from turngym.trainers.registry import BUILT_IN, AlgorithmSpec, find_algorithm, owners_of
+from turngym.trainers.registry import BUILT_IN, find_algorithm, owners_of
 from turngym.trainers.run.async_rollout import AsyncConfig
 
 PROVIDERS = "turngym.rollouts"

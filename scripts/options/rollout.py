@@ -18,8 +18,8 @@ from turngym.agents.sglang.options import PolicyServer
 class RolloutOptions:
     """Which episodes are played, and where they go."""
 
-    out: Path
-    """Trace file (JSON lines). An existing file is refused unless --append."""
+    out: Path | None = None
+    """Trace file (JSON lines); without it only the table is shown. An existing file is refused unless --append."""
     append: bool = False
     """Add to an existing trace; episodes that it holds (task, sample, seed) are not played again."""
     world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)

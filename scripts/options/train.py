@@ -17,7 +17,8 @@ from turngym.envs.suggest import did_you_mean
 from turngym.scripts.options.aliases import current
 from turngym.scripts.options.help import section, width
 from turngym.scripts.options.parsing import CONFIG, flag, is_option, name_of, take_option
-from turngym.trainers.registry import BUILT_IN, GROUP, AlgorithmSpec, find_algorithm
+from turngym.trainers.algorithm_spec import AlgorithmSpec
+from turngym.trainers.registry import BUILT_IN, GROUP, find_algorithm
 from turngym.trainers.train_config import TrainConfig, config_class, foreign_tables, train_config
 
 ALGORITHM = "--algorithm"

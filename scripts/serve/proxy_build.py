@@ -24,12 +24,13 @@ from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Scorer
 from turngym.scripts.options.serve_proxy import ServeProxy, named
 from turngym.scripts.serve.proxy_training import Lines, Training
 from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.judge.episodes import JudgeError, judge_episodes
 from turngym.trainers.models.load import load_scorer, load_student
 from turngym.trainers.models.model import vocabulary_size
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.models.weight_source import ModelWeights
-from turngym.trainers.registry import BuildContext, find_algorithm
+from turngym.trainers.registry import find_algorithm
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.trainer import Trainer
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("transformers")
 
 from turngym.scripts.bench.rollout.main import main
-from turngym.scripts.bench.rollout.play import Row
+from turngym.scripts.bench.rollout.play import PlayedWay
 
 
 def test_bench_prints_a_ratio_and_equal_ids(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,8 +40,12 @@ def test_whole_rollouts_by_environments_turns_engine_and_processes(capsys: pytes
 
 
 def test_a_row_by_hand() -> None:
-    base = Row(name="a", slots=4, depth=9, workers=0, seconds=2.0, tokens=60, turns=20, history=31.5, env_seconds=0.5)
-    fast = Row(name="b", slots=4, depth=9, workers=2, seconds=0.5, tokens=30, turns=10, history=30.0, env_seconds=0.2)
+    base = PlayedWay(
+        name="a", slots=4, depth=9, workers=0, seconds=2.0, tokens=60, turns=20, history=31.5, env_seconds=0.5
+    )
+    fast = PlayedWay(
+        name="b", slots=4, depth=9, workers=2, seconds=0.5, tokens=30, turns=10, history=30.0, env_seconds=0.2
+    )
     assert base.cells(base) == ["a", "4", "9", "32", "30", "10", "25 %", "1.00x"]
     assert fast.cells(base) == ["b", "4", "9", "30", "60", "20", "20 %", "2.00x"]
-    assert Row(**{f: getattr(base, f) for f in Row.__slots__} | {"tokens": 0}).cells(base)[3:5] == ["-", "-"]
+    assert replace(base, tokens=0).cells(base)[3:5] == ["-", "-"]

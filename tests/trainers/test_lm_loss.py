@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.trainers.losses.lm_loss import LmLoss, LmLossConfig, TextError, read_texts
+from turngym.trainers.config import LmLossConfig
+from turngym.trainers.losses.lm_loss import LmLoss, TextError, read_texts
 from turngym.trainers.models.model import tiny_qwen3
 
 

@@ -14,8 +14,8 @@ import torch
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.config import OptimizerConfig, RunConfig
-from turngym.trainers.losses.lm_loss import LmLoss, LmLossConfig
+from turngym.trainers.config import LmLossConfig, OptimizerConfig, RunConfig
+from turngym.trainers.losses.lm_loss import LmLoss
 from turngym.trainers.models.lm_head import project
 from turngym.trainers.models.model import head, hidden_states, load_model
 from turngym.trainers.run.checkpoint import latest_model

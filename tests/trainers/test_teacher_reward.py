@@ -62,8 +62,11 @@ SCORERS = Scorers(student=Slope(-0.05), teacher=Slope(-0.1), critic=Flat())  # t
 def test_rewards_by_hand(make_episode: Callable[..., Episode]) -> None:
     pair = one_group(make_episode)
     batch = pack(pair)
-    np.testing.assert_allclose(TeacherReward(coef=2.0)(batch, SCORERS), [-2.0, -2.2, -2.4, -4.0, -4.2], rtol=1e-6)
-    found = TeacherReward(coef=2.0, student_entropy=True)(batch, SCORERS)
+    logp_N = np.array([-1.0, -1.1, -1.2, -2.0, -2.1])
+    found, teacher_logp_N = TeacherReward(coef=2.0)(batch, SCORERS)
+    np.testing.assert_allclose(found, 2.0 * logp_N, rtol=1e-6)
+    np.testing.assert_allclose(teacher_logp_N, logp_N, rtol=1e-6)
+    found, _ = TeacherReward(coef=2.0, student_entropy=True)(batch, SCORERS)
     np.testing.assert_allclose(found, [-1.0, -1.1, -1.2, -2.0, -2.1], rtol=1e-6)
 
 
@@ -86,6 +89,7 @@ def test_group_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
     short = [make_episode([([1], [n])], number=n, group=0) for n in (10, 20)]  # one token each: -1 and -2
     targets = GroupTeacherAdvantage(reward=TeacherReward(), scale="none")(pack(short), short, SCORERS)
     np.testing.assert_allclose(targets.advantage_N, [0.5, -0.5], rtol=1e-6)
+    np.testing.assert_allclose(targets.label_logp_N, [-1.0, -2.0], rtol=1e-6)
 
 
 def test_critic_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
@@ -98,8 +102,10 @@ def test_critic_advantages_by_hand(make_episode: Callable[..., Episode]) -> None
     np.testing.assert_allclose(targets.advantage_N, (wanted - wanted.mean()) / wanted.std(), rtol=1e-5)
     np.testing.assert_allclose(targets.return_N, wanted + Flat().values(pack(pair)), rtol=1e-5)
     np.testing.assert_allclose(targets.value_N, [0.5, 1.0, 1.5, 0.0, 1.0])
+    np.testing.assert_allclose(targets.label_logp_N, [-1.0, -1.1, -1.2, -2.0, -2.1], rtol=1e-6)
     plain = CriticAdvantage(reward=None, env_coef=3.0, lam=1.0)(pack(pair), pair, Scorers(**_no_teacher()))
     np.testing.assert_allclose(plain.return_N, [0.0, 0.0, 0.0, 3.0, 3.0], atol=1e-6)
+    assert plain.label_logp_N is None
     # discounted by 1/2 and with lambda 0: V + delta = r + V' / 2
     short = CriticAdvantage(reward=None, env_coef=3.0, gamma=0.5, lam=0.0)(pack(pair), pair, Scorers(**_no_teacher()))
     np.testing.assert_allclose(short.return_N, [0.5, 0.75, 0.0, 0.5, 3.0], atol=1e-6)

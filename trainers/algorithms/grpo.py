@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.rollout_plan.group_filter import DropUniformGroups
 from turngym.trainers.targets.targets import GroupAdvantage, Reward, WithReference

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, TargetFn, Term
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.losses.lm_loss import LmLoss
 from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 from turngym.trainers.targets.teacher_reward import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
@@ -94,7 +95,8 @@ ALGORITHM = AlgorithmSpec(
 WITH_TEXT = AlgorithmSpec(
     name="grpo-minillm",
     config=GrpoKdConfig,
-    build=lambda config, given: build(config, given.run, (given.text_term(),)),
+    build=lambda config, given: build(config, given.run, (LmLoss.of(given),)),
     section="grpo-kd",
     uses=frozenset({"teacher", "text"}),
+    about="GRPO with knowledge-distillation rewards, and a loss on pre-training text (L_PT).",
 )

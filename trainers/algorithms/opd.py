@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, TargetFn, TokenLoss
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.losses.reverse_kl import TAILS
 from turngym.trainers.losses.token_losses import ClippedAdvantage, SupportKL
 from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import SampledAdvantage, StudentTopK, TeacherTopK
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, TargetFn, TokenLoss
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judge.targets import HintAdvantage, HintTopK
 from turngym.trainers.judge.turn_filter import HintedTurns
 from turngym.trainers.losses.reverse_kl import TAILS
 from turngym.trainers.losses.token_losses import PolicyGradient, Regularized, SupportKL
 from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 

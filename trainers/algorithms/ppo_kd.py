@@ -10,11 +10,12 @@ import warnings
 from dataclasses import dataclass, field
 
 from turngym.trainers.algorithm import Algorithm, TargetFn, Term
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.config import ConfigError, CriticConfig, RunConfig, fingerprint
+from turngym.trainers.losses.lm_loss import LmLoss
 from turngym.trainers.losses.policy_gradient import kl_k3
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.registry import AlgorithmSpec, BuildContext
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 from turngym.trainers.targets.teacher_reward import CriticAdvantage, TeacherReward, check_mix, mixed
@@ -93,7 +94,7 @@ def build(config: PpoKdConfig, run: RunConfig, terms: tuple[Term, ...] = (), bon
 def _with_text(config: PpoKdConfig, given: BuildContext) -> Algorithm:
     bonus = given.lm_loss.in_reward
     if not bonus:
-        return build(config, given.run, (given.text_term(),))
+        return build(config, given.run, (LmLoss.of(given),))
     warnings.warn("--lm-loss.in-reward adds a constant to every reward: it carries no gradient", stacklevel=2)
     return build(config, given.run, bonus=bonus)
 
@@ -105,5 +106,10 @@ ALGORITHM = AlgorithmSpec(
     uses=frozenset({"teacher"}),
 )
 WITH_TEXT = AlgorithmSpec(
-    name="ppo-minillm", config=PpoKdConfig, build=_with_text, section="ppo-kd", uses=frozenset({"teacher", "text"})
+    name="ppo-minillm",
+    config=PpoKdConfig,
+    build=_with_text,
+    section="ppo-kd",
+    uses=frozenset({"teacher", "text"}),
+    about="PPO with knowledge-distillation rewards, and a loss on pre-training text (L_PT).",
 )

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.config import RunConfig, fingerprint
 from turngym.trainers.judge.targets import TurnScore
 from turngym.trainers.judge.turn_filter import ScoredTurns
 from turngym.trainers.losses.token_losses import PolicyGradient
 from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import WithReference
 

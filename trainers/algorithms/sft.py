@@ -12,10 +12,10 @@ from typing import Literal
 
 from turngym.envs.episode import Origin
 from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.config import RunConfig, fingerprint
 from turngym.trainers.losses.token_losses import NegativeLogLikelihood
 from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import FixedDepth
 from turngym.trainers.targets.targets import NoTargets
 

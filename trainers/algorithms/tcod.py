@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, DepthController
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.losses.token_weights import Static, trajectory_weights
-from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, DepthController, Weight
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.algorithms.opd import distillation
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel, trajectory_weights
-from turngym.trainers.registry import AlgorithmSpec
 from turngym.trainers.rollout_plan.depth import AdaptiveDepth, DepthConfig, FixedDepth
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode, TopK
-from turngym.envs.protocols import Collect, CollectRequest, Scorer
+from turngym.envs.protocols import Collect, CollectRequest, Scorer, SupportScorer
 from turngym.trainers.distributed.world import DistributedError, World, balanced_shares, on_all_ranks, on_rank_zero
-from turngym.trainers.models.scorer import Ids, LocalScorer, Positions, SupportScorer
+from turngym.trainers.models.scorer import Ids, LocalScorer, Positions
 from turngym.trainers.run.progress import NoProgress
 from turngym.trainers.run.rollout_schedule import Synchronous
 

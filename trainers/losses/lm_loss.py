@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.envs.core import TurngymError
+from turngym.trainers.algorithm_spec import BuildContext
+from turngym.trainers.config import LmLossConfig
 from turngym.trainers.distributed.world import SINGLE, World, balanced_shares
 from turngym.trainers.models.lm_head import project
 from turngym.trainers.models.model import autocast, head, hidden_states, length_batches, pad
@@ -22,24 +23,6 @@ Encode = Callable[[str], Sequence[int]]
 
 class TextError(TurngymError):
     """Pre-training text that cannot be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LmLossConfig:
-    """L_PT, the term of grpo-minillm and ppo-minillm."""
-
-    files: tuple[Path, ...] = ()
-    """Text files (blank lines separate documents) or parquet files."""
-    column: str = "text"
-    """Column of parquet files."""
-    coef: float = 1.0
-    """Weight of the term (lambda)."""
-    documents: int = 8
-    """Documents per update."""
-    max_length: int = 512
-    """Tokens after which a document is cut."""
-    in_reward: float = 0.0
-    """ppo-minillm, literal: this constant in the reward instead of the loss. It carries no gradient."""
 
 
 def read_texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
@@ -113,6 +96,16 @@ class LmLoss:
         self._autocast = autocast
         self._stream, self._at = self._open(), 0
         self._held: list[NDArray[np.int32]] = []
+
+    @classmethod
+    def of(cls, given: BuildContext) -> LmLoss:
+        """The term that the settings `lm_loss` describe, read with the student's tokenizer."""
+
+        def encode(document: str) -> list[int]:
+            return list(given.tokenizer.encode(document, add_special_tokens=False))
+
+        run = given.run
+        return cls(given.lm_loss, encode, micro_tokens=run.micro_tokens, autocast=run.autocast != "off")
 
     def rows(self, step: int) -> list[NDArray[np.int32]]:
         """The token ids of step `step` (1-based), one array per document; the same for every call with that step."""

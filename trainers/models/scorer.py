@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,13 +19,6 @@ from turngym.trainers.models.prefix_sharing import group_states, prefix_groups
 Ids = Sequence[NDArray[np.int32]]
 Positions = Sequence[NDArray[np.int64]]
 T = TypeVar("T")
-
-
-class SupportScorer(Protocol):
-    """A scorer that can also look up ids that another model chose (`support="student"`)."""
-
-    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of `support` [P, K] at each of the P positions: float32 [P, K]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

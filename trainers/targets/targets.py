@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import Scorer
+from turngym.envs.protocols import Scorer, SupportScorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.losses.reverse_kl import sampled_advantage
-from turngym.trainers.models.scorer import SupportScorer
 from turngym.trainers.targets.group_advantages import grpo_advantage, grpo_split_advantage
 
 Reward = Literal["return", "success", "score"]

@@ -27,12 +27,14 @@ class TeacherReward:
     student_entropy: bool = False
     """Subtract the student's own log-probability: rewards then sum to minus the sampled reverse KL."""
 
-    def __call__(self, batch: RolloutBatch, scorers: Scorers) -> NDArray[np.float64]:
+    def __call__(self, batch: RolloutBatch, scorers: Scorers) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """The reward of every token, and the teacher's log-likelihood that it is made of: [N] each."""
+        teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
         # float64: sums over episodes of thousands of tokens are compared with each other
-        reward_N = label_logprobs(scorers.teacher, batch, "teacher").astype(np.float64)
+        reward_N = teacher_logp_N.astype(np.float64)
         if self.student_entropy:
             reward_N = reward_N - label_logprobs(scorers.student, batch, "student")
-        return self.coef * reward_N
+        return self.coef * reward_N, teacher_logp_N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class GroupTeacherAdvantage:
     scale: Literal["std", "none"] = "std"
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        token_N = self.reward(batch, scorers)
+        token_N, teacher_logp_N = self.reward(batch, scorers)
         count_E = np.bincount(batch.episode_N, minlength=batch.episodes)
         reward_E = np.bincount(batch.episode_N, weights=token_N, minlength=batch.episodes).astype(np.float64)
         if self.pool == "mean":
@@ -58,7 +60,9 @@ class GroupTeacherAdvantage:
             reward_E = reward_E / np.maximum(count_E, 1)
         reward_E = reward_E + self.env_coef * batch.reward_E
         advantage_E = grpo_advantage(reward_E, batch.group_E, scale=self.scale)
-        return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32), reward=reward_E)
+        return Targets(
+            advantage_N=advantage_E[batch.episode_N].astype(np.float32), label_logp_N=teacher_logp_N, reward=reward_E
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +83,9 @@ class CriticAdvantage:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         if scorers.critic is None:
             raise TargetError("this algorithm needs a critic, and none was given")
-        reward_N = np.zeros(batch.tokens) if self.reward is None else self.reward(batch, scorers)
+        reward_N, teacher_logp_N = (
+            (np.zeros(batch.tokens), None) if self.reward is None else self.reward(batch, scorers)
+        )
         reward_N = reward_N + self.bonus + at_last_token(self.env_coef * batch.reward_E, batch.episode_N)
         value_N = scorers.critic.values(batch)
         advantage_N, return_N = gae(
@@ -89,6 +95,7 @@ class CriticAdvantage:
             advantage_N=whiten(advantage_N).astype(np.float32),
             return_N=return_N.astype(np.float32),
             value_N=value_N,
+            label_logp_N=teacher_logp_N,
             reward=reward_N,
         )
 
