@@ -12,6 +12,7 @@ import numpy as np
 
 from turngym.agents.agent import Agent
 from turngym.agents.environments import env_maker, probe
+from turngym.agents.evaluation.config_file import keep_settings
 from turngym.agents.evaluation.scores import score
 from turngym.agents.evaluation.tables import (
     Table,
@@ -82,6 +83,7 @@ def play_episodes(
     workers: int | WorkerOptions = 0,
     servers: PolicyServer | None = None,
     progress: bool = True,
+    command: str | Sequence[str] = "turngym.agents.play_episodes",
     **settings: Unpack[AgentSettings],
 ) -> PlayedEpisodes:
     """Play tasks of `env` with `agent`, as `turngym rollout` does.
@@ -96,12 +98,14 @@ def play_episodes(
         depth: end every episode after so many turns as `truncated_depth`.
         temperature: at which a model samples; 0 is greedy.
         slots: episodes played, and requests generated, at a time.
-        out: trace file (JSON lines); an existing one is refused unless `append`.
+        out: trace file (JSON lines), with what was asked for beside it as NAME.config.toml (which `turngym rollout
+            --config` takes); an existing one is refused unless `append`.
         append: add to an existing trace; episodes that it holds (task, sample, seed) are not played again.
         env_kwargs: arguments for gym.make: split, data, max_turns, on_invalid, ...
         workers: processes that play; 0: this one.
         servers: SGLang servers that play with the weights of `model:FOLDER`.
         progress: a bar on standard error.
+        command: who asked, as the configuration names it.
         settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
 
     Raises:
@@ -116,10 +120,14 @@ def play_episodes(
         for group, task_id in enumerate(chosen)
         if (task_id, sample, seed) not in done
     ]
-    opened = as_opened(
-        agent, {**settings, "temperature": temperature, "slots": slots}, lambda: probe(env, kwargs), servers
-    )
+    player = {**settings, "temperature": temperature, "slots": slots}
+    opened = as_opened(agent, player, lambda: probe(env, kwargs), servers)
     playing = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    if out is not None and not out.exists():  # what is added to keeps the configuration of its first episodes
+        many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
+        call = {"env": env, "out": str(out), "append": append, **many, "draw": draw, "samples": samples, "seed": seed}
+        call |= {"depth": depth, "env_kwargs": env_kwargs}
+        keep_settings(out.with_suffix(".config.toml"), call, agent, player, servers, playing, command)
     with ExitStack() as stack:
         play = stack.enter_context(open_workers(playing))
         writer = None if out is None else stack.enter_context(TraceWriter(out))
@@ -145,6 +153,8 @@ def play_episodes(
 
 def _held(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
     """(task id, sample, seed) of the episodes in the trace that is added to."""
+    if out is None and append:
+        raise TurngymError("--append (append=True) adds to a trace: name it with --out (out=...)")
     if out is None or not out.exists():
         return set()
     if not append:

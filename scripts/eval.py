@@ -15,7 +15,6 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.tables import print_table
 from turngym.agents.evaluation.tasks import EvalResult
 from turngym.agents.named_agent import settings_of
-from turngym.envs.common.provenance import FILE, write_config
 from turngym.scripts.options.eval import EvalOptions
 from turngym.scripts.options.parsing import parse
 
@@ -24,12 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym eval` with `argv` (without the verb itself); status 1 if episodes ended in errors."""
     description = (__doc__ or "").split("\n")[0]
     options = parse(EvalOptions, argv, prog="turngym eval", description=description)
-    try:
-        result = run(options)
-    finally:
-        # an evaluation that was broken off has its configuration too, one that never began leaves nothing
-        if options.out is not None and options.out.exists() and not (options.out / FILE).exists():
-            write_config(options.out / FILE, options, ("turngym", "eval", *argv), seed=options.seed)
+    result = run(options, command=("turngym", "eval", *argv))
     print_table(result.table(), title=result.title)
     if result.scores.errors:
         print(f"{result.scores.errors} episodes ended in errors and are not counted; run again to play them again")
@@ -37,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def run(options: EvalOptions) -> EvalResult:
+def run(options: EvalOptions, command: Sequence[str]) -> EvalResult:
     """Play, and write the files if a folder was named."""
     result = evaluate(
         options.panel,
@@ -54,6 +48,7 @@ def run(options: EvalOptions) -> EvalResult:
         workers=options.workers,
         servers=options.servers,
         verify=options.verify,
+        command=command,
         **settings_of(options.player),
     )
     for problem in result.problems:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from turngym.agents.episodes import play_episodes
 from turngym.agents.evaluation.tables import print_table
 from turngym.agents.named_agent import settings_of
-from turngym.envs.common.provenance import write_config
 from turngym.scripts.options.parsing import parse
 from turngym.scripts.options.rollout import RolloutOptions
 
@@ -36,12 +35,9 @@ def main(argv: Sequence[str]) -> int:
         env_kwargs=options.world.kwargs(),
         workers=options.workers,
         servers=options.servers,
+        command=("turngym", "rollout", *argv),
         **settings_of(options.player),
     )
-    if options.out is not None:
-        config = options.out.with_suffix(".config.toml")
-        if not (options.append and config.exists()):  # what is added to keeps the configuration of its first episodes
-            write_config(config, options, ("turngym", "rollout", *argv), seed=options.seed)
     table = played.table()
     if table is not None:
         print_table(table)

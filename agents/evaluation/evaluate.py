@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from turngym.agents.agent import Agent
 from turngym.agents.environments import env_maker, probe
+from turngym.agents.evaluation.config_file import keep_settings
 from turngym.agents.evaluation.tables import write_json
 from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
 from turngym.agents.executor.open_workers import WorkerOptions, open_workers
 from turngym.agents.named_agent import AgentSettings, OpenedAgent, as_opened
 from turngym.agents.sglang.options import PolicyServer
+from turngym.envs.common.provenance import FILE
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import Panel, load_panel, verify_panel
 
@@ -35,6 +37,7 @@ def evaluate(
     servers: PolicyServer | None = None,
     verify: bool = True,
     progress: bool = True,
+    command: str | Sequence[str] = "turngym.agents.evaluate",
     **settings: Unpack[AgentSettings],
 ) -> EvalResult:
     """Play every task of `panel` `samples` times with `agent` and score it, as `turngym eval` does.
@@ -47,7 +50,8 @@ def evaluate(
         seed: same seed, same episodes, whatever `slots` and `workers`.
         temperature: at which a model samples; 0 is greedy.
         slots: episodes played, and requests generated, at a time.
-        out: folder for results.json and trace.jsonl; an interrupted evaluation with the same folder goes on.
+        out: folder for results.json, trace.jsonl and config.toml (what was asked for, which `turngym eval --config`
+            takes); an interrupted evaluation with the same folder goes on.
         limit: play only the first so many tasks.
         data: folder of the data; by default where the environment looks for it.
         max_turns: turns before an episode is cut; by default the environment's own limit.
@@ -56,21 +60,27 @@ def evaluate(
         servers: SGLang servers that play with the weights of `model:FOLDER`.
         verify: check every task's hash against the panel before anything is played.
         progress: a bar on standard error.
+        command: who asked, as config.toml names it.
         settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
 
     Raises:
         TurngymError: an unknown panel or agent, tasks that are not the panel's, a folder with another evaluation.
     """
+    named = panel.full_name if isinstance(panel, Panel) else str(panel)
     panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
     overrides = {**(env_kwargs or {}), **_given(data=data, max_turns=max_turns)}
     kwargs = {**panel.make_kwargs, **overrides}
     make_env = env_maker(panel.env_id, **kwargs)
     if verify:
         _check(panel, make_env())
-    opened = as_opened(
-        agent, {**settings, "temperature": temperature, "slots": slots}, lambda: probe(panel.env_id, kwargs), servers
-    )
+    player = {**settings, "temperature": temperature, "slots": slots}
+    opened = as_opened(agent, player, lambda: probe(panel.env_id, kwargs), servers)
     playing = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    trace = None if out is None else Path(out) / "trace.jsonl"
+    if trace is not None and not trace.exists():  # what goes on keeps the file of its beginning
+        call = {"panel": named, "samples": samples, "out": str(out), "limit": limit, "seed": seed, "data": data}
+        call |= {"max_turns": max_turns, "env_kwargs": env_kwargs, "verify": verify}
+        keep_settings(trace.with_name(FILE), call, agent, player, servers, playing, command)
     with open_workers(playing) as play:
         result = evaluate_tasks(
             panel if limit is None else panel.tasks[:limit],
@@ -80,14 +90,14 @@ def evaluate(
             temperature=opened.temperature,
             seed=seed,
             slots=slots,
-            trace=None if out is None else Path(out) / "trace.jsonl",
+            trace=trace,
             system=opened.system,
             settings=_note(overrides, opened),
             progress=progress,
             play=play,
         )
-    named = {"panel": panel.full_name, "panel_sha256": panel.sha256, "limit": limit}
-    result = replace(result, settings={**result.settings, **named})
+    about = {"panel": panel.full_name, "panel_sha256": panel.sha256, "limit": limit}
+    result = replace(result, settings={**result.settings, **about})
     if out is not None:
         write_json(Path(out) / "results.json", result.to_json())
     return result

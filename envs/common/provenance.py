@@ -39,8 +39,12 @@ def provenance(command: str | Sequence[str] | None = None, *, seed: int | None =
 def write_config(
     path: Path, config: Any, command: str | Sequence[str] | None = None, *, seed: int | None = None
 ) -> None:
-    """Write the complete settings `config` as a TOML file with their provenance; `--config` reads it back."""
-    table: Mapping[str, Any] = {**to_table(config), PROVENANCE: provenance(command, seed=seed)}
+    """Write the complete settings `config`, an object or its table, as a TOML file with their provenance.
+
+    `--config` reads it back.
+    """
+    settings = config if isinstance(config, Mapping) else to_table(config)
+    table: Mapping[str, Any] = {**settings, PROVENANCE: provenance(command, seed=seed)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_toml(table), encoding="utf-8")
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from turngym.agents import evaluate, play_episodes
+from turngym.agents.scripted import RandomAgent
 from turngym.envs.common.settings import SettingsError
+from turngym.envs.core import TurngymError
 from turngym.envs.trace import read_trace
 from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout
@@ -40,3 +43,39 @@ def test_an_evaluation_leaves_its_settings_and_takes_them(tmp_path: Path) -> Non
     path.write_text('panel = "x"\nslts = 3\n')
     with pytest.raises(SettingsError, match=r"there is no setting slts\. Did you mean 'slots'"):
         evaluation.main(["--config", str(path)])
+
+
+def test_what_python_asked_for_is_repeated_by_the_command(tmp_path: Path) -> None:
+    small = {"config": "small", "max_turns": 3}
+    play_episodes("turngym/ALFWorld-v0", "random", tasks=2, seed=4, out=tmp_path / "one.jsonl", env_kwargs=small)
+    text = (tmp_path / "one.config.toml").read_text()
+    assert 'command = "turngym.agents.play_episodes"' in text
+    words = ["--config", str(tmp_path / "one.config.toml"), "--out", str(tmp_path / "two.jsonl")]
+    assert rollout.main(words) == 0
+    one, two = (read_trace(tmp_path / f"{name}.jsonl")[0] for name in ("one", "two"))
+    assert [[t.action for t in e.turns] for e in one] == [[t.action for t in e.turns] for e in two]
+    task = one[0].task.task_id
+    play_episodes(tasks=[task], agent=RandomAgent(), out=tmp_path / "own.jsonl", env_kwargs=small)
+    assert f'task = ["{task}"]' in (tmp_path / "own.config.toml").read_text()
+
+    asked = {"samples": 2, "limit": 1, "max_turns": 2, "slots": 3, "noise": 0.5, "progress": False}
+    first = evaluate("alfworld-generated-eval", "expert", out=tmp_path / "python", **asked)  # type: ignore[arg-type]
+    path = tmp_path / "python" / "config.toml"
+    found = parse(EvalOptions, ["--config", str(path)], prog="turngym eval", description="")
+    assert (found.panel, found.samples, found.limit, found.max_turns) == ("alfworld-generated-eval", 2, 1, 2)
+    assert (found.player.agent, found.player.noise, found.player.slots) == ("expert", 0.5, 3)
+    again = evaluation.run(
+        parse(EvalOptions, ["--config", str(path), "--out", str(tmp_path / "b")], prog="", description=""), "test"
+    )
+    assert again.scores == first.scores
+    before = path.read_text()
+    assert evaluate("alfworld-generated-eval", "expert", out=tmp_path / "python", **asked).resumed == 2  # type: ignore[arg-type]
+    assert path.read_text() == before
+
+
+def test_a_rollout_without_a_trace_shows_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--tasks", "1", "--max-turns", "2", "--env-kwargs", '{"config": "small"}']
+    assert rollout.main(words) == 0
+    assert "1 episodes" in capsys.readouterr().out
+    with pytest.raises(TurngymError, match="name it with --out"):
+        rollout.main([*words, "--append"])
