@@ -12,6 +12,7 @@ from turngym.agents.model_agent import ModelAgent
 from turngym.agents.models import file_hashes, load_policy, renderer_of
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
+from turngym.agents.sglang.open_servers import eval_policy, load_outside
 from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
@@ -203,8 +204,6 @@ def _open_model(folder: str, options: AgentOptions, tool: ToolSpec, servers: Pol
 def _engine(folder: str, settings: ChatSettings, options: AgentOptions, servers: PolicyServer) -> tuple[Any, Any, Any]:
     """What generates, the model as far as it is loaded, and the tokenizer."""
     if servers.policy_server:
-        from turngym.agents.sglang.open_servers import eval_policy, load_outside
-
         model, tokenizer = load_outside(folder)
         return eval_policy(servers, Path(folder), tokenizer, settings.max_context), model, tokenizer
     from turngym.agents.local_engine.engine import LocalEngine

@@ -10,6 +10,7 @@ from typing import Literal
 from turngym.agents.executor.core import Workers
 from turngym.agents.executor.local import LocalWorkers
 from turngym.agents.executor.parallel import ParallelRollout
+from turngym.agents.executor.ray_cluster import RayWorkers
 from turngym.agents.rollout import PlayJobs, rollout
 from turngym.envs.core import TurngymError
 
@@ -46,8 +47,6 @@ def open_workers(options: WorkerOptions) -> Iterator[PlayJobs]:
         return
     workers: Workers
     if options.executor == "ray":
-        from turngym.agents.executor.ray_cluster import RayWorkers
-
         workers = RayWorkers(
             options.workers, address=options.ray_address, cpus=options.worker_cpus, gpus=options.worker_gpus
         )

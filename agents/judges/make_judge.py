@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from turngym.agents.judges.expert import ExpertJudge
+from turngym.agents.judges.http import HttpJudge
+from turngym.agents.judges.local import PolicyJudge
 from turngym.agents.judges.rules import RuleJudge
 from turngym.agents.models import load_policy
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.agents.scripted import named_player
 from turngym.envs.common.plugins import find
 from turngym.envs.core import TurngymError
@@ -97,8 +101,6 @@ def _expert_judge(context: JudgeContext) -> Judge:
 
 
 def _http_judge(context: JudgeContext) -> Judge:
-    from turngym.agents.judges.http import HttpJudge
-
     options = context.options
     return HttpJudge(
         url=options.judge,
@@ -111,10 +113,7 @@ def _http_judge(context: JudgeContext) -> Judge:
 
 
 def _model_judge(context: JudgeContext, folder: str) -> Judge:
-    from turngym.agents.judges.local import PolicyJudge
-    from turngym.agents.local_engine.engine import LocalEngine
-    from turngym.agents.rendering.chat_settings import ChatSettings
-    from turngym.agents.rendering.chat_template import ChatTemplate
+    from turngym.agents.local_engine.engine import LocalEngine  # torch, which only this judge needs
 
     options, settings = context.options, ChatSettings.load(folder)
     model, tokenizer = load_policy(folder, context.device, "float32")

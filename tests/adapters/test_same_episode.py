@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import slime_contract as contract
 
 from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import Verdict
@@ -19,8 +18,6 @@ from turngym.trainers.adapters import datasets, openenv, skyrl, slime, trl, verl
 from turngym.trainers.adapters.session import play
 from turngym.trainers.adapters.trajectory import Trajectory
 
-sys.path.append(str(Path(__file__).parent))
-contract = importlib.import_module("slime_contract")
 Played = list[dict[str, Any]]
 SEED = 3
 

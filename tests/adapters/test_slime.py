@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+import slime_contract as contract
 
 from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
@@ -18,8 +17,6 @@ from turngym.trainers.adapters import slime as adapter
 from turngym.trainers.adapters.slime_rollout import rollout_function
 from turngym.trainers.adapters.trajectory import Trajectory
 
-sys.path.append(str(Path(__file__).parent))
-contract = importlib.import_module("slime_contract")
 PARAMS = {"temperature": 1.0, "max_new_tokens": 2000, "stop": None, "stop_token_ids": None}
 SEED = 3
 

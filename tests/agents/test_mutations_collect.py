@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from pathlib import Path
 
+import mutants as tools
 import pytest
 
 from turngym.agents import collect
 from turngym.envs.common import task_order
-
-HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parent / "trainers")]
-tools = importlib.import_module("mutants")
 
 ONE_EACH = "every job has one episode"
 SAME = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import proxy_tools as tools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +16,6 @@ from turngym.agents.proxy.conversation.chat import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.conversation.messages import ChatMessage, ToolCall
 from turngym.agents.proxy.errors import ApiError
 
-sys.path.insert(0, str(Path(__file__).parent))
-tools = importlib.import_module("proxy_tools")
 Bench, user = tools.Bench, tools.user
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import proxy_tools as tools
 import pytest
 
 from turngym.agents.proxy.conversation.messages import ChatMessage
@@ -18,8 +17,6 @@ from turngym.agents.proxy.errors import ApiError, ProxyError
 from turngym.agents.proxy.sessions.records import read_records
 from turngym.envs.trace import episode_to_json
 
-sys.path.append(str(Path(__file__).parent))
-tools = importlib.import_module("proxy_tools")
 user = tools.user
 
 Make = Callable[..., Any]

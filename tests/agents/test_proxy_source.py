@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import proxy_tools as tools
 import pytest
 
 from turngym.agents.judges.keyword import WordJudge
@@ -19,8 +18,6 @@ from turngym.envs.core import Task
 from turngym.envs.episode import Episode, Status
 from turngym.envs.protocols import CollectRequest, JudgeRequest
 
-sys.path.append(str(Path(__file__).parent))
-tools = importlib.import_module("proxy_tools")
 user = tools.user
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +15,12 @@ pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
 httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 
+import proxy_tools as tools  # noqa: E402
+
 from turngym.agents.proxy.http.app import create_app  # noqa: E402
 from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
 from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
 
-sys.path.append(str(Path(__file__).parent))
-tools = importlib.import_module("proxy_tools")
 user = tools.user
 LOOK = {
     "type": "function",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pickle
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sglang_fake as fake
 
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.client.http import error_text
@@ -21,8 +20,6 @@ from turngym.agents.sglang.policy import SglangPolicy
 from turngym.agents.sglang.settings import SglangSettings
 from turngym.envs.protocols import GenerateRequest, Sampling
 
-sys.path.insert(0, str(Path(__file__).parent))
-fake = importlib.import_module("sglang_fake")
 FakeServer, VOCABULARY = fake.FakeServer, fake.VOCABULARY
 QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
 

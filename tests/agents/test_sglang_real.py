@@ -7,7 +7,6 @@ One server does it all, in order; it is killed once and comes back. About two mi
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import sglang_schema as schemas
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -46,8 +46,6 @@ from turngym.scripts.serve.policy import installed
 from turngym.trainers.models.scorer import LocalScorer
 
 pytestmark = pytest.mark.sglang
-sys.path.insert(0, str(Path(__file__).parent))
-schemas = importlib.import_module("sglang_schema")
 PYTHON = os.environ.get("TURNGYM_SGLANG_PYTHON", sys.executable)
 START = 540.0
 """Seconds that the server may take on a machine that is busy; 30 to 90 are usual."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sglang_fake as fake
+import sglang_schema as schemas
 
 from turngym.agents.sglang.client.answers import read_generation
 from turngym.agents.sglang.client.fleet import Fleet
@@ -17,8 +16,6 @@ from turngym.agents.sglang.policy import SglangPolicy
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.envs.protocols import GenerateRequest, Sampling
 
-sys.path.insert(0, str(Path(__file__).parent))
-fake, schemas = importlib.import_module("sglang_fake"), importlib.import_module("sglang_schema")
 IDS = np.array([5, 6, 7, 8], np.int32)
 pytestmark = pytest.mark.sglang  # its wheel is installed by that job alone
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sglang_fake as fake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +17,6 @@ from turngym.agents.sglang.errors import BadAnswer, ServerError, WrongWeights
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.settings import SglangSettings
 
-sys.path.insert(0, str(Path(__file__).parent))
-fake = importlib.import_module("sglang_fake")
 FakeServer, VOCABULARY, logprobs = fake.FakeServer, fake.VOCABULARY, fake.logprobs
 ROWS = [np.array([5, 6, 7, VOCABULARY - 1, 8], np.int32), np.array([9, 3], np.int32), np.array([4, 4, 4], np.int32)]
 PLACES = [np.array([2, 3, 4]), np.array([1]), np.array([], np.int64)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sglang_fake as fake
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
@@ -26,8 +25,6 @@ from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
 from turngym.agents.sglang.weights.weight_versions import WeightVersions
 from turngym.envs.protocols import GenerateRequest, PartialFailure, Sampling
 
-sys.path.insert(0, str(Path(__file__).parent))
-fake = importlib.import_module("sglang_fake")
 FakeServer = fake.FakeServer
 QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from collections import Counter
 
 import import_graph
@@ -90,6 +92,23 @@ def test_no_module_imports_itself_around_corners() -> None:
     """Late and type-checking imports count: a circle that hides in a function is still one."""
     found = import_graph.circles(import_graph.graph())
     assert not found, "\n".join(" <-> ".join(group) for group in found)
+
+
+def test_late_imports_have_an_optional_package_as_their_reason() -> None:
+    """Below the verbs a module of ours is imported late only where it brings a package that may be missing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    base = {re.split(r"[^\w-]", needed)[0] for needed in project["dependencies"]}
+    wrong = []
+    for module, path in import_graph.modules().items():
+        for line, name, late in import_graph.statements(path):
+            found = import_graph.target(name)
+            if late and found is not None and not module.startswith("turngym.scripts"):
+                brings = (
+                    import_graph.foreign(found) - import_graph.foreign(module) - base - set(sys.stdlib_module_names)
+                )
+                if not brings:
+                    wrong.append(f"{path.relative_to(ROOT)}, line {line}: {name}: import it at the top")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_circle_is_found() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sglang_fake as fake
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -20,8 +19,6 @@ from turngym.agents.sglang.options import PolicyServer, TrainServers
 from turngym.envs.protocols import GenerateRequest, Sampling
 from turngym.trainers.models.weight_source import ModelWeights
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
-fake = importlib.import_module("sglang_fake")
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": fake.VOCABULARY, "hidden_size": 16}
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import FrozenInstanceError, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import toy_run as toy
 
 from turngym.envs.protocols import CollectRequest
 from turngym.trainers.algorithm import Algorithm, Scorers, Targets
@@ -25,8 +23,6 @@ from turngym.trainers.run.epochs import Schedule, minibatches, run_epochs
 from turngym.trainers.run.optimizer_step import Forward, accumulate, learning_rate, make_optimizer, update
 from turngym.trainers.targets.targets import TargetError
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 torch.set_num_threads(1)
 RUN = RunConfig(steps=10, episodes=12, max_turns=6)
 DISTILL = DistillConfig(top_k=8)

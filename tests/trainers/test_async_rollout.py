@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import toy_run as toy
 
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest
@@ -21,8 +20,6 @@ from turngym.trainers.run.metrics import SOME_METRICS, read_metrics
 from turngym.trainers.run.rollout_schedule import Synchronous
 from turngym.trainers.trainer import Trainer
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 torch.set_num_threads(1)
 
 

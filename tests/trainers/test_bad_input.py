@@ -11,8 +11,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import toy_run as toy
 
 from turngym.envs.core import Verdict
 from turngym.envs.episode import Episode
@@ -33,8 +32,6 @@ from turngym.trainers.targets.group_advantages import AdvantageError
 from turngym.trainers.targets.targets import GroupAdvantage, SplitAdvantage
 from turngym.trainers.trainer import TrainError
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 Make = Callable[..., Episode]
 NOBODY = Scorers(student=None)  # type: ignore[arg-type]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import toy_run as toy
 
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.models.model import load_model
@@ -23,8 +22,6 @@ from turngym.trainers.run.checkpoint import (
 from turngym.trainers.run.metrics import MetricsLog, read_metrics
 from turngym.trainers.run.optimizer_step import make_optimizer
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 torch.set_num_threads(1)
 
 

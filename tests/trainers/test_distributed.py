@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 import os
 import re
@@ -18,9 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import distributed_worker as worker
 import numpy as np
 import pytest
 import torch
+import toy_run as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,9 +49,6 @@ from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.run.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.run.metrics import read_metrics
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
-worker = importlib.import_module("distributed_worker")
 torch.set_num_threads(1)
 T = TypeVar("T")
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import toy_run as toy
 
 from turngym.trainers.models.model import load_model
 from turngym.trainers.run.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
@@ -20,8 +19,6 @@ from turngym.trainers.run.full_disk import full_disk, no_room
 from turngym.trainers.run.metrics import read_metrics
 from turngym.trainers.trainer import EvalPoint, TrainError
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 torch.set_num_threads(1)
 
 

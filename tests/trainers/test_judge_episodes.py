@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import judged as tools
 import numpy as np
 import pytest
 
@@ -22,8 +20,6 @@ from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.judge.turn_filter import HintedTurns, ScoredTurns
 from turngym.trainers.targets.targets import TargetError
 
-sys.path.append(str(Path(__file__).parent))
-tools = importlib.import_module("judged")
 Make = Callable[..., Episode]
 PIECES = [([1, 2], [10, 11]), ([3], [12]), ([4], [13, 14, 15])]
 

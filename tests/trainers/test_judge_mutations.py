@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import judged as tools
 import numpy as np
 import pytest
 
@@ -18,8 +17,7 @@ from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.judge import episodes, targets, turn_filter, votes
 
-sys.path.append(str(Path(__file__).parent))
-mutations, tools = importlib.import_module("test_mutations"), importlib.import_module("judged")
+mutations = importlib.import_module("test_mutations")
 hints = importlib.import_module("test_opd_hints")
 build = importlib.import_module("test_judge_rules").play
 PIECES = [([1, 2], [10, 11]), ([3], [12]), ([4], [13, 14, 15])]

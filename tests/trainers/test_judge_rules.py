@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import judged as tools
 import pytest
 
 from turngym.agents.judges.rules import RuleJudge
@@ -17,8 +15,6 @@ from turngym.envs.episode import Episode, Status
 from turngym.trainers.judge.episodes import judge_episodes, requests
 from turngym.trainers.judge.votes import majority, read_score
 
-sys.path.append(str(Path(__file__).parent))
-tools = importlib.import_module("judged")
 Make = Callable[..., Episode]
 
 

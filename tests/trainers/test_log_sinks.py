@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from toy_run import trainer
 
 from turngym.envs.core import TurngymError
 from turngym.trainers.config import RunConfig
 from turngym.trainers.run.metrics import read_metrics
 
-sys.path.append(str(Path(__file__).parent))
-trainer = importlib.import_module("toy_run").trainer
 torch.set_num_threads(1)
 
 

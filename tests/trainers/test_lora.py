@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import toy_run as toy
 
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.envs.protocols import GenerateRequest, Sampling
@@ -28,8 +28,6 @@ from turngym.trainers.run.optimizer_step import make_optimizer
 from turngym.trainers.targets.critic import Critic, CriticConfig
 
 pytest.importorskip("peft")
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 torch.set_num_threads(1)
 IDS = torch.arange(12)[None]
 

@@ -7,11 +7,9 @@ survives must be listed below with the reason why it computes the same, and must
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
 from types import ModuleType
 
+import mutants as tools
 import pytest
 
 from turngym.trainers.judge import votes
@@ -20,9 +18,6 @@ from turngym.trainers.losses import truncated_importance as truncated
 from turngym.trainers.rollout_plan import curriculum, demonstration_prefix, depth, group_filter, turn_stats
 from turngym.trainers.run import epochs, optimizer_step, train_loop
 from turngym.trainers.targets import critic, group_advantages, returns, targets, teacher_reward
-
-sys.path.append(str(Path(__file__).parent))
-tools = importlib.import_module("mutants")
 
 TESTED: dict[ModuleType, tuple[str, ...]] = {
     policy_gradient: ("policy_gradient",),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import judged as tools
 import numpy as np
 import pytest
 import torch
+import toy_run as toy
 from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode, TopK
@@ -29,8 +29,6 @@ from turngym.trainers.run.metrics import known_metric, read_metrics
 from turngym.trainers.targets.targets import TargetError
 from turngym.trainers.trainer import Trainer
 
-sys.path.append(str(Path(__file__).parent))
-tools, toy = importlib.import_module("judged"), importlib.import_module("toy_run")
 torch.set_num_threads(1)
 Make = Callable[..., Episode]
 RUN = RunConfig(steps=4, episodes=12, max_turns=6, eval_every=0, checkpoint_every=2, tensorboard=False)

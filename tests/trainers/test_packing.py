@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import toy_run as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +22,6 @@ from turngym.trainers.models.packing import check_packing, padding, split_packed
 from turngym.trainers.run.metrics import read_metrics
 from turngym.trainers.run.optimizer_step import Forward, accumulate
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 torch.set_num_threads(1)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import toy_run as toy
 
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
@@ -23,8 +22,6 @@ from turngym.trainers.run.metrics import read_metrics
 from turngym.trainers.run.optimizer_step import Forward, accumulate, make_optimizer, update
 from turngym.trainers.targets.critic import Critic, CriticConfig
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 torch.set_num_threads(1)
 LOSS = sft.build(sft.SftConfig(), RunConfig()).token_loss
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import judged as tools
 import numpy as np
 import pytest
 import torch
+import toy_run as toy
 
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest, JudgeRequest
@@ -28,8 +29,6 @@ from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.run.metrics import known_metric, read_metrics
 from turngym.trainers.trainer import Trainer
 
-sys.path.append(str(Path(__file__).parent))
-tools, toy = importlib.import_module("judged"), importlib.import_module("toy_run")
 torch.set_num_threads(1)
 Make = Callable[..., Episode]
 RUN = RunConfig(steps=6, episodes=12, max_turns=6, eval_every=0, checkpoint_every=2, tensorboard=False)

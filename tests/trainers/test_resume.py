@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
@@ -13,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+import toy_run as toy
 
 from turngym.trainers.models.model import load_model
 from turngym.trainers.run.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.run.metrics import read_metrics
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 torch.set_num_threads(1)
 STEPS = 10
 

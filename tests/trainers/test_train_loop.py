@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import toy_run as toy
 
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Status
@@ -29,8 +28,6 @@ from turngym.trainers.run.offline_rollouts import DatasetCollect
 from turngym.trainers.run.progress import LiveProgress, describe
 from turngym.trainers.trainer import EvalPoint, TrainError
 
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("toy_run")
 torch.set_num_threads(1)
 
 

@@ -3,14 +3,13 @@ plays the full one."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import alfworld_house as houses
 import pytest
 
 from turngym.envs.alfworld.data import GameFolder
@@ -23,8 +22,6 @@ from turngym.envs.alfworld.source import RealGames
 from turngym.envs.core import TurngymError
 from turngym.envs.guard import ActionGuard
 
-sys.path.append(str(Path(__file__).parent))
-houses = importlib.import_module("alfworld_house")
 house = houses.house
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
+from alfworld_house import house
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.envs.alfworld.native.engine import NOTHING, NativeEngine
 from turngym.envs.alfworld.native.game import load_game
 from turngym.envs.alfworld.native.names import entity_names, listing, shuffled
-
-sys.path.append(str(Path(__file__).parent))
-house = importlib.import_module("alfworld_house").house
 
 
 def play(*commands: str, goal: str = "place", extra: str = "") -> tuple[NativeEngine, str]:

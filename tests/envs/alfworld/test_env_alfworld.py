@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import ClassVar
 
 import gymnasium as gym
 import pytest
+from alfworld_house import house
 
 from turngym.envs.alfworld.data import find_root
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.core import TaskError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.testing import EnvContract
-
-sys.path.append(str(Path(__file__).parent))
-house = importlib.import_module("alfworld_house").house
 
 
 class TestGenerated(EnvContract):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import alfworld_house as houses
 import pytest
 
 from turngym.envs.alfworld.errors import GameError, GameUnsupported
 from turngym.envs.alfworld.native.engine import NOTHING, NativeEngine
 from turngym.envs.alfworld.native.game import load_game
 
-sys.path.append(str(Path(__file__).parent))
-houses = importlib.import_module("alfworld_house")
 house = houses.house
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+import search_toy as toy
 
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, RandomAgent
@@ -22,9 +21,6 @@ from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.protocol import INVALID
 from turngym.envs.testing import EnvContract
 from turngym.retrieval.core import Hit
-
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("search_toy")
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import search_toy as toy
 
 from turngym.envs.core import TaskError
 from turngym.envs.panels import load_panel, verify_panel
@@ -17,9 +16,6 @@ from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.parquet import PROMPT, prompt_rows, read_questions, write_prompts
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.search.sources import half, open_source
-
-sys.path.append(str(Path(__file__).parent))
-toy = importlib.import_module("search_toy")
 
 
 def write(path: Path, *rows: Any) -> Path:

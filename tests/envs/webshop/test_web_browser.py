@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import web_browser
 
 from turngym.envs.episode import Episode
 from turngym.envs.webshop.env import WebShopEnv
@@ -19,9 +18,6 @@ from turngym.envs.webshop.shop.shop import Shop, open_shop
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
 from turngym.envs.webshop.web.app import WebSettings, create_app
-
-sys.path.append(str(Path(__file__).parent))
-web_browser = importlib.import_module("web_browser")
 
 WIDTH, HEIGHT = 1000, 800
 

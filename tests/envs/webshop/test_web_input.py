@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+import web_tools as tools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +18,6 @@ pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 from turngym.envs.webshop.web.app import COOKIE, MAX_FORM, WebSettings, create_app
 from turngym.envs.webshop.web.content import picture
 
-sys.path.append(str(Path(__file__).parent))
-tools = importlib.import_module("web_tools")
 Person = tools.Person
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import html
-import importlib
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import web_tools as tools
 
 from turngym.envs.episode import Episode, Status
 from turngym.envs.webshop.env import WebShopEnv
@@ -22,8 +20,6 @@ pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 from turngym.envs.webshop.web.app import WebSettings, create_app
 from turngym.envs.webshop.web.visits import VisitLimits
 
-sys.path.append(str(Path(__file__).parent))
-tools = importlib.import_module("web_tools")
 Person = tools.Person
 
 EVIL = "\"><script>alert(1)</script>'{{7*7}} </button><img src=x onerror=alert(2)>"

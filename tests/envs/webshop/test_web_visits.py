@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import signal
 import subprocess
@@ -22,9 +21,6 @@ from turngym.envs.webshop.shop.shop import Shop
 from turngym.envs.webshop.web.recording import Recorder
 from turngym.envs.webshop.web.visits import VisitLimits, Visits
 from turngym.scripts.main import main
-
-sys.path.append(str(Path(__file__).parent))
-tools = importlib.import_module("web_tools")
 
 
 class Clock:
