@@ -18,7 +18,7 @@ from turngym.trainers.batch import pack
 from turngym.trainers.judge import episodes, targets, turn_filter, votes
 
 mutations = importlib.import_module("test_mutations")
-hints = importlib.import_module("test_opd_hints")
+hints = importlib.import_module("test_judge_targets")
 build = importlib.import_module("test_judge_rules").play
 PIECES = [([1, 2], [10, 11]), ([3], [12]), ([4], [13, 14, 15])]
 

@@ -1,30 +1,25 @@
-"""Binary PRM-RL: advantages by hand, weights, the loss, and a run that resumes to the same numbers."""
+"""Binary PRM-RL: weights, the loss, and a run that resumes to the same numbers. Its targets: `test_judge_targets`."""
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import judged as tools
-import numpy as np
 import pytest
 import torch
 import toy_run as toy
 
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest, JudgeRequest
-from turngym.trainers.algorithm import Scorers, Tokens
+from turngym.trainers.algorithm import Tokens
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.batch import pack
 from turngym.trainers.config import OptimizerConfig, RunConfig
 from turngym.trainers.judge.collect import JudgedCollect
 from turngym.trainers.judge.episodes import judge_episodes
-from turngym.trainers.judge.targets import TurnScore, batch_turns
-from turngym.trainers.judge.turn_filter import ScoredTurns
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.run.metrics import known_metric, read_metrics
 from turngym.trainers.trainer import Trainer
@@ -43,18 +38,6 @@ def two(make_episode: Make) -> list[Episode]:
     return [tools.with_texts(a, ["a", "b", "c"]), tools.with_texts(b, ["d"])]
 
 
-def test_scores_are_advantages_on_every_token_of_their_turn(two: list[Episode]) -> None:
-    votes = [tools.boxed(1, 1, 0), tools.boxed(-1, -1, -1)]
-    judged, _ = judge_episodes(two, tools.Says(lambda request: votes[request.turn]), "score")
-    kept = ScoredTurns()(judged)
-    batch = pack(kept)
-    assert batch.label_N.tolist() == [10, 11, 12, 20, 21]
-    targets = TurnScore()(batch, kept, Scorers(student=NOBODY))
-    assert targets.advantage_N is not None
-    assert targets.advantage_N.tolist() == [1.0, 1.0, -1.0, 0.0, 0.0]
-    assert np.isfinite(targets.advantage_N).all()
-
-
 @pytest.mark.parametrize(
     ("weight", "expected"),
     [
@@ -70,13 +53,6 @@ def test_weights_of_what_is_left_sum_to_one(two: list[Episode], weight: Any, exp
     weight_N = algorithm.weight(pack(algorithm.select(judged)), step=1, total_steps=6)
     assert weight_N.tolist() == pytest.approx(expected)
     assert weight_N.sum() == pytest.approx(1.0)
-
-
-def test_turns_of_the_batch_come_in_its_order(two: list[Episode]) -> None:
-    error = replace(two[0], status=importlib.import_module("turngym.envs.episode").Status.ERROR_ENV)
-    episodes = [error, two[1], two[0]]
-    found = [(e.task.task_id, t.index, s.start, s.stop) for e, t, s in batch_turns(pack(episodes), episodes)]
-    assert found == [("task/1", 0, 0, 2), ("task/0", 0, 2, 4), ("task/0", 1, 4, 5), ("task/0", 2, 5, 8)]
 
 
 def test_the_loss_by_hand() -> None:

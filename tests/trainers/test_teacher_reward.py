@@ -86,10 +86,12 @@ def test_group_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
     assert found() == pytest.approx([0.475 / (0.95 / 2**0.5), -0.475 / (0.95 / 2**0.5)], rel=1e-5)
     assert found(scale="none", pool="sum") == pytest.approx([0.4, -0.4])
     assert found(scale="none", env_coef=0.5) == pytest.approx([0.225, -0.225])
+    logged = GroupTeacherAdvantage(reward=TeacherReward(), pool="sum", env_coef=0.5)(batch, pair, SCORERS)
+    np.testing.assert_allclose(logged.reward, [-3.3, -3.6], rtol=1e-6)
+    np.testing.assert_allclose(logged.label_logp_N, [-1.0, -1.1, -1.2, -2.0, -2.1], rtol=1e-6)
     short = [make_episode([([1], [n])], number=n, group=0) for n in (10, 20)]  # one token each: -1 and -2
     targets = GroupTeacherAdvantage(reward=TeacherReward(), scale="none")(pack(short), short, SCORERS)
     np.testing.assert_allclose(targets.advantage_N, [0.5, -0.5], rtol=1e-6)
-    np.testing.assert_allclose(targets.label_logp_N, [-1.0, -2.0], rtol=1e-6)
 
 
 def test_critic_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:

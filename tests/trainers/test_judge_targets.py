@@ -1,0 +1,175 @@
+"""Targets from judges: scores on every token of their turn, and advantages of a teacher that has read the hint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import judged as tools
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from turngym.envs.episode import Episode, Status, TopK
+from turngym.trainers.algorithm import Scorers
+from turngym.trainers.batch import pack
+from turngym.trainers.judge.episodes import judge_episodes
+from turngym.trainers.judge.targets import HintAdvantage, HintTopK, TurnScore, batch_turns, up_to_rejection
+from turngym.trainers.judge.turn_filter import HintedTurns, ScoredTurns
+from turngym.trainers.targets.targets import TargetError
+
+Make = Callable[..., Episode]
+NOBODY: Any = None
+
+
+@pytest.fixture
+def scored(make_episode: Make) -> list[Episode]:
+    """A: turns of 2, 1 and 3 tokens, the last without a next state. B: one turn of 2 tokens, its only one."""
+    a = make_episode([([1, 2], [10, 11]), ([3], [12]), ([4], [13, 14, 15])], number=0)
+    b = make_episode([([5, 6], [20, 21])], number=1)
+    return [tools.with_texts(a, ["a", "b", "c"]), tools.with_texts(b, ["d"])]
+
+
+def test_scores_are_advantages_on_every_token_of_their_turn(scored: list[Episode]) -> None:
+    votes = [tools.boxed(1, 1, 0), tools.boxed(-1, -1, -1)]
+    judged, _ = judge_episodes(scored, tools.Says(lambda request: votes[request.turn]), "score")
+    kept = ScoredTurns()(judged)
+    batch = pack(kept)
+    assert batch.label_N.tolist() == [10, 11, 12, 20, 21]
+    targets = TurnScore()(batch, kept, Scorers(student=NOBODY))
+    assert targets.advantage_N is not None
+    assert targets.advantage_N.tolist() == [1.0, 1.0, -1.0, 0.0, 0.0]
+    assert np.isfinite(targets.advantage_N).all()
+
+
+def test_turns_of_the_batch_come_in_its_order(scored: list[Episode]) -> None:
+    error = replace(scored[0], status=Status.ERROR_ENV)
+    episodes = [error, scored[1], scored[0]]
+    found = [(e.task.task_id, t.index, s.start, s.stop) for e, t, s in batch_turns(pack(episodes), episodes)]
+    assert found == [("task/1", 0, 0, 2), ("task/0", 0, 2, 4), ("task/0", 1, 4, 5), ("task/0", 2, 5, 8)]
+
+
+@dataclass(slots=True)
+class Table:
+    """Scores a position by its id and index: log-probability -(id + position / 100); notes what it was asked."""
+
+    short: int = 0
+    value: float = 0.0
+    asked: list[tuple[list[int], list[int]]] = field(default_factory=list)
+
+    def logprobs(
+        self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]]
+    ) -> list[NDArray[np.float32]]:
+        self.asked += [(row.tolist(), where.tolist()) for row, where in zip(ids, positions, strict=True)]
+        found = [
+            np.array([self.value - int(row[p]) - p / 100 for p in where], np.float32)
+            for row, where in zip(ids, positions, strict=True)
+        ]
+        return [*found[:-1], found[-1][: len(found[-1]) - self.short]]
+
+    def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
+        return [
+            TopK(
+                ids=np.tile(np.arange(k, dtype=np.int32), (len(where), 1)),
+                logp=np.tile(np.log(np.full(k, 0.5 / k)), (len(where), 1)).astype(np.float32),
+            )
+            for where in positions
+        ]
+
+
+@pytest.fixture
+def hinted(make_episode: Make) -> list[Episode]:
+    """A: turns of 2, 1 (no hint) and 3 tokens; B: one of 2. Prompts with hints are longer than without."""
+    a = make_episode([([1, 2], [10, 11]), ([3], [12]), ([4], [13, 14, 15])], number=0)
+    b = make_episode([([5, 6], [20, 21])], number=1)
+    prompts: dict[int, list[int] | None] = {0: [1, 2, 7, 7], 1: None, 2: [1, 2, 10, 11, 3, 12, 4, 8]}
+    turns = [
+        replace(turn, hint_prompt_ids=None if (ids := prompts[turn.index]) is None else np.array(ids, np.int32))
+        for turn in a.turns
+    ]
+    only = replace(b.turns[0], hint_prompt_ids=np.array([9], np.int32))
+    return HintedTurns()([replace(a, turns=tuple(turns)), replace(b, turns=(only,))])
+
+
+def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episode]) -> None:
+    batch = pack(hinted)
+    assert batch.label_N.tolist() == [10, 11, 13, 14, 15, 20, 21]
+    teacher, student = Table(value=0.5), Table()
+    targets = HintAdvantage()(batch, hinted, Scorers(student=student, teacher=teacher))
+    assert teacher.asked == [
+        ([1, 2, 7, 7, 10, 11], [4, 5]),
+        ([1, 2, 10, 11, 3, 12, 4, 8, 13, 14, 15], [8, 9, 10]),
+        ([9, 20, 21], [1, 2]),
+    ]
+    # the ids cancel; teacher positions 4 5 8 9 10 1 2, student positions 2 3 7 8 9 2 3
+    assert targets.advantage_N is not None
+    expected = [0.5 - shift / 100 for shift in (2, 2, 1, 1, 1, -1, -1)]
+    assert targets.advantage_N.tolist() == pytest.approx(expected, abs=1e-5)
+    alone = HintAdvantage()(batch, hinted, Scorers(student=student, reference=Table(value=0.5)))
+    assert alone.advantage_N is not None
+    assert alone.advantage_N.tolist() == targets.advantage_N.tolist()
+
+
+def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode]) -> None:
+    batch, student = pack(hinted), Table()
+    with pytest.raises(TargetError, match=r"task/1 seed 0 sample 0, turn 0: .* 1 log-probabilities for .* 2 tokens"):
+        HintAdvantage()(batch, hinted, Scorers(student=student, teacher=Table(short=1)))
+    with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
+        HintAdvantage()(batch, hinted, Scorers(student=student, teacher=Table(value=math.nan)))
+    with pytest.raises(TargetError, match="needs a teacher or the frozen initial policy"):
+        HintAdvantage()(batch, hinted, Scorers(student=student))
+    bare = [replace(hinted[1], turns=(replace(hinted[1].turns[0], hint_prompt_ids=None),))]
+    with pytest.raises(TargetError, match=r"task/1 .*turn 0: it has no hint in its prompt"):
+        HintAdvantage()(pack(bare), bare, Scorers(student=student, teacher=Table()))
+
+    class Silent(Table):
+        def logprobs(self, ids: Any, positions: Any) -> list[NDArray[np.float32]]:
+            return super().logprobs(ids, positions)[:-1]
+
+    with pytest.raises(TargetError, match="answered 2 turns; 3 were asked"):
+        HintAdvantage()(batch, hinted, Scorers(student=student, teacher=Silent()))
+
+
+def test_top_k_targets_are_the_hinted_teachers(hinted: list[Episode]) -> None:
+    targets = HintTopK(4)(pack(hinted), hinted, Scorers(student=Table(), teacher=Table()))
+    assert targets.topk_ids_NK is not None
+    assert targets.topk_logp_NK is not None
+    assert targets.topk_ids_NK.tolist() == [[0, 1, 2, 3]] * 7
+    assert targets.topk_logp_NK == pytest.approx(math.log(0.125))
+
+
+def test_what_follows_a_rejected_token_teaches_nothing(hinted: list[Episode]) -> None:
+    batch = pack(hinted)  # responses 10 11 | 13 14 15 | 20 21
+    logp = np.log(np.array([0.04, 0.9, 0.9, 0.01, 0.9, 0.06, 0.5]))
+    counts = [True, False, True, True, False, True, True]
+    assert up_to_rejection(batch, hinted, logp, 0.05).tolist() == counts
+
+    class Read(Table):
+        """Knows what the probabilities above are of, and of no id whether it is a label that it did not list."""
+
+        def logprobs(self, ids: Any, positions: Any) -> list[NDArray[np.float32]]:
+            return [part.astype(np.float32) for part in np.split(logp, [2, 5])]
+
+        def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
+            assert k == 20, "0.05 or more: among the 20 most likely"
+            labels, at = [np.array([10, 11]), np.array([13, 14, 15]), np.array([20, 21])], np.split(logp, [2, 5])
+            return [
+                TopK(
+                    ids=np.where(np.exp(p)[:, None] > 0.03, np.c_[np.full(len(p), 99), label], 98).astype(np.int32),
+                    logp=np.c_[np.zeros(len(p)), p].astype(np.float32),
+                )
+                for label, p in zip(labels, at, strict=True)
+            ]
+
+    scorers = Scorers(student=Table(), teacher=Read())
+    whole, cut = HintAdvantage()(batch, hinted, scorers), HintAdvantage(0.05)(batch, hinted, scorers)
+    assert whole.advantage_N is not None
+    assert cut.advantage_N is not None
+    assert cut.advantage_N.tolist() == [a if c else 0.0 for a, c in zip(whole.advantage_N, counts, strict=True)]
+    targets = HintTopK(1, 0.05)(batch, hinted, scorers)
+    assert targets.kl_mask_N is not None
+    assert targets.kl_mask_N.tolist() == counts
+    assert targets.topk_ids_NK is not None
+    assert targets.topk_ids_NK.shape == (7, 1)
