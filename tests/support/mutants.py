@@ -174,11 +174,20 @@ def _compiled(tree: ast.Module, function: Callable[..., Any]) -> CodeType:
 def literal_tests(file: str, request: pytest.FixtureRequest) -> list[Callable[[], None]]:
     """The tests of `file` that draw nothing, ready to be called."""
     found = []
-    for name, test in vars(importlib.import_module(f"test_{file}")).items():
+    module = importlib.import_module(f"test_{file}")
+    for name, test in vars(module).items():
         if name.startswith("test_") and inspect.isfunction(test) and not hasattr(test, "hypothesis"):
-            fixtures = {part: request.getfixturevalue(part) for part in _fixtures(test)}
+            fixtures = {part: _fixture(part, module, request) for part in _fixtures(test)}
             found += [partial(test, **fixtures, **given) for given in _parameters(test)]
     return found
+
+
+def _fixture(name: str, module: ModuleType, request: pytest.FixtureRequest) -> Any:
+    """The value of a fixture: of the test's own file, which pytest does not offer to another one, or shared."""
+    if name not in vars(module):
+        return request.getfixturevalue(name)
+    make = inspect.unwrap(vars(module)[name])
+    return make(**{part: _fixture(part, module, request) for part in inspect.signature(make).parameters})
 
 
 def _fixtures(test: Callable[..., None]) -> set[str]:

@@ -49,6 +49,9 @@ def test_turns_of_the_batch_come_in_its_order(scored: list[Episode]) -> None:
     episodes = [error, scored[1], scored[0]]
     found = [(e.task.task_id, t.index, s.start, s.stop) for e, t, s in batch_turns(pack(episodes), episodes)]
     assert found == [("task/1", 0, 0, 2), ("task/0", 0, 2, 4), ("task/0", 1, 4, 5), ("task/0", 2, 5, 8)]
+    late = replace(scored[0], turns=(replace(scored[0].turns[0], excluded="x"), *scored[0].turns[1:]))
+    found = [(t.index, s.start, s.stop) for _, t, s in batch_turns(pack([scored[0], late]), [scored[0], late])]
+    assert found == [(0, 0, 2), (1, 2, 3), (2, 3, 6), (1, 6, 7), (2, 7, 10)]
 
 
 @dataclass(slots=True)
@@ -128,6 +131,14 @@ def test_a_wrong_number_of_log_probabilities_names_the_turn(hinted: list[Episode
         def logprobs(self, ids: Any, positions: Any) -> list[NDArray[np.float32]]:
             return super().logprobs(ids, positions)[:-1]
 
+    class Holed(Table):
+        def logprobs(self, ids: Any, positions: Any) -> list[NDArray[np.float32]]:
+            return [np.where(np.arange(len(part)) == 1, np.nan, part) for part in super().logprobs(ids, positions)]
+
+    with pytest.raises(TargetError, match=r"task/0 seed 0 sample 0, turn 0: .* not all finite"):
+        HintAdvantage()(batch, hinted, Scorers(student=student, teacher=Holed()))
+    with pytest.raises(TargetError, match="needs a student, and none was given"):
+        HintAdvantage()(batch, hinted, Scorers(student=NOBODY, teacher=Table()))
     with pytest.raises(TargetError, match="answered 2 turns; 3 were asked"):
         HintAdvantage()(batch, hinted, Scorers(student=student, teacher=Silent()))
 

@@ -12,11 +12,12 @@ from types import ModuleType
 import mutants as tools
 import pytest
 
-from turngym.trainers.judge import votes
+from turngym.trainers.judge import stats, turn_filter, votes
+from turngym.trainers.judge import targets as judge_targets
 from turngym.trainers.losses import policy_gradient, policy_shaping, reverse_kl, token_losses, token_weights
 from turngym.trainers.losses import truncated_importance as truncated
 from turngym.trainers.rollout_plan import curriculum, demonstration_prefix, depth, group_filter, turn_stats
-from turngym.trainers.run import epochs, optimizer_step, train_loop
+from turngym.trainers.run import epochs, optimizer_step, research_metrics, step_metrics, train_loop
 from turngym.trainers.targets import critic, group_advantages, returns, targets, teacher_reward
 
 TESTED: dict[ModuleType, tuple[str, ...]] = {
@@ -37,6 +38,11 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     group_filter: ("targets", "group_advantages"),
     turn_stats: ("turn_stats",),
     votes: ("judge_votes",),
+    judge_targets: ("judge_targets",),
+    turn_filter: ("judge_episodes", "judge_targets"),
+    stats: ("judge_stats",),
+    step_metrics: ("step_metrics",),
+    research_metrics: ("research_metrics",),
     epochs: ("train_step",),
     optimizer_step: ("train_step",),
     train_loop: ("train_step",),
@@ -50,6 +56,7 @@ ELSEWHERE = (
 """What needs a model or a run: `test_algorithms`, `test_every_algorithm`, `test_train_loop` and `test_checkpoint`."""
 
 LAST_AXIS = "the last axis of [N, K] is axis 1"
+NUMBERED = "another numbering of the responses, as unique"
 SQUARED = "the difference is squared"
 SAME = {
     "kl_k2: logp_N - reference_logp_N.detach() -> reference_logp_N.detach() - logp_N": SQUARED,
@@ -64,9 +71,9 @@ SAME = {
     "topk_entropy: -1 -> 1": LAST_AXIS,
     "topk_entropy: -1 -> 1 (2)": LAST_AXIS,
     "_divergence: -1 -> 1": LAST_AXIS,
-    "turn_mean: 1 -> 2": "another numbering of the responses, as unique",
+    "turn_mean: 1 -> 2": NUMBERED,
     "turn_mean: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
-    "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": "another numbering of the responses, as unique",
+    "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
     "known_behavior: tokens.sampled_logp_n.detach() -> tokens.sampled_logp_n": "every loss detaches it once more",
     "mixture_weight: np.clip(teacher_logp_N - student_logp_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT) -> "
     "np.clip(-LOG_RATIO_LIMIT, teacher_logp_N - student_logp_N, LOG_RATIO_LIMIT)": "the middle one of three numbers",
@@ -79,6 +86,23 @@ SAME = {
     "_bucket_mean: np.unique(bucket_N, return_inverse=True, return_counts=True) -> "
     "np.unique(bucket_N, return_inverse=True, return_counts=True)": "both are True",
     "covering_depth: 1 -> 2 (2)": "the last episode always covers: the range ends before it matters",
+    "batch_turns: 1 -> 2": NUMBERED,
+    "batch_turns: batch.episode_N * (int(batch.turn_N.max()) + 1) -> batch.episode_N / (int(batch.turn_N.max()) + 1)": (
+        NUMBERED
+    ),
+    "batch_turns: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
+    "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
+    "batch_turns: True -> False": "as many starts as ends",
+    "score_hinted: True -> False": "their numbers were compared before",
+    "judge_row: 0 -> 1 (2)": "either row of the distinct turns is as long",
+    "rollout_row: 'truncated' -> 'truncated_' (2)": "every such status goes on with an underscore",
+    "staleness_row: end - start -> start - end": "the quotient's both sides change their sign",
+    "token_row: columns['sampled_logp'] - batch.behavior_logp_N -> batch.behavior_logp_N - columns['sampled_logp']": (
+        "the gap is absolute"
+    ),
+    "turn_row: loss_share(columns['loss'], weight_N, batch) -> loss_share(weight_N, columns['loss'], batch)": (
+        "it multiplies the two"
+    ),
     "majority: 2 -> 3": "only the first two are looked at",
 }
 """Mutants that compute the same, and why."""

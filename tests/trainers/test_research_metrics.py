@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,8 +27,9 @@ def episodes(make_episode: Build) -> list[Episode]:
 
 
 def test_returns_and_lengths_are_those_of_what_was_played(episodes: list[Episode]) -> None:
-    row = played_row(episodes)
+    row = played_row([replace(episodes[0], score=0.75), replace(episodes[1], score=0.5), episodes[2]])
     assert (row["return/mean"], row["return/std"]) == (0.5, 0.5)
+    assert (row["score/mean"], row["score/std"]) == (0.625, 0.125)
     assert row["response_tokens"] == pytest.approx(2.0)  # 1, 3 and 2
     assert played_row(episodes[2:]) == dict.fromkeys(row)
 
@@ -36,6 +38,9 @@ def test_advantages_rewards_and_the_teachers_opinion(episodes: list[Episode]) ->
     batch = pack(episodes)
     assert batch.label_N.tolist() == [2, 4, 5, 6, 7, 8]
     assert turn_tokens(batch).tolist() == [3, 3]
+    first, last = episodes[0].turns
+    masked = replace(episodes[0], turns=(first, replace(last, excluded="x")))
+    assert turn_tokens(pack([masked, episodes[1]])).tolist() == [3, 0]
     advantage_N = np.array([1, 1, 1, 1, -1, -1], np.float32)
     ids_NK = np.array([[2, 9], [9, 4], [9, 3], [9, 3], [9, 3], [9, 3]])
     logp_NK = np.log(np.array([[0.5, 0.1], [0.5, 0.25]] + [[0.9, 0.1]] * 4, np.float32))
