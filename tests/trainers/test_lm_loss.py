@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from turngym.trainers.config import LmLossConfig
+from turngym.trainers.algorithm_spec import BuildContext
+from turngym.trainers.config import LmLossConfig, RunConfig
+from turngym.trainers.distributed.world import World
 from turngym.trainers.losses.lm_loss import LmLoss, TextError, read_texts
 from turngym.trainers.models.model import tiny_qwen3
 
@@ -31,15 +35,62 @@ def test_documents_are_paragraphs_in_order(files: tuple[Path, ...]) -> None:
 def test_a_step_reads_the_same_whatever_was_read_before(files: tuple[Path, ...]) -> None:
     config = LmLossConfig(files=files, documents=2, max_length=5)
     walked = LmLoss(config, encode)
-    rows = {step: walked.rows(step) for step in (1, 2, 3, 3, 7)}
+    rows = {step: walked.rows(step) for step in (1, 2, 3, 3, 6, 7)}
     assert [len(row) for row in rows[1]] == [5, 5]
     assert rows[2][0].tolist() == encode("third")
     assert rows[2][1].tolist() == encode("first")  # the files begin again
-    for step in (7, 2, 3, 1):
+    for step in (7, 6, 2, 3, 1):
         for a, b in zip(LmLoss(config, encode).rows(step), rows[step], strict=True):
             np.testing.assert_array_equal(a, b)
     for a, b in zip(walked.rows(2), rows[2], strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_the_least_that_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "least.txt").write_text("ab\n\nc\n\nde")
+    term = LmLoss(LmLossConfig(files=(tmp_path / "least.txt",), documents=1, max_length=2), encode)
+    found = [[row.tolist() for row in term.rows(step)] for step in (1, 2, 3)]
+    assert found == [[[1, 2]], [], [[4, 5]]]  # one id predicts nothing
+
+
+def test_the_settings_of_a_run_reach_the_term(files: tuple[Path, ...]) -> None:
+    class Words:
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return [0, *encode(text)] if add_special_tokens else encode(text)
+
+    config = LmLossConfig(files=files, documents=2, max_length=4)
+    run = RunConfig(micro_tokens=77, autocast="bfloat16")
+    term = LmLoss.of(BuildContext(run=run, lm_loss=config, tokenizer=Words()))
+    assert [row.tolist() for row in term.rows(1)] == [encode("firs"), encode("seco")]
+    assert (term._micro_tokens, term._autocast) == (77, True)
+    assert not LmLoss.of(BuildContext(run=replace(run, autocast="off"), lm_loss=config, tokenizer=Words()))._autocast
+
+
+@dataclass(frozen=True)
+class Half:
+    """One of two processes, whose gradients are averaged; the other one's numbers are not to be had here."""
+
+    rank: int
+    size: int = 2
+
+    def all_gather(self, value: float) -> list[float]:
+        return [value]
+
+
+def test_two_processes_share_the_documents(files: tuple[Path, ...]) -> None:
+    model = tiny_qwen3(32, width=16, layers=1, heads=2)
+    config = LmLossConfig(files=files, documents=3, max_length=9)
+    whole, parts = 0.0, []
+    for rank in (0, 1):
+        term, world = LmLoss(config, encode, micro_tokens=9), cast(World, Half(rank))
+        parts.append(len(term._batches(term.rows(1), world)))
+        whole += term.backward(model, 1, world)
+    assert parts == [2, 2]  # of three rows: who has one takes part in the second pass with nothing
+    found = {name: parameter.grad / 2 for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    assert whole == pytest.approx(LmLoss(config, encode).backward(model, 1), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_the_gradient_is_that_of_the_mean_negative_log_likelihood(files: tuple[Path, ...]) -> None:

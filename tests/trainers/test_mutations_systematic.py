@@ -14,7 +14,7 @@ import pytest
 
 from turngym.trainers.judge import stats, turn_filter, votes
 from turngym.trainers.judge import targets as judge_targets
-from turngym.trainers.losses import policy_gradient, policy_shaping, reverse_kl, token_losses, token_weights
+from turngym.trainers.losses import lm_loss, policy_gradient, policy_shaping, reverse_kl, token_losses, token_weights
 from turngym.trainers.losses import truncated_importance as truncated
 from turngym.trainers.rollout_plan import curriculum, demonstration_prefix, depth, group_filter, turn_stats
 from turngym.trainers.run import epochs, optimizer_step, research_metrics, step_metrics, train_loop
@@ -25,6 +25,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     policy_shaping: ("policy_shaping",),
     reverse_kl: ("reverse_kl",),
     token_losses: ("token_losses",),
+    lm_loss: ("lm_loss",),
     token_weights: ("token_weights",),
     truncated: ("truncated_importance",),
     targets: ("targets",),
@@ -103,6 +104,10 @@ SAME = {
     "turn_row: loss_share(columns['loss'], weight_N, batch) -> loss_share(weight_N, columns['loss'], batch)": (
         "it multiplies the two"
     ),
+    "LmLoss.backward: loss.detach() -> loss": "the same number",
+    "LmLoss.rows: wanted - documents -> documents - wanted": "to begin again more often reads the same",
+    "_paragraphs: 'utf-8' -> 'utf-8_'": "Python takes it for the same encoding",
+    "_parquet: 256 -> 257": "how much is read at a time changes nothing",
     "majority: 2 -> 3": "only the first two are looked at",
 }
 """Mutants that compute the same, and why."""
