@@ -42,8 +42,9 @@ def test_a_step_reads_the_same_whatever_was_read_before(files: tuple[Path, ...])
     for step in (7, 6, 2, 3, 1):
         for a, b in zip(LmLoss(config, encode).rows(step), rows[step], strict=True):
             np.testing.assert_array_equal(a, b)
-    for a, b in zip(walked.rows(2), rows[2], strict=True):
-        np.testing.assert_array_equal(a, b)
+    for step in (6, 2):  # one step back, and many
+        for a, b in zip(walked.rows(step), rows[step], strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 def test_the_least_that_can_be_read(tmp_path: Path) -> None:
