@@ -32,3 +32,5 @@ from turngym.agents.scripted import ExpertAgent as ExpertAgent
 from turngym.agents.scripted import RandomAgent as RandomAgent
 from turngym.agents.scripted import ReplayAgent as ReplayAgent
 from turngym.agents.session_pool import SessionPool as SessionPool
+from turngym.agents.worlds import load_world as load_world
+from turngym.agents.worlds.world import World as World

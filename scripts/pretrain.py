@@ -10,9 +10,10 @@ from typing import Literal
 
 import tyro
 
+from turngym.agents.worlds import load_world
+from turngym.agents.worlds.world import TinyRecipe, World
 from turngym.envs.core import TurngymError
-from turngym.scripts.worlds import load_world
-from turngym.scripts.worlds.world import TinyRecipe, World
+from turngym.scripts.options.world import sft_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +50,34 @@ def pretrain(world: World, recipe: TinyRecipe, out: Path, resume: bool = False) 
     """
     from turngym.scripts import train
 
-    start, run = world.write_untrained(recipe, out / "untrained"), out / "sft"
-    words = ["--student", str(start), "--out", str(run), *world.sft_words(recipe)]
+    start, run = write_untrained(world, recipe, out / "untrained"), out / "sft"
+    words = ["--student", str(start), "--out", str(run), *sft_words(world, recipe)]
     train.main([*words, *(["--resume"] if resume else [])])
     newest = max(run.glob("checkpoints/step_*/model"), default=None)
     if newest is None:
         raise TurngymError(f"no checkpoint in {run}")
     return Path(shutil.copytree(newest, out / "model", dirs_exist_ok=True))
+
+
+def write_untrained(world: World, recipe: TinyRecipe, folder: Path) -> Path:
+    """A model folder with random weights, the phrase tokenizer and the chat settings."""
+    try:
+        from turngym.trainers.models.model import save_model, tiny_qwen3
+    except ImportError as error:
+        raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
+    tokenizer = world.make_tokenizer()
+    model = tiny_qwen3(
+        len(tokenizer),
+        width=recipe.width,
+        layers=recipe.layers,
+        heads=recipe.heads,
+        max_length=world.chat.max_context or 1024,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        seed=recipe.seed,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(model, folder)
+    tokenizer.save_pretrained(str(folder))
+    world.chat.save(folder)
+    return folder

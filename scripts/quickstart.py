@@ -1,4 +1,4 @@
-"""Distil a tiny student in a generated world, with vanilla OPD and TurnOPD side by side, in under ten minutes.
+"""Distill a tiny student in a generated world, with vanilla OPD and TurnOPD side by side, in under ten minutes.
 
 Both start from the same weak student and learn from the same teacher (two checkpoints that come with turngym) for the
 same number of steps, each in a process of its own. Ends with a table, a figure and traces to read. Stopping it loses
@@ -17,14 +17,15 @@ from pathlib import Path
 
 import tyro
 
+from turngym.agents.worlds import load_world
+from turngym.agents.worlds.world import World
 from turngym.envs.core import TurngymError
-from turngym.scripts.worlds import load_world
-from turngym.scripts.worlds.world import World
+from turngym.scripts.options.world import distill_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quickstart:
-    """The whole path on one machine: play, distil turn by turn, evaluate."""
+    """The whole path on one machine: play, distill turn by turn, evaluate."""
 
     env: str = "alfworld"
     """Embedded world: alfworld, webshop or search."""
@@ -73,7 +74,7 @@ class Plan:
         return cls(
             world=world,
             out=options.out or Path(f"runs/quickstart{suffix}"),
-            steps=world.distil.steps if options.steps is None else options.steps,
+            steps=world.distill.steps if options.steps is None else options.steps,
             student=options.student or world.checkpoint("student"),
             teacher=options.teacher or world.checkpoint("teacher"),
             panel=options.panel or world.panel,
@@ -130,7 +131,7 @@ def _start(plan: Plan, method: str) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "turngym.scripts", "train", "--algorithm", method, "--out", str(folder)]
     words += ["--student", str(plan.student), "--teacher", str(plan.teacher), "--split", plan.split]
     words += ["--panel", plan.panel, "--seed", str(plan.seed), "--steps", str(plan.steps)]
-    words += plan.world.distil_words(plan.split)
+    words += distill_words(plan.world, plan.split)
     if (folder / "checkpoints").exists():
         words.append("--resume")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Train a student: distil it from a teacher, reinforce it, or fine-tune it on demonstrations, turn by turn.
+"""Train a student: distill it from a teacher, reinforce it, or fine-tune it on demonstrations, turn by turn.
 
 Examples:
     turngym train turnopd --student models/student --teacher models/teacher --out runs/turnopd

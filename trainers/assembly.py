@@ -121,7 +121,9 @@ class _Assembly:
             add_adapters(model, config.lora, base=str(models.student), seed=run.seed)
         algorithm = build_algorithm(config, tokenizer)
         if algorithm.needs_teacher and not has_teacher(config):
-            raise TurngymError(f"--algorithm {config.algorithm} distils from a teacher: name its folder with --teacher")
+            raise TurngymError(
+                f"--algorithm {config.algorithm} distills from a teacher: name its folder with --teacher"
+            )
         actor = frozen_copy(model) if config.stale.staleness else None
         words = None if actor is None else copy.deepcopy(tokenizer)  # another thread uses them
         about = StudentRun(

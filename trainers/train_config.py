@@ -29,7 +29,7 @@ class ModelConfig:
     student: Path
     """Folder of the model to train, with its tokenizer (and `turngym.json`, if it has one)."""
     teacher: Path | None = None
-    """Folder of the teacher; needed by every algorithm that distils, but not by opd-hints (there the student before
+    """Folder of the teacher; needed by every algorithm that distills, but not by opd-hints (there the student before
     training teaches)."""
     out: Path
     """Folder of the run: checkpoints, metrics.jsonl, tensorboard, evaluation traces."""

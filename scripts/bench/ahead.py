@@ -17,8 +17,8 @@ from typing import Any
 import tyro
 
 from turngym.agents.evaluation.tables import print_table
-from turngym.scripts.worlds.alfworld import WORLD
-from turngym.scripts.worlds.world import CHECKPOINTS
+from turngym.agents.worlds.alfworld import WORLD
+from turngym.agents.worlds.world import CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from turngym.agents.worlds.world import CHECKPOINTS
 from turngym.envs.core import TurngymError
-from turngym.scripts.worlds.world import CHECKPOINTS
 from turngym.trainers.run.checkpoint import latest_model
 from turngym.trainers.run.metrics import read_metrics
 

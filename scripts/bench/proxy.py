@@ -28,9 +28,10 @@ from typing import Any
 
 import tyro
 
+from turngym.agents.worlds.world import CHECKPOINTS
 from turngym.envs.core import TurngymError
 
-STUDENT = Path(__file__).parents[1] / "checkpoints" / "alfworld" / "student"
+STUDENT = CHECKPOINTS / "alfworld" / "student"
 WORD = re.compile(r"client [0-9]+ session [0-9]+\b")
 
 

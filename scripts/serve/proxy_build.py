@@ -177,7 +177,7 @@ def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:
     context = BuildContext(run=config.run, distill=config.distill, has_teacher=teaches, tokenizer=tokenizer)
     algorithm = spec.build(getattr(config, spec.table), context)
     if algorithm.needs_teacher and not teaches:
-        raise TurngymError(f"--algorithm {config.algorithm} distils from a teacher: name its folder with --teacher")
+        raise TurngymError(f"--algorithm {config.algorithm} distills from a teacher: name its folder with --teacher")
     return algorithm
 
 

@@ -16,7 +16,7 @@ from turngym.envs.episode import Episode
 from turngym.envs.protocols import GenerateRequest, Generation
 from turngym.trainers.adapters.trajectory import Trajectory
 
-STUDENT = Path(__file__).resolve().parents[2] / "scripts" / "checkpoints" / "alfworld" / "student"
+STUDENT = Path(__file__).resolve().parents[2] / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
 HOUSE = {"split": "generated", "config": "small", "on_invalid": "noop", "max_turns": 12}
 SEED = 3
 

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.worlds import WORLDS, load_world
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import load_panel
 from turngym.envs.trace import read_trace
 from turngym.scripts import main
-from turngym.scripts.worlds import WORLDS, load_world
 from turngym.trainers.run.metrics import read_metrics
 
 

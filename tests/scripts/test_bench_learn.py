@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="the bench needs turngym[train]")
 
 from turngym.agents.evaluation.statistics import ScoreError
+from turngym.agents.worlds import load_world
 from turngym.envs.core import TurngymError
 from turngym.scripts import train
 from turngym.scripts.bench.learn import jobs
@@ -27,7 +28,6 @@ from turngym.scripts.bench.learn.options import Size
 from turngym.scripts.bench.learn.recipes import MUST_RISE, RECIPES, choose
 from turngym.scripts.bench.learn.rise import over_seeds, rise
 from turngym.scripts.bench.learn.text import write_text
-from turngym.scripts.worlds import load_world
 
 
 def test_rises_over_seeds_and_tasks_by_hand() -> None:

@@ -32,7 +32,7 @@ from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints,
 from turngym.trainers.run.metrics import read_metrics  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-STUDENT = ROOT / "scripts" / "checkpoints" / "alfworld" / "student"
+STUDENT = ROOT / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
 
 
 def options(out: Path, **more: Any) -> ServeProxy:

@@ -8,11 +8,11 @@ import gymnasium as gym
 import pytest
 
 import turngym.envs  # noqa: F401  (registers the ids)
+from turngym.agents.worlds import load_world
 from turngym.envs.panels import load_panel, verify_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.questions import assert_disjoint
 from turngym.envs.search.sources import open_source
-from turngym.scripts.worlds import load_world
 
 WORLD = load_world("search")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gymnasium as gym
 
 import turngym.envs  # noqa: F401  (registers the ids)
+from turngym.agents.worlds import load_world
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.scripts.worlds import load_world
 
 WORLD = load_world("webshop")
 

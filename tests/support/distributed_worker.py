@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
+from turngym.agents.worlds.world import CHECKPOINTS
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
-from turngym.scripts.worlds.world import CHECKPOINTS
 from turngym.trainers.assembly import build_trainer
 from turngym.trainers.distributed.processes import world_of
 from turngym.trainers.distributed.run import distribute_trainer

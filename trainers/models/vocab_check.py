@@ -1,4 +1,4 @@
-"""Refuse to distil between models that do not share a vocabulary."""
+"""Refuse to distill between models that do not share a vocabulary."""
 
 from __future__ import annotations
 

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import tyro
 
+from turngym.agents.worlds import load_world
+from turngym.agents.worlds.world import World
 from turngym.scripts.bench.learn.jobs import Job, Runner
 from turngym.scripts.bench.learn.options import LearnBench, size_of
 from turngym.scripts.bench.learn.recipes import COMMON, SETUPS, Imitation, Recipe, Start, choose
-from turngym.scripts.worlds import load_world
-from turngym.scripts.worlds.world import World
+from turngym.scripts.options.world import train_words
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,7 +70,7 @@ def text_file(options: LearnBench, world: World) -> Path:
 def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int, needs: Job | None) -> Job:
     size = size_of(options, world)
     start = world.checkpoint("student") if needs is None else needs.model
-    words = ["--algorithm", recipe.algorithm, "--student", shown(start), *world.train_words()]
+    words = ["--algorithm", recipe.algorithm, "--student", shown(start), *train_words(world)]
     words += ["--teacher", shown(world.checkpoint("teacher"))] if recipe.teacher else []
     words += ["--expert", world.expert] if recipe.expert else []
     words += ["--lm-loss.files", str(text_file(options, world))] if recipe.text else []
@@ -88,7 +89,7 @@ def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int
 
 
 def _start(options: LearnBench, world: World, name: str, imitation: Imitation) -> Job:
-    words = ["--student", shown(world.checkpoint("student")), *world.train_words(), "--expert", world.expert]
+    words = ["--student", shown(world.checkpoint("student")), *train_words(world), "--expert", world.expert]
     return Job(
         name=f"{world.name}/{name}",
         folder=options.out / world.name / name,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from turngym.agents.worlds.world import World
 from turngym.envs.core import TurngymError
 from turngym.scripts.bench.learn.recipes import MUST_RISE, SETUPS
-from turngym.scripts.worlds.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

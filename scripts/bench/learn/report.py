@@ -8,12 +8,12 @@ from dataclasses import asdict
 
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.evaluation.tables import markdown
+from turngym.agents.worlds.world import World
 from turngym.scripts.bench.learn.figure import draw_figure
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.options import LearnBench, size_of
 from turngym.scripts.bench.learn.recipes import MUST_RISE, Recipe
 from turngym.scripts.bench.learn.result import Result, read_result
-from turngym.scripts.worlds.world import World
 
 
 def write_report(

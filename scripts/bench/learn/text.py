@@ -9,8 +9,8 @@ from pathlib import Path
 from turngym.agents.environments import env_maker, probe
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, named_player
+from turngym.agents.worlds.world import World
 from turngym.envs.episode import Episode
-from turngym.scripts.worlds.world import World
 
 
 def write_text(world: World, path: Path, episodes: int = 64, seed: int = 0) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 
 from turngym.agents.evaluation.tables import print_table
 from turngym.agents.rollout import Job, PlayJobs, rollout
+from turngym.agents.worlds.alfworld import WORLD
+from turngym.agents.worlds.world import CHECKPOINTS
 from turngym.envs.episode import Episode
-from turngym.scripts.worlds.alfworld import WORLD
-from turngym.scripts.worlds.world import CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 
+from turngym.agents.worlds.world import World
 from turngym.envs.core import TurngymError
 from turngym.envs.suggest import did_you_mean
-from turngym.scripts.worlds.world import World
 
 WORLDS = {
-    "alfworld": "turngym.scripts.worlds.alfworld",
-    "webshop": "turngym.scripts.worlds.webshop",
-    "search": "turngym.scripts.worlds.search",
+    "alfworld": "turngym.agents.worlds.alfworld",
+    "webshop": "turngym.agents.worlds.webshop",
+    "search": "turngym.agents.worlds.search",
 }
 """Name on the command line -> module with `WORLD`; imported when asked for."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.scripts.worlds.world import TinyRecipe, World
+from turngym.agents.worlds.world import TinyRecipe, World
+from turngym.envs.search.vocabulary import vocabulary
+from turngym.envs.search.world.config import TINY
 
 
 def _phrases() -> Iterable[str]:
-    from turngym.envs.search.vocabulary import vocabulary
-    from turngym.envs.search.world.config import TINY
-
     return vocabulary(TINY)
 
 

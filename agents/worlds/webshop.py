@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.scripts.worlds.world import TinyRecipe, World
+from turngym.agents.worlds.world import TinyRecipe, World
+from turngym.envs.webshop.generate.shop import SMALL
+from turngym.envs.webshop.generate.vocabulary import vocabulary
 
 
 def _phrases() -> Iterable[str]:
-    from turngym.envs.webshop.generate.shop import SMALL
-    from turngym.envs.webshop.generate.vocabulary import vocabulary
-
     return vocabulary(SMALL)
 
 

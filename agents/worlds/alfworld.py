@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.scripts.worlds.world import TinyRecipe, World
+from turngym.agents.worlds.world import TinyRecipe, World
+from turngym.envs.alfworld.generate.games import SMALL, generate
+from turngym.envs.alfworld.generate.vocabulary import vocabulary
+from turngym.envs.alfworld.native.engine import NativeEngine
+from turngym.envs.alfworld.native.game import load_game
 
 
 def _phrases() -> Iterable[str]:
     """Each phrase that the generated games can say; the answer to `help` is one, too."""
-    from turngym.envs.alfworld.generate.games import SMALL, generate
-    from turngym.envs.alfworld.generate.vocabulary import vocabulary
-    from turngym.envs.alfworld.native.engine import NativeEngine
-    from turngym.envs.alfworld.native.game import load_game
-
     engine = NativeEngine(load_game(generate(SMALL, "train", 0)))
     engine.reset()
     return [*vocabulary(SMALL), engine.step("help")[0]]
@@ -36,6 +35,6 @@ WORLD = World(
     ),
     phrases=_phrases,
     # Both grow from the same random weights, but the student has never seen what the house says to a mistake. What
-    # other choices did is in the README under "What the tiny models taught us".
+    # other choices did is in docs/quickstart.md under "What the tiny models taught us".
     recipes={"teacher": TinyRecipe(steps=500), "student": TinyRecipe(steps=300, mistakes=0.0)},
 )

@@ -1,0 +1,86 @@
+"""What an embedded world is made of, and how its tiny models are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+
+CHECKPOINTS = Path(__file__).with_name("checkpoints")
+"""The shipped models, WORLD/ROLE."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyRecipe:
+    """How one shipped model is made by supervised fine-tuning on noisy expert episodes."""
+
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    steps: int
+    """Updates."""
+    episodes: int = 64
+    """Expert episodes per update. A task may come again, but with other noise."""
+    noise: tuple[float, float] = (0.0, 0.5)
+    """Share of random actions in an episode, drawn per episode; the expert labels every state that they lead to."""
+    mistakes: float = 0.5
+    """Share of those that are plausible mistakes, most of them refused by the environment."""
+    lr: float = 3e-3
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillRecipe:
+    """How the quickstart distills: the same for every method."""
+
+    steps: int = 100
+    episodes: int = 64
+    lr: float = 1e-3
+    warmup: int = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A small task family of one environment, and the two models that the quickstart starts from."""
+
+    name: str
+    env_id: str
+    split: str
+    """What is trained on, as `--split` of `turngym train`."""
+    make: Mapping[str, Any]
+    """Further arguments of gym.make; the panel's evaluations use the same."""
+    max_turns: int
+    panel: str
+    tags: tuple[str, ...] = ("action",)
+    """The tags of the environment's text channel (`ToolSpec.tags`)."""
+    expert: str = "expert"
+    """Who demonstrates: a name that `turngym train --expert` takes."""
+    chat: ChatSettings
+    """With a system message of its own: the environment's instructions would be many tokens to a phrase tokenizer."""
+    phrases: Callable[[], Iterable[str]]
+    """Everything that the world can say or hear, cut into the pieces that become single tokens."""
+    recipes: Mapping[str, TinyRecipe]
+    """`teacher` and `student`."""
+    distill: DistillRecipe = field(default_factory=DistillRecipe)
+
+    def checkpoint(self, role: str) -> Path:
+        """Folder of the shipped model, `teacher` or `student`."""
+        return CHECKPOINTS / self.name / role
+
+    def settings(self, split: str | None = None) -> dict[str, Any]:
+        """Settings of `turngym.trainers.train` that put it into this world."""
+        return {
+            "env": self.env_id,
+            "split": split or self.split,
+            "env_kwargs": dict(self.make),
+            "max_turns": self.max_turns,
+        }
+
+    def make_tokenizer(self) -> Any:
+        """One token for each phrase of the world, of the system message and of the text channel's tags."""
+        tags = [piece for tag in self.tags for piece in (f"<{tag}>", f"</{tag}>")]
+        return build_phrase_tokenizer([*self.phrases(), self.chat.system or "", *tags])
