@@ -53,7 +53,7 @@ class Connection:
         key = os.environ.get(KEY)
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            # the fleet's semaphores limit requests; under httpx's limit of 100, aborts would queue behind generations
+            # the fleet's semaphores limit requests; under httpx's limit of 100, aborts could queue behind generations
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.settings.parallel),
             # a proxy of the environment is for the outside world, and may not reach the servers
             trust_env=False,
