@@ -25,6 +25,7 @@ class AgentError(TurngymError):
 @lru_cache(1 << 16)
 def task_number(task_id: str) -> int:
     """A stable 63-bit number of a task id: random streams depend on which task it is, never on its position."""
+    # not hash(), which differs from process to process; a shift leaves what fits a signed 64-bit seed
     return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
 
 

@@ -27,6 +27,7 @@ class SharedEnv:
 
     def __init__(self, make_env: MakeEnv) -> None:
         self.env = make_env()
+        # unlike __del__ this also runs when the interpreter ends; it holds the environment, not self
         weakref.finalize(self, self.env.close)
 
 
@@ -71,6 +72,7 @@ class LiveCollect:
         chosen = {
             place: ratio
             for place, job in enumerate(jobs)
+            # step_jobs numbers samples through the whole step
             if (member := job.sample % request.group) < len(request.prefix_ratios[job.group])
             and (ratio := request.prefix_ratios[job.group][member]) > 0
         }
@@ -89,6 +91,7 @@ class LiveCollect:
         shown = self.play(jobs, self.make_env, self._demonstrator(), slots=self.slots)
         plans = [[turn.action or "" for turn in episode.turns] for episode in shown]
         return [
+            # max: a plan shorter than `turns` would be cut from its end by a negative stop
             replace(job, demonstration=tuple(plan[: max(0, len(plan) - turns)]))
             for job, plan in zip(jobs, plans, strict=True)
         ]
@@ -145,6 +148,7 @@ def step_jobs(task_ids: Sequence[str], seed: int, request: CollectRequest) -> li
             task_id=task_ids[place],
             sample=number * request.group + member,
             group=number,
+            # no two (seed, step) meet as long as a run has fewer than a million steps
             seed=seed * 1_000_003 + request.step,
         )
         for number, place in enumerate(places)

@@ -198,6 +198,7 @@ class EpisodeSession:
         ids = NO_IDS
         if runner.status is None:
             ids = self._render_prompt()
+        # asked again: a full context ends the episode while its prompt is rendered
         if runner.status is not None:
             self._finish(runner)
         return Stepped(
@@ -227,6 +228,7 @@ class EpisodeSession:
             self._finish(runner)
             return NO_IDS
         self._request = GenerateRequest(
+            # with an append-only history there is one segment, and so one engine session
             session=f"{conversation.key}/0",
             prompt_ids=thread.buffer.view(),
             sampling=replace(sampling, max_new_tokens=min(room, sampling.max_new_tokens)),

@@ -160,6 +160,7 @@ def _held(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
     if not append:
         raise TurngymError(f"{out} exists: add to it with --append (append=True), or name another file")
     episodes = read_trace(out)[0]
+    # episodes that ended in errors are not held: adding to the trace is how they are played again
     return {(e.task.task_id, e.sample, e.seed) for e in episodes if not e.status.is_error}
 
 

@@ -78,6 +78,7 @@ class ModelAgent:
         segment = -1 if thread is None else thread.segment
         thread = self.writer.present(conversation)
         assert thread is not None
+        # a rewritten history opens a segment and with it a session; nobody will continue the one before
         if 0 <= segment < thread.segment:
             self.policy.release(f"{conversation.key}/{segment}")
         sampling = self.sampling
@@ -125,6 +126,7 @@ class ModelAgent:
         except PartialFailure as error:
             results = self._sorted_out(error)
         except (RuntimeError, OSError) as error:
+            # subclasses of RuntimeError that are programming errors
             if isinstance(error, (NotImplementedError, RecursionError)):
                 raise
             if len(requests) > 1:

@@ -32,12 +32,14 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
         tokenizer = AutoTokenizer.from_pretrained(path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     except (OSError, ValueError, KeyError) as error:
+        # transformers explains at length; the first line names the cause
         raise AgentError(f"cannot load the model in {folder}: {str(error).strip().splitlines()[0]}") from error
     return model.to(target).eval(), tokenizer
 
 
 def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec) -> ChatRenderer:
     """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
+    # transformers allows one id, a list of ids, or none
     more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
     return ChatRenderer(
         tokenizer,

@@ -186,6 +186,7 @@ def _open_model(folder: str, options: AgentOptions, tool: ToolSpec, servers: Pol
         make_channel(settings.channel, tool),
         Sampling(temperature=options.temperature, max_new_tokens=settings.max_new_tokens),
         max_context=engine.max_length,
+        # weights often lie in a folder `model` of their checkpoint, whose name tells more
         name=f"model {path.parent.name if path.name == 'model' else path.name}",
     )
     return OpenedAgent(

@@ -13,6 +13,7 @@ from turngym.envs.common.plugins import find, installed, is_path
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.guard import ActionGuard, guard_of
 
+# streams of their own: switching noise on leaves an episode's share, and all other draws, as they were
 EXPERT_STREAM = 1
 NOISE_STREAM = 2
 PLAYERS = "turngym.players"
@@ -206,6 +207,7 @@ class ReplayAgent:
                 f"{turn.observation[:200]!r}, now {conversation.observation[:200]!r}"
             )
         read = conversation.env.read(turn.response).action
+        # a response from which nothing was read can only be repeated as it was
         if turn.action is None or (read is not None and conversation.env.base.canonical(read) == turn.action):
             return self.writer.write_text(conversation, turn.response, turn.origin)
         return self.writer.write(conversation, turn.action, turn.origin)

@@ -128,6 +128,7 @@ class SessionPool:
     def acquire_env(self) -> Any:
         """An environment that no session uses; a new one where none is idle."""
         try:
+            # not `if self._idle`: another thread may take the last one in between; pop() alone is atomic
             return self._idle.pop()
         except IndexError:
             with self.lock:

@@ -159,6 +159,7 @@ class StudentRollouts:
         if self._teacher_name is not None:
             found["teacher"] = self._teacher_name
         if self.run.judge is not None:
+            # how often judged episodes are kept to read changes nothing that is learned
             found["judge"] = {**asdict(self.config.judging), "judge_every": None, "expert": play.expert}
         return found
 
@@ -176,6 +177,7 @@ class StudentRollouts:
             return None
         play, panel = self.config.play, self._panel
         given = json_object("--env-kwargs", play.env_kwargs)
+        # the rest of --env-kwargs says what is trained on; a panel brings its own
         more = {key: value for key, value in given.items() if key in ("on_invalid", "engine")}
         kwargs = {"max_turns": self.run.max_turns, **more, **panel.make_kwargs, "channel": self.settings.channel}
         if play.data is not None:

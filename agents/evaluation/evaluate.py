@@ -109,6 +109,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 def _note(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
     """What else the episodes depend on, besides panel, seed and agent name."""
+    # not where the data lie: whether they are the same is said by the tasks' hashes
     note: dict[str, Any] = {"make": {name: overrides[name] for name in sorted(overrides) if name != "data"}}
     if opened.channel is not None:
         note["channel"] = opened.channel

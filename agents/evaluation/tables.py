@@ -107,6 +107,7 @@ def table_text(table: Table, title: str = "") -> str:
     from rich.console import Console
 
     page = StringIO()
+    # rich cuts cells to the width of the console, which without a terminal is 80
     Console(file=page, width=1000, color_system=None).print(_drawn(table, title))
     return "".join(line.rstrip() + "\n" for line in page.getvalue().splitlines())
 

@@ -48,6 +48,7 @@ class LocalWorkers:
             raise ExecutorError(f"{count} workers: at least 1 must play")
         self._count = count
         self._threads = threads or max(1, (os.cpu_count() or 1) // count)
+        # a forked child would inherit locks of threads that it does not have, and a CUDA context that it cannot use
         self._context = multiprocessing.get_context("spawn")
         self._children: dict[int, _Child] = {}
         self._deaths: list[Answer] = []
@@ -123,12 +124,14 @@ class LocalWorkers:
         name = f"turngym-worker-{worker}"
         process = self._context.Process(target=serve, args=(theirs, self._threads), name=name, daemon=True)
         process.start()
+        # while this process holds the child's end too, the death of the child is no end of the pipe
         theirs.close()
         self._children[worker] = _Child(process, ours)
         return self._children[worker]
 
     def _death_reason(self, worker: int) -> str:
         process = self._children[worker].process
+        # the pipe breaks a moment before the exit status is known
         process.join(5.0)
         self.stop(worker)
         code = process.exitcode
@@ -144,6 +147,7 @@ class LocalWorkers:
 def serve(pipe: Any, threads: int) -> None:
     """Main loop of a worker process: one `Worker`, whose methods are called through `pipe`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; only the parent handles it
+    # before torch is loaded, which reads them once
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     worker = Worker()
@@ -169,6 +173,7 @@ def picklable(error: Exception) -> Exception:
     trace = "".join(traceback.format_exception(error))
     error.add_note(f"in a worker:\n{trace}")
     try:
+        # both ways: exceptions whose __init__ takes other arguments can be dumped, but not loaded
         pickle.loads(pickle.dumps(error))
     except Exception:
         return ExecutorError(f"{type(error).__name__} in a worker: {error}\n{trace}")

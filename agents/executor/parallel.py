@@ -126,6 +126,7 @@ class ParallelRollout:
                 scheduler.kill_hung_workers()
         except KeyboardInterrupt:
             try:
+                # what has arrived by now still reaches on_episode
                 scheduler.collect(self._workers.wait(0.0))
             finally:
                 self.close()
@@ -148,9 +149,11 @@ class ParallelRollout:
             if number not in loaded:
                 loads.append(Load(engine=number, full_engine=True, version=0))
                 payloads.append(known.packed)
+            # the packed engine has the weights of its first run; a new worker gets the newer ones on top
             if known.weights is not None and loaded.get(number) != newest:
                 loads.append(Load(engine=number, full_engine=False, version=known.version))
                 payloads.append(known.weights)
+            # before the worker confirms: one that dies instead is forgotten in _on_death
             loaded[number] = newest
         self._sent_payloads[worker] = payloads
         self._workers.call(worker, "begin", data, engine_numbers, loads, *payloads)

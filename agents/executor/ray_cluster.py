@@ -37,6 +37,7 @@ class RayWorkers:
         if self._ours:
             self._connect(address, cpus * count)
         resources = {"num_cpus": cpus, "num_gpus": gpus}
+        # no restarts by Ray: the scheduler must learn of the death, since a restarted actor has lost its engines
         self._actor_class = self._ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **resources)(Actor)
         self._actors: dict[int, Any] = {}
         self._pending: dict[int, Any] = {}
@@ -61,6 +62,7 @@ class RayWorkers:
         return [self._answer(calls[call], call) for call in ready]
 
     def share(self, payload: bytes) -> Any:
+        # Ray hands out arrays as views of its store, bytes as a copy for every worker
         return self._ray.put(np.frombuffer(payload, np.uint8))
 
     def free(self, handle: Any) -> None:
@@ -82,6 +84,7 @@ class RayWorkers:
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         start: dict[str, Any] = {}
         if address is None and not os.environ.get("RAY_ADDRESS"):
+            # with fewer processors than the workers claim, some actors would wait forever
             start = {"num_cpus": max(os.cpu_count() or 1, int(np.ceil(cpus))), "include_dashboard": False}
         try:
             self._ray.init(address=address, **quiet, **start)

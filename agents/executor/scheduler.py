@@ -93,6 +93,7 @@ class JobScheduler:
                 self._on_worker_death(answer, worker_state)
             elif answer.error is not None:
                 errors.append(answer.error)
+            # an answer that was owed to the run before finds the phase reset, and is dropped
             elif worker_state.phase == "starting":
                 worker_state.phase, self._failed_starts = "ready", 0
             elif worker_state.phase == "ready":
@@ -106,6 +107,7 @@ class JobScheduler:
         """Record arrived episodes and call `on_episode`; what it raises leaves the rest for the next call."""
         while self._arrived:
             number, episode = self._arrived[0]
+            # an episode on which on_episode raised is recorded, and still at the front
             if number not in self._done:
                 self._done[number] = episode
                 if self.on_episode is not None:
@@ -122,6 +124,7 @@ class JobScheduler:
             if worker_state.phase == "ready":
                 self.workers.stop(worker)
                 self.collect([Answer(worker=worker, died=reason)])
+            # a worker that starts may wait long for a free node, which is no error while others play
             elif all(other.phase != "ready" for other in self.worker_states):
                 raise ExecutorError(f"{reason} while it started: are there processors (and accelerators) for it?")
 
@@ -139,6 +142,7 @@ class JobScheduler:
         return [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
 
     def _is_last_attempt(self, number: int) -> bool:
+        # 0 <: without retries every attempt is the last, and all jobs would be played alone
         return 0 < self._worker_deaths[number] == self.retries
 
     def _on_worker_death(self, answer: Answer, worker_state: WorkerState) -> None:
@@ -148,6 +152,7 @@ class JobScheduler:
             self._failed_starts += 1
             if self._failed_starts > self.retries * len(self.worker_states):
                 raise ExecutorError(f"workers die before they are ready, {self._failed_starts} in a row: {answer.died}")
+        # reversed: appendleft below then leaves them in job order
         unfinished, worker_state.phase = sorted(worker_state.jobs, reverse=True), "not_started"
         worker_state.jobs.clear()
         for number in unfinished:

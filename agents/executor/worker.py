@@ -70,6 +70,7 @@ class Worker:
 
     def _keep_env_open(self, make_env: MakeEnv) -> None:
         if self._spare_env is None or self._spare_env[0] != make_env:
+            # the new one before the former is closed: what the two share then stays built
             former, self._spare_env = self._spare_env, (make_env, make_env())
             if former is not None:
                 former[1].close()

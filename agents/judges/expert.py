@@ -63,6 +63,7 @@ class ExpertJudge:
     _env: Any = field(default=None, init=False)
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        # by identity: one replay serves all turns of an episode, whose arrays have no hash
         episodes = {id(request.episode): request.episode for request in requests}
         advice = {key: self._advice(episode) for key, episode in episodes.items()}
         return [self._judgment(request, advice[id(request.episode)]) for request in requests]

@@ -115,6 +115,7 @@ def _fork(thread: TokenHistory | None) -> TokenHistory | None:
     """A conversation that may go on by itself."""
     if thread is None:
         return None
+    # only the last segment is ever written to; the earlier ones may be shared
     last = IdBuffer(max(256, thread.buffer.size))
     last.extend(thread.buffer.view())
     segments = [*thread.segments[:-1], last]

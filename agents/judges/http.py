@@ -102,6 +102,7 @@ class HttpJudge:
             "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
+            # llama.cpp's seeds have 32 bits, and the largest of them asks for a random one
             "seed": number % (1 << 31),
             "stream": False,
         }

@@ -17,6 +17,7 @@ UNHAPPY = (
     r"\bnot what i\b|\bthat'?s not\b|\bfix (?:this|that|it)\b"
 )
 HAPPY = (
+    # a bare `correct` is no praise: `correct this` asks for more
     r"\bthanks?\b|\bthank you\b|\bperfect\b|\bgreat\b|\bwell done\b|\bcorrect[.!]|\byou won\b|"
     r"\bsuccess(?:ful(?:ly)?)?\b"
 )

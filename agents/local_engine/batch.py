@@ -96,5 +96,6 @@ def take(pending: deque[Row], batch: Batch, free: int) -> list[Row]:
         row = pending.popleft()
         (waiting if row.session in busy else chosen).append(row)
         busy.add(row.session)
+    # extendleft reverses what it is given, and requests of one session must stay in order
     pending.extendleft(reversed(waiting))
     return chosen

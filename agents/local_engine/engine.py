@@ -170,6 +170,7 @@ class LocalEngine:
         pending, batch = deque(rows), Batch(self._model.device)
         while pending or batch.rows:
             free = self.max_batch - len(batch.rows)
+            # decoding rows stand still while others prefill, so a full batch waits until a quarter of it is free
             refill = pending and (not batch.rows or 4 * free >= self.max_batch)
             chosen = take(pending, batch, free) if refill else []
             if chosen:
@@ -192,7 +193,9 @@ class LocalEngine:
         moves = self._table.admit([row.session for row in rows], len(batch.rows))
         held = self._table.held
         self._cache.reserve(len(self._table.owner), 1)
+        # rows being decoded are longer than their `ids`, but they are not among those that move
         self._cache.relocate(moves, max(len(entry.ids) for entry in held.values()))
+        # row i of the batch must lie in slot i, and admit() hands slots out in its own order
         rows.sort(key=lambda row: held[row.session].slot)
         starts = []
         for row in rows:
@@ -225,6 +228,7 @@ class LocalEngine:
         else:
             uniform = torch.tensor([row.uniform[len(row.tokens)] for row in rows], dtype=torch.float64)
             ids, logprobs = draw(logits, temperature, uniform.to(logits.device))
+        # one transfer per step, since each waits for the device; float64 holds ids and float32 exactly
         both = torch.stack((ids.double(), logprobs.double())).cpu().numpy()
         if not np.isfinite(both[1]).all():
             row = rows[int(np.argmin(np.isfinite(both[1])))]

@@ -36,6 +36,7 @@ class RaggedCache(Cache):
     """
 
     def __init__(self, max_slots: int, max_capacity: int) -> None:
+        # Cache wants layers or a class of them; neither is used, as update() below keeps the tensors itself
         super().__init__(layers=[])
         self._max_slots, self._max_capacity = max_slots, max_capacity
         self.slots = 0
@@ -56,6 +57,7 @@ class RaggedCache(Cache):
         if slots > self.slots:
             slots = max(slots, min(self.slots * 3 // 2, self._max_slots))
         if capacity > self.capacity:
+            # in steps of 64: growth by half alone would copy a short cache at almost every id
             capacity = max(capacity, min(-(-max(capacity, self.capacity * 3 // 2) // 64) * 64, self._max_capacity))
         self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
         self._keys = [self._grown(tensor) for tensor in self._keys]
@@ -68,6 +70,7 @@ class RaggedCache(Cache):
             return
         for tensor in (*self._keys, *self._values):
             index = torch.tensor(source, device=tensor.device)
+            # a copy of every source first: a row may be both source and destination
             moved = tensor[:, :, :length].index_select(0, index)
             for row, slot in enumerate(to):  # several times faster than one indexed assignment
                 tensor[slot, :, :length] = moved[row]
@@ -90,6 +93,7 @@ class RaggedCache(Cache):
         if layer_idx >= len(self._keys):
             self._allocate(layer_idx, key_states, value_states)
         keys, values = self._keys[layer_idx], self._values[layer_idx]
+        # two index tensors with a slice between them put their dims first, [B, Q, heads, dim]: hence the transpose
         keys[step.write_rows, :, step.write_positions] = key_states.transpose(1, 2)
         values[step.write_rows, :, step.write_positions] = value_states.transpose(1, 2)
         return keys[step.rows, :, : step.length], values[step.rows, :, : step.length]
@@ -108,5 +112,6 @@ class RaggedCache(Cache):
 
     def _grown(self, old: Tensor) -> Tensor:
         new = old.new_zeros(self.slots + 1, old.shape[1], self.capacity, old.shape[3])
+        # without the trash row, which is now the last of the grown tensor
         new[: old.shape[0] - 1, :, : old.shape[2]] = old[:-1]
         return new

@@ -48,6 +48,7 @@ class _Row:
             self.request,
             prompt_ids=np.concatenate((self.request.prompt_ids, np.array(self.tokens, np.int32))),
             sampling=replace(self.request.sampling, max_new_tokens=self.run),
+            # 0 is the stream of the coins, and a place is never drawn twice
             stream=(*self.request.stream, 1 + place),
         )
 
@@ -104,6 +105,7 @@ class MixedPolicy:
         if sampling.stop_text and self._stop_text is None:
             raise AgentError(f"stop_text {sampling.stop_text!r} needs decoding: build the policy with tokenizer=...")
         room = min(sampling.max_new_tokens, self.max_length - len(request.prompt_ids))
+        # all coins at once from the request's own stream: who else is in the batch changes nothing
         coins = uniforms((*request.stream, 0), max(room, 0))
         return _Row(request, coins < self.share, finish="" if room > 0 else "length")
 
@@ -120,6 +122,7 @@ class MixedPolicy:
                 self._take(row, result, teaches)
 
     def _take(self, row: _Row, result: Generation, teaches: bool) -> None:
+        # before the ids are taken: `run` is counted from the row's end
         cut_short = len(result.ids) < row.run
         row.version = row.version if teaches else result.policy_version
         for token, logprob in zip(result.ids.tolist(), result.logprobs.tolist(), strict=True):
@@ -128,6 +131,7 @@ class MixedPolicy:
             if row.request.sampling.stop_text and self._stops(row):
                 row.finish = "stop"
                 return
+        # `length` after a whole run is only the run's own limit; a shorter one means that the context is full
         if result.finish != "length" or cut_short:
             row.finish = result.finish
         elif len(row.tokens) == len(row.theirs):

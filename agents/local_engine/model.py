@@ -27,10 +27,12 @@ class CausalModel:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        # multimodal models keep the language model's settings in a config of their own
         self.config = model.config.get_text_config()
         self.kind = str(getattr(model.config, "model_type", type(model).__name__))
         self._window, self._by_layer = _windows(self.config)
         accepted = inspect.signature(model.forward).parameters
+        # logits of all prompt positions, [B, Q, V], would be the largest tensor of a prefill; only the last one is read
         self._keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._columns = torch.empty(0, dtype=torch.int64)
 
@@ -49,6 +51,7 @@ class CausalModel:
 
     def forward(self, cache: RaggedCache, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q]."""
+        # transformers calls cache.update() itself and has no way to pass it rows and positions
         cache.step = step
         output = self.model(
             input_ids=ids,
@@ -70,6 +73,7 @@ class CausalModel:
 
     def weights_stamp(self) -> int:
         """Changes when weights are changed in place or replaced (an optimizer step, `load_state_dict`)."""
+        # inference tensors raise on `_version`: they do not count their changes
         return hash(tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()))
 
     @contextmanager
@@ -87,11 +91,13 @@ class CausalModel:
                 yield
         finally:
             for module in training:
+                # not module.train(): it would also switch on children that the caller keeps in evaluation mode
                 module.training = True
 
     def _mask(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
         """Additive mask [B, 1, Q, length]: 0 where key k may be seen from `positions` p (k <= p, k > p - window)."""
         if len(self._columns) < length or self._columns.device != positions.device:
+            # kept and doubled: in decoding `length` grows by one at every step
             self._columns = torch.arange(max(length, 2 * len(self._columns)), device=positions.device)
         here = positions[:, None, :, None]
         columns = self._columns[:length]
@@ -99,6 +105,7 @@ class CausalModel:
         if self._window is None:
             return full
         sliding = full.masked_fill(columns <= here - self._window, -torch.inf)
+        # transformers models that mix layer types look their mask up by the layer's type
         return {"full_attention": full, "sliding_attention": sliding} if self._by_layer else sliding
 
 
@@ -169,10 +176,12 @@ def _groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
             groups[-1].append(index)
         else:
             groups.append([index])
+    # the caller's rows are in slot order, and rows in adjacent ascending slots are read without a copy
     return [sorted(group) for group in groups]
 
 
 def _bias(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    # -inf cannot make a softmax NaN here: every query, padding included, sees its own position
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 

@@ -67,6 +67,7 @@ def _read_config(model: CausalModel) -> str | None:
 def _rope_types(parameters: Any) -> set[str]:
     if not isinstance(parameters, dict):
         return set()
+    # models that mix layer types keep one dict of rope parameters per type (Gemma 3)
     nested = [_rope_types(value) for value in parameters.values()]
     return {str(parameters.get("rope_type", "default"))}.union(*nested)
 
@@ -84,7 +85,9 @@ def _compare(model: CausalModel) -> str | None:
     except Exception as error:  # any model code may run here, and any failure means the same: recompute
         return f"a trial on two short rows failed: {type(error).__name__}: {error}"
     difference = float((got - want).abs().max())
+    # relative to the spread of the logits: rounding stays far below it, a wrong mask or position reaches it
     tolerance = (2e-3 if model.dtype == torch.float32 else 0.1) * max(float(want.std()), 1e-6)
+    # not `>`, so that NaN counts as a failure
     if not difference <= tolerance:
         return (
             f"a trial on two short rows gave logits {difference:.2g} away from a plain pass (allowed {tolerance:.2g})"

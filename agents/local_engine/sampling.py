@@ -51,10 +51,15 @@ def draw(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, 
     """
     logits = logits.float()
     is_greedy = temperature == 0
+    # greedy rows keep temperature 1: division by 0 would make their log-probabilities NaN
     scaled = logits / torch.where(is_greedy, 1.0, temperature)[:, None]
     logp = scaled.log_softmax(-1)
+    # float32 sums over a large vocabulary lose the ids whose probability is below the rounding of the sum
     cdf = logp.exp().cumsum(-1, dtype=torch.float64)
+    # the last sum is 1 only up to rounding
     target = (uniform * cdf[:, -1])[:, None]
+    # right=True: a number of exactly 0 skips leading ids of probability 0; the clamp is for NaN logits, whose place is
+    # past the end: the engine reports them by their log-probability
     ids = torch.searchsorted(cdf, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
     ids = torch.where(is_greedy, logits.argmax(-1), ids)
     return ids, logp.gather(-1, ids[:, None])[:, 0]

@@ -64,8 +64,11 @@ class SlotTable:
         self.owner.extend([None] * (stop - len(self.owner)))
         members = set(sessions)
         new = [name for name in sessions if name not in self.held]
+        # before the holes are counted: what is evicted may leave an empty one
         self._evict(len(new), members, start)
         holes = [slot for slot in range(start, stop) if self.owner[slot] not in members]
+        # occupied holes go to sessions that have keys (the two rows change places); new sessions have nothing to
+        # copy and take the empty ones
         holes.sort(key=lambda slot: self.owner[slot] is not None, reverse=True)
         outside = [name for name in sessions if name in self.held and self.held[name].slot >= stop]
         for name in outside:
@@ -111,6 +114,7 @@ class SlotTable:
                 self.held[name].slot = slot
 
     def _moves(self, before: dict[str, int]) -> Moves:
+        # a session that was not here before has no row to bring
         changed = [
             (held.slot, before[name]) for name, held in self.held.items() if before.get(name, held.slot) != held.slot
         ]

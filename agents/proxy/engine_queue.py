@@ -33,6 +33,7 @@ class PendingRequest:
             self.answer.add_done_callback(self._wake)
 
     def cancel(self) -> None:
+        # a future that runs cannot be cancelled; drawn() then tells the engine to stop
         self._cancelled = True
         self.answer.cancel()
 
@@ -166,6 +167,7 @@ class EngineQueue:
                 if not self._queue and not self._released:
                     return None
                 self._wait_for_more()
+                # waiting gives up the lock: a pause may have come meanwhile
                 if self._pauses:
                     continue
                 batch: list[PendingRequest] = []
@@ -173,6 +175,7 @@ class EngineQueue:
                     pending = self._queue.popleft()
                     if pending.answer.set_running_or_notify_cancel():
                         batch.append(pending)
+                # a turn that only released sessions says nothing about how many clients are busy
                 self._last_batch_size = len(batch) or self._last_batch_size
                 self._running = True
                 return batch
@@ -252,6 +255,7 @@ def _engine_failed(error: BaseException) -> ApiError:
 def _fail(pending: PendingRequest, error: Exception) -> None:
     if pending.answer.done():
         return
+    # once it runs, no cancel can come between the check and the exception
     if not pending.answer.running():
         pending.answer.set_running_or_notify_cancel()
     if not pending.answer.cancelled():

@@ -78,6 +78,7 @@ class ProxyService:
             window=self.settings.window_ms / 1000,
         )
         self.recorder = Recorder(folder)
+        # before restore(), which reads it
         if resumed_from is not None:
             self.recorder.write(usage_record("resumed", resumed_from))
         past = restore(folder, renderer, want_ended=on_episode is not None, temperature=temperature)
@@ -205,6 +206,7 @@ class ProxyService:
             segment = len(session.history.segments) - (0 if prompt.opens else 1)
             name, stream = f"{session.key}/{segment}", (self._seed, task_number(session.key), len(session.turns))
         if request.seed is not None:
+            # clients may send negative seeds, of which no stream can be made
             stream = (request.seed & (2**63 - 1), *stream[1:])
         return GenerateRequest(session=name, prompt_ids=prompt.ids, sampling=sampling, stream=stream)
 
@@ -253,6 +255,7 @@ class ProxyService:
             temperature=inflight.pending.request.sampling.temperature,
             retry=prompt.retry,
         )
+        # before anything else: no client has an answer that a restarted server would not know
         self.recorder.write(record.as_json())
         if session is not None and main:
             if prompt.opens and session.history.segments:

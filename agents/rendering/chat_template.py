@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 ObservationRole = Literal["user", "tool"]
 
+# plain letters: no template trims, escapes or parses them
 ANSWER = "turngymanswer"
 OBSERVATION = "turngymobservation"
 SYSTEM = "turngymsystem"
 USER = "turngymuser"
 CACHE = 1 << 16
 
+# what Llama 3's templates fall back to where they are given no clock
 FIXED_DATE = {"date_string": "26 Jul 2024"}
+# a macro hides the global function of the same name that transformers hands to the template
 FIXED_CLOCK = (
     "{%- macro strftime_now(form) -%}"
     "{%- if '%Y-%m-%d' in form -%}2024-07-26{%- else -%}26 Jul 2024{%- endif -%}"
@@ -74,6 +77,7 @@ class ChatTemplate:
                 "tokenizer.chat_template (ChatML is a safe choice for models that were never tuned to a format)"
             )
         self._source = self._frozen_source()
+        # per instance: a cache on the methods would be shared and keep every tokenizer alive
         self.encode = lru_cache(CACHE)(self._encode)
         self._decode_cached = lru_cache(CACHE)(self._decode)
         self._probe(tool)
@@ -88,6 +92,7 @@ class ChatTemplate:
 
     def _probe(self, tool: ToolSpec | None) -> None:
         self._fold_system = False
+        # opening() reads the switch, so the trial itself must run with it off
         self._fold_system = not self._shows_system()
         prompt = self.render(self.opening(SYSTEM, OBSERVATION))
         if OBSERVATION not in prompt:
@@ -98,7 +103,9 @@ class ChatTemplate:
         delta = self._probe_delta()
         end = self._encode(delta)[:1].tolist()
         eos = getattr(self.tokenizer, "eos_token_id", None)
+        # an end token may have been added without being marked special
         special = set(self.tokenizer.all_special_ids) | set(getattr(self.tokenizer, "added_tokens_decoder", ()))
+        # where a template closes answers with plain text, only the tokenizer's eos can end one
         self.end_id: int | None = end[0] if end and end[0] in special else eos
         """The id that closes an assistant message."""
         self.end_text = "" if self.end_id is None else self.decode([self.end_id])
@@ -177,11 +184,13 @@ class ChatTemplate:
 
     def _encode(self, text: str) -> NDArray[np.int32]:
         """Ids of `text` as it stands, int32 [n]; no special tokens are added. Treat the array as read-only."""
+        # the template has written the BOS already; the tokenizer would add a second one
         ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
         ids.setflags(write=False)
         return ids
 
     def _decode(self, ids: tuple[int, ...]) -> str:
+        # the cleanup drops spaces before punctuation: text that was not sampled
         text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
 

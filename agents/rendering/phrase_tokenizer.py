@@ -41,7 +41,9 @@ def build_phrase_tokenizer(phrases: Iterable[str]) -> PreTrainedTokenizerFast:
         raise TurngymError(f"a phrase tokenizer needs phrases that are not special tokens; got {clashes or 'none'}")
     special = [PAD, END, *ROLES]
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    # Unigram charges an unknown character 10 more than the worst piece: with -100 phrases always win over bytes
     scored = [(piece, -1.0) for piece in special + pieces] + [(piece, -100.0) for piece in byte_pieces]
+    # Unigram wants an unk id to get past unknown text; with byte_fallback the id itself is never given out
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=len(scored) - 256, byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(special)

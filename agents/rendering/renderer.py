@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatRenderer", "RenderError", "TokenHistory"]
 
+# samples of what templates may rewrite: tags, tool calls, line ends, quotes
 PROBE_ANSWERS = (ANSWER, "<action>go to shelf 1</action>", '<tool_call>\n{"name": "x", "arguments": {}}\n</tool_call>')
 PROBE_OBSERVATIONS = (OBSERVATION, "You arrive at shelf 1.\nOn the shelf 1, you see nothing.", "-= A =- 'b' \"c\"")
 
@@ -91,8 +92,10 @@ class ChatRenderer:
     def observe(self, history: TokenHistory, observation: str) -> None:
         """Append the next prompt: the template's closing of the last response, `observation`, the generation prompt."""
         history.messages.append(self.template.observation(observation))
+        # after another stop id than the template's own the two differ, and only a full rendering can tell how
         if history.appendable and (self._append or history.last_id in (None, self.template.end_id)):
             text, whole, after_end = self._delta(observation)
+            # a sampled end id already stands in the buffer: the delta must not bring a second one
             closed = history.last_id is not None and history.last_id == self.template.end_id
             if self._strict and not self._append:
                 self._compare(history, text, closed)
@@ -159,6 +162,7 @@ class ChatRenderer:
         if end and not self.template.delta_text(OBSERVATION).startswith(end):
             return False
         for depth in range(6):
+            # the second three depths pair answers with other observations than the first three
             answer, observation = PROBE_ANSWERS[depth % 3], PROBE_OBSERVATIONS[(depth + depth // 3) % 3]
             messages += [self.template.answer(answer), self.template.observation(observation)]
             text += answer + self.template.delta_text(observation)

@@ -52,6 +52,7 @@ class _Response:
         return np.concatenate([np.empty(0, np.float32), *(part.logprobs for part in self.parts)])
 
     def _add_span(self, version: int, start: int, end: int) -> None:
+        # a part that was aborted without ids left an empty span, which the next one replaces
         if self.spans and (self.spans[-1][0] == version or self.spans[-1][2] == self.spans[-1][1]):
             start = self.spans.pop()[1]
         self.spans.append((version, start, end))
@@ -157,15 +158,19 @@ class SglangPolicy:
             had = len(response.ids)
             part, spans = await self._generate_part(request, response, end)
             response.add(part, spans)
+            # within one part the server finds stop texts itself
             if response.parts[:-1] and self._stop_text_completed(request, response, had):
                 return response.generation("stop")
             if part.finish != "abort":
                 return response.generation(part.finish)
+            # an abort that brings nothing would otherwise be asked again in a tight loop
             if not part.ids.size and clock() + settings.backoff < end:
                 await asyncio.sleep(settings.backoff)
             gave_up = clock() >= end or not self._may_continue(request)
+            # the epoch tells our own abort() from a server that broke off to change its weights
             if epoch != self._epoch or gave_up or len(response.ids) >= response.room:
                 return response.generation("aborted")
+            # to go on, what was drawn is sent as prompt, which must be shorter than this
             if len(prompt) + len(response.ids) >= self.max_prompt:
                 return response.generation("length")
 

@@ -73,6 +73,7 @@ class SglangScorer:
         async def one(row: Row, name: str) -> NDArray[np.float32]:
             if not len(row[1]):
                 return np.empty(0, np.float32)
+            # the entry at logprob_start_len itself is null
             start = int(row[1].min()) - 1
 
             def read(answer: Any, floor: int) -> NDArray[np.float32]:
@@ -85,10 +86,12 @@ class SglangScorer:
 
     def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
         """Log-probabilities of `support` [P, K] at each of the P positions: float32 [P, K]."""
+        # by identity: arrays have no hash, and _each hands on the very same ones
         wanted = {id(row): np.asarray(chosen, np.int64) for row, chosen in zip(positions, support, strict=True)}
 
         async def one(row: Row, name: str) -> NDArray[np.float32]:
             chosen = wanted[id(row[1])]
+            # 0 is appended because a row without ids is refused
             check_ids(np.append(chosen.ravel(), 0).astype(np.int32), self.vocabulary, name)
             cuts = range(0, len(row[1]), self.block)
             parts = [
@@ -117,6 +120,7 @@ class SglangScorer:
     ) -> NDArray[np.float32]:
         start, upto = int(where.min()) - 1, int(where.max()) + 1
         union = np.unique(chosen)
+        # ids after the last position cannot change its score
         row = ids[:upto]
 
         def read(answer: Any, floor: int) -> NDArray[np.float32]:

@@ -79,6 +79,7 @@ class DrainingServer:
         try:
             self._loop()
         finally:
+            # a loop that ended by itself or by an error must also release the thread that waits for the wish
             self.stop()
             over.set()
             sweeping.join()
@@ -163,6 +164,7 @@ def _listen(front: Front, host: str, port: int) -> Any:
             threads=front.threads,
             connection_limit=front.connections,
             max_request_header_size=front.max_headers,
+            # waitress refuses bodies from its limit on, not only above it
             max_request_body_size=front.max_body + 1,
             channel_request_lookahead=1,  # without it a client that went away is not noticed
             channel_timeout=front.patience,

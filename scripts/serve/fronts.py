@@ -55,5 +55,6 @@ def proxy_front(app: Flask) -> Front:
         leave=service.drain,
         sweep=service.sweep,
         sweep_every=min(settings.idle / 4, 5.0),
+        # a client that waits for its answer is silent: its connection must outlive the deadline
         patience=int(settings.deadline) + 60,
     )

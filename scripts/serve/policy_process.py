@@ -41,6 +41,7 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **self.env},
+            # a process group of its own, which killpg below ends as a whole
             start_new_session=True,
         )
 

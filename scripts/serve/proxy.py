@@ -64,6 +64,7 @@ def serve(config: ServeProxy) -> int:
         server.run()
     finally:
         if training is not None:
+            # before the service: the last step still writes to its records
             training.stop()
         service.close()
     turns = service.health()["turns"]

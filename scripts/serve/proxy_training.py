@@ -111,6 +111,7 @@ class Training:
                 traceback.print_exc()
             on_failure()
         finally:
+            # whatever ended training, serving goes on: the engine must not stay paused for a step that never comes
             self._source.resume()
 
     def _usable(self, episode: Episode) -> int:

@@ -147,6 +147,7 @@ class _Adjuster(importlib.abc.MetaPathFinder):
         adjust = ADJUST.get(name)
         if adjust is None:
             return None
+        # not importlib.util.find_spec, which would come back to this finder
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
             return None
@@ -169,6 +170,7 @@ def prepare() -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
+# __mp_main__ is what multiprocessing calls this file in a spawned worker
 if __name__ in ("__main__", "__mp_main__"):
     prepare()
 

@@ -87,6 +87,7 @@ class AnswerReader:
         salt: str = "",
         thinking: bool = False,
     ) -> None:
+        # longest first: of alternatives a regular expression takes the first that fits
         controls = sorted(control, key=len, reverse=True)
         self._stops, self._tools, self._salt = tuple(stops), tools, salt
         self._control = re.compile("|".join(map(re.escape, controls))) if controls else None
@@ -110,11 +111,13 @@ class AnswerReader:
         if self._stopped:
             return ""
         raw = self._raw + text
+        # the first to be complete, not the first to begin: what was sampled after it is not the answer
         ends = [(place + len(stop), place) for stop in self._stops if (place := raw.find(stop)) >= 0]
         self._stopped = bool(ends)
         cut = min(ends)[1] if ends else len(raw) if last else len(raw) - _partial_suffix(raw, self._prefixes)
         found = [] if self._control is None else list(self._control.finditer(raw))
         if not self._stopped and not last:
+            # a control token across the cut would be sent in halves, and not be recognized
             cut = min([cut, *(match.start() for match in found if match.start() < cut < match.end())])
         self._raw = raw[cut:]
         return raw[:cut] if self._control is None else self._control.sub("", raw[:cut])

@@ -107,6 +107,7 @@ class ChatListRenderer:
         """
         known, common = len(history.client_messages), common_prefix(history.client_messages, messages)
         follows = 0 < known == common < len(messages)
+        # only what is new: repeated messages hold answers, in which the policy may have sampled anything
         self._check_control(messages, common)
         given = (*history.template_messages[:common], *map(self.template_message, messages[common:]))
         with self._lock:
@@ -173,6 +174,7 @@ class ChatListRenderer:
     def _history_text(self, history: ChatHistory) -> str:
         if history.text is None:
             *given, answer = history.template_messages
+            # the prompt that is rendered here ends with the prefill already
             raw = answer["content"].removeprefix(self.template.prefill)
             history.text = self._render(given, history.tools) + raw + self._stop_text(history.last_id)
         return history.text

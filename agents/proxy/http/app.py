@@ -52,6 +52,7 @@ def create_app(
         inflight = service.begin(asked)
         if asked.stream:
             return _stream(inflight)
+        # other WSGI servers do not say whether the client is still there
         gone = request.environ.get("waitress.client_disconnected", lambda: False)
         finished = _answer(inflight, gone)
         pieces = service.renderer.pieces(finished.record.ids.tolist()) if asked.logprobs else None
@@ -89,6 +90,7 @@ def _answer(inflight: InflightRequest, gone: Callable[[], bool]) -> Finished:
     while (finished := inflight.wait(POLL_SECONDS)) is None:
         if gone():
             inflight.abandon()
+            # nginx's status for this; HTTP has none
             raise ApiError(499, "the client closed the connection", code="disconnected")
     return finished
 
@@ -109,6 +111,7 @@ def _check_key(header: str, key: str) -> None:
 
 def _refusal(app: Flask, error: Exception, method: str, path: str) -> Response:
     if not isinstance(error, ApiError):
+        # exceptions of werkzeug (no such route, a body too large) carry their status
         status = getattr(error, "code", None)
         if not isinstance(status, int):
             app.logger.exception("request failed", exc_info=error)

@@ -53,6 +53,7 @@ class EventStream:
 
     def close(self) -> None:
         self._events.close()
+        # not in a `finally` of _run: closing a generator that never began runs nothing of it
         self._inflight.abandon()
 
     def _run(self) -> Generator[bytes]:
@@ -97,12 +98,14 @@ class EventStream:
         call, place = delta.as_json(), self._calls
         self._calls += 1
         arguments = call["function"].pop("arguments")
+        # as OpenAI streams calls: the head first, then arguments, which clients append to its empty ones
         opening = {"index": place, **call, "function": {**call["function"], "arguments": ""}}
         yield self._event({"tool_calls": [opening]})
         yield self._event({"tool_calls": [{"index": place, "function": {"arguments": arguments}}]})
 
     def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": self._logprobs(), "finish_reason": finish}
+        # as OpenAI does: null everywhere but in the last event
         usage = {"usage": None} if self._inflight.request.usage_in_stream else {}
         return _data({**self._head, "choices": [choice], **usage})
 

@@ -57,6 +57,7 @@ def read_json(body: bytes) -> dict[str, Any]:
         fields = json.loads(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}") from None
+    # json answers deep nesting with RecursionError
     except (ValueError, RecursionError) as error:
         what = f"the body is not JSON: {shown(str(error))}" if body.strip() else "the body is empty"
         raise invalid(f"{what}; it must be a JSON object with messages") from None
@@ -172,6 +173,7 @@ def _integer(fields: Mapping[str, Any], name: str, low: int, high: int = 2**31) 
     value = fields.get(name)
     if value is None:
         return None
+    # True is an int in Python, but not in JSON
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         valid = str(low) if low == high else f"a whole number from {low} to {high}"
         raise invalid(f"{name} is {shown(value)}; it must be {valid}", name)

@@ -57,6 +57,7 @@ class TurnRecord:
             "opens": self.opens,
             "prompt_ids": self.prompt_ids.tolist(),
             "ids": self.ids.tolist(),
+            # by way of text: the shortest decimals of the float32, not the 17 digits of its float64
             "logprobs": [float(text) for text in self.logprobs.astype(str)],
             "reply": self.reply.as_json(),
             "text": self.text,
@@ -98,6 +99,7 @@ class Recorder:
         self.path = folder / FILE
         self._lock = threading.Lock()
         self._file = self.path.open("a+b")
+        # before the end is looked at: another process may be in the middle of a line
         _only_writer(self._file, self.path)
         if self._file.seek(0, 2):
             self._file.seek(-1, 2)
@@ -123,6 +125,7 @@ def _only_writer(file: IO[bytes], path: Path) -> None:
     except ImportError:  # not a POSIX system
         return
     try:
+        # unlike a lock file this ends with the process, however that ends
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()

@@ -147,6 +147,7 @@ class SessionTable:
         with self._changed:
             session.queue.popleft()
             session.last_used = self._clock()
+            # nothing was ever said in it: its only requests were refused or dropped
             if not session.queue and not session.history.client_messages:
                 self._remove(session)
             self._changed.notify_all()
@@ -193,6 +194,7 @@ class SessionTable:
 
     def _remove(self, session: ProxySession) -> None:
         session.ended = True
+        # a new session may have the name by now
         if self._open.get(session.name) is session:
             del self._open[session.name]
 

@@ -99,6 +99,7 @@ class SessionBuffer:
             if self._closed:
                 raise KeyboardInterrupt
             taken = self._next_step(request.episodes)
+        # before the update: a run resumed from an older checkpoint takes back what later steps used
         self._written("trained", request.step, taken)
         self._pause_engine()
         self._paused = True

@@ -65,6 +65,7 @@ class Fleet:
             self.close()
             raise
         names = {server.weights for server in self.servers}
+        # where they differ none is known: answers are refused until weights are published
         if len(names) == 1:
             self.versions.add(names.pop(), 0)
         return self
@@ -156,5 +157,6 @@ class Fleet:
             await asyncio.sleep(0.2)  # it begins before it has looked at its servers
 
     async def _close(self) -> None:
+        # without a router a connection is in both lists
         for connection in {id(one): one for one in (*self._admin, *(w.connection for w in self._endpoints))}.values():
             await connection.close()

@@ -53,7 +53,9 @@ class Connection:
         key = os.environ.get(KEY)
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
+            # the fleet's semaphores limit requests; under httpx's limit of 100, aborts could queue behind generations
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.settings.parallel),
+            # a proxy of the environment is for the outside world, and may not reach the servers
             trust_env=False,
         )
 
@@ -74,6 +76,7 @@ class Connection:
         limits = httpx.Timeout(timeout, connect=min(timeout, self.settings.connect_timeout))
         try:
             answer = await self._http.request(method, self.url + path, json=body, timeout=limits)
+        # without ConnectTimeout: a server that cannot be reached is down, not slow
         except (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout) as error:
             raise ServerTimeout(f"{self.url}{path}: no answer within {timeout:.0f} s") from error
         except httpx.TransportError as error:
@@ -83,6 +86,7 @@ class Connection:
         except ValueError:
             found = answer.text[:500]
         if answer.status_code == 200:
+            # a JSON text begins with a quote; without it `found` is the raw text from above
             if isinstance(found, str) and answer.content[:1] != b'"':
                 raise BadAnswer(f"{self.url}{path}: the answer is not JSON: {found[:200]!r}")
             return found
@@ -111,4 +115,5 @@ class Connection:
                 if self.clock() + pause >= end:
                     raise ServerDown(f"{error} (tried {tries} times in {deadline:.0f} s)") from error
             await asyncio.sleep(pause)
+            # max: a backoff of 0 would stay 0
             pause = min(max(2 * pause, 0.05), 5.0)

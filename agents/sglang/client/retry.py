@@ -83,6 +83,7 @@ class RetryingClient:
 
     async def _wait(self, endpoint: Endpoint, rid: str, body: dict[str, Any], end: float, where: str) -> Any:
         left = max(end - endpoint.connection.clock(), 0.01)
+        # longer than both waits below: an aborted request must still be able to hand over what was drawn
         task = asyncio.create_task(endpoint.connection.request("POST", "/generate", body, timeout=left + 2 * GRACE + 1))
         try:
             done, _ = await asyncio.wait({task}, timeout=left)
@@ -109,7 +110,9 @@ class RetryingClient:
             return False
         lock = self._repairs.setdefault("all", asyncio.Lock())
         async with lock:
+            # a publish that came while the lock was awaited has moved the place
             if self.fleet.versions.place == floor:
+                # repair() waits for calls that run on this very loop
                 await asyncio.to_thread(repair, endpoint.connection.url)
         return True
 

@@ -20,6 +20,7 @@ class StopFinder:
 
     def first_hit(self, ids: Sequence[int], start: int, stops: Sequence[str]) -> int | None:
         """Number of ids up to and with the first one after `ids[:start]` that completes one of `stops`; None: none."""
+        # every id adds at least one byte of text, except special ones; the margin is for those
         reach = max(len(stop.encode()) for stop in stops) + 16
         for length in range(start + 1, len(ids) + 1):
             tail = str(

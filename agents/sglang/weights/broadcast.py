@@ -115,12 +115,14 @@ class BroadcastSync:
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
             "shapes": [list(tensor.shape) for _, tensor in bucket],
             "group_name": self._name,
+            # with the last stretch only: until then the weights are a mixture
             "flush_cache": version is not None,
             "weight_version": version,
         }
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(self.fleet.call_all, "POST", "/update_weights_from_distributed", body)
             raise_early_refusal(answer)
+            # polled below: wait() would not notice a server that fails meanwhile
             works = [self._group.broadcast(tensor, 0) for _, tensor in bucket]
             end = time.monotonic() + self.timeout
             while not all(work.is_completed() for work in works):
@@ -151,6 +153,7 @@ class BroadcastSync:
         common = {"master_address": self.address, "master_port": port, "world_size": 1 + sum(ranks)}
         common |= {"group_name": self._name, "backend": self.backend}
         at, path = self.fleet.call_one, "/init_weights_update_group"
+        # all at once: each side blocks until every member is there
         with ThreadPoolExecutor(1 + len(ranks)) as pool:
             mine = pool.submit(create_group, self.address, port, 1 + sum(ranks), self._name, self.backend, self.timeout)
             theirs = [

@@ -43,6 +43,7 @@ def create_group(address: str, port: int, world: int, name: str, backend: str, t
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise SyncError(f"no {backend} group of {world} members at {address}:{port}: {error}") from error
+    # init_process_group and new_group do this for the groups that they make; the helper does not
     _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
     return group
 

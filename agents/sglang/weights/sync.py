@@ -76,6 +76,7 @@ class DiskSync:
             with generation_paused(self.fleet, self.busy):
                 self.fleet.call_all("POST", "/update_weights_from_disk", self._body(path, name))
             check_weights_arrived(self.fleet, name)
+        # a ServerError too, but one that says already what is wrong
         except SyncError:
             raise
         except ServerError as error:

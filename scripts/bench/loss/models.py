@@ -85,6 +85,7 @@ def measure_models(job: ModelJob) -> ModelStep:
     )
     vocab = min(shape.vocab for shape in shapes)
     step = _Step(student, optimizer, algorithm, scorer, forward)
+    # the first step loads kernels and allocates the optimizer's state
     step(made_up_episodes(1, min(job.length, job.micro_tokens), vocab))
     if not on_cpu:
         torch.cuda.reset_peak_memory_stats()
@@ -95,6 +96,7 @@ def measure_models(job: ModelJob) -> ModelStep:
         teacher_s=teacher_s,
         update_s=update_s,
         teacher_flops=flops[1],
+        # the backward pass has two products for each of the forward pass
         update_flops=3 * flops[0],
         matmul_flops=matmul_rate(job.device),
         peak_mb=_peak_mb(job.device),
@@ -208,6 +210,7 @@ def _clock(cuda: bool) -> float:
         return time.process_time()
     import torch
 
+    # kernels run on after the calls that start them have returned
     torch.cuda.synchronize()
     return time.perf_counter()
 

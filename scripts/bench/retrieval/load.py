@@ -51,6 +51,7 @@ def load(
 async def _load(
     url: str, queries: Iterator[str], clients: int, seconds: float, topk: int, keep: int, warm: int
 ) -> Tally:
+    # the clock starts when every client is connected and warm
     tally, begin = Tally(), asyncio.Barrier(clients + 1)
     until = [float("inf")]
 
