@@ -25,7 +25,7 @@ def rollout_function(generate: GenerateSample) -> Callable[..., list[list[Any]] 
         params = _sampling_params(args)
 
         async def play_all() -> list[Any]:
-            # 512 is slime's own default, and the limit is there so that open requests do not overwhelm SGLang's HTTP server
+            # slime's own default; without a limit the open requests of a step overwhelm SGLang's HTTP server
             limit = asyncio.Semaphore(int(getattr(args, "sglang_server_concurrency", 512)))
 
             async def one(sample: Any) -> Any:
