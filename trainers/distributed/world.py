@@ -109,7 +109,7 @@ def balanced_shares(costs: Sequence[float] | NDArray[Any], parts: int) -> list[N
     """
     load = np.zeros(parts)
     members: list[list[int]] = [[] for _ in range(parts)]
-    # stable: every process must come to the same shares
+    # stable: ties must fall alike in every process, whichever machine sorts them
     for item in np.argsort(-np.asarray(costs, np.float64), kind="stable"):
         part = int(load.argmin())
         members[part].append(int(item))

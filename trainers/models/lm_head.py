@@ -67,6 +67,7 @@ def project(
             parts.append(step(hidden_N[rows], ids_NJ[rows]))
         else:
             # a single chunk is what fits anyway; more of them are only affordable if none outlives its turn
+            # a head draws nothing at random, so no random state is kept for each chunk
             parts.append(checkpoint(step, hidden_N[rows], ids_NJ[rows], use_reentrant=False, preserve_rng_state=False))
     logp_NJ = torch.cat([logp for logp, _ in parts])
     return Projected(

@@ -82,6 +82,7 @@ def merged(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, value in weights.items():
         if ".lora_" in name:
             continue
+        # peft moves the weight of a layer that it wraps from LAYER.weight to LAYER.base_layer.weight
         layer, marked, rest = name.partition(".base_layer.")
         up = weights.get(f"{layer}.lora_B.{NAME}.weight") if marked and rest == "weight" else None
         if up is not None:

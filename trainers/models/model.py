@@ -200,7 +200,7 @@ class recomputing:
     def __enter__(self) -> None:
         if self.checkpointing:
             getattr(self.model, f"{self.word}_checkpointing_enable")()
-            self.model.train()
+            self.model.train()  # transformers' layers recompute in training mode only
 
     def __exit__(self, *error: object) -> None:
         if self.checkpointing:

@@ -46,7 +46,7 @@ class LocalScorer:
                 states, head(self.model), k, chunk=self.chunk, temperature=self.temperature, vocab=self.vocab_size
             )
             sizes = [len(positions[row]) for row in rows]
-            # one copy from the device for all rows, then the split
+            # one copy off the device for all rows, not one for each
             pairs = zip(best.cpu().split(sizes), logp.cpu().split(sizes), strict=True)
             return [TopK(ids=i.numpy().astype(np.int32), logp=p.numpy()) for i, p in pairs]
 

@@ -107,6 +107,7 @@ class AsyncRollout:
     _player: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
+        # one thread: all batches are played by one copy of the model, which gets other weights in between
         self._player = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     def __call__(self, step: int, planned: Callable[[int], Planned], collect: Collect) -> tuple[Planned, list[Episode]]:

@@ -135,6 +135,7 @@ def _drop_old(run: Path, keep: int) -> None:
 
 
 def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    # replaced as a whole: it is also written into checkpoints that are complete already
     scratch = folder / "state.json.writing"
     try:
         scratch.write_text(json.dumps({"schema": SCHEMA, **state}, indent=1), encoding="utf-8")
