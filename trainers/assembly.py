@@ -46,6 +46,7 @@ def run_training(
         config = _checked_for_processes(config, world)
     with ExitStack() as opened:
         trainer = on_all_ranks(world, lambda: build_trainer(config, opened))
+        # not yet: until the folder is open it may belong to another run
         trainer.on_start = lambda: _keep_config(config, command)
         if not progress:
             trainer.progress = NoProgress()
@@ -140,8 +141,10 @@ class _Assembly:
             hint_position=algorithm.hint_position,
         )
         rollouts = rollout_provider().open(config.rollouts, about)
+        # at once: what fails from here on must not leave workers or servers running
         opened.callback(rollouts.close)
         if models.resume and list_checkpoints(models.out):
+            # versions count the steps of the run, not of this process
             rollouts.learner_changed(read_state(latest_checkpoint(models.out))["step"])
         parts = {"model": model, "tokenizer": tokenizer, "actor": actor, "rollouts": rollouts}
         return cls(config=config, algorithm=algorithm, **parts)
@@ -238,8 +241,10 @@ class _Assembly:
         """What a resumed run must share beside the algorithm, the run and the optimizer."""
         config, identity = self.config, dict(self.rollouts.identity)
         if config.models.teacher is not None and self.algorithm.needs_teacher:
+            # by content: folders may have moved when a run is resumed, or hold other weights under the same name
             identity["teacher"] = weights_hash(config.models.teacher)
         if config.lora.rank:
+            # adapters are only right on the weights that they were trained on, so the student counts too
             adapters = {**asdict(config.lora), "targets": list(config.lora.targets)}
             identity |= {"lora": adapters, "student": weights_hash(config.models.student)}
         return identity

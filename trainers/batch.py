@@ -158,6 +158,7 @@ class _Columns:
         # the label shift: a token is predicted at the position before it
         self.predictors.append(np.arange(start + r0 - 1, start + r1 - 1, dtype=np.int64))
         self.labels.append(np.asarray(episode.response_ids(turn), dtype=np.int64))
+        # NaN and not 0, which would claim that the token was certain
         logp = np.full(count, np.nan, dtype=np.float32) if turn.logprobs is None else turn.logprobs
         self.behavior.append(np.asarray(logp, dtype=np.float32))
         off_policy = turn.origin == "demonstration"
@@ -167,6 +168,7 @@ class _Columns:
         lengths = np.array([len(ids) for ids in self.inputs], dtype=np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         row_M = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+        # one number per turn until here; repeated over its tokens at once, not token by token
         spans = np.array(self.spans, dtype=np.int64)
         turn, episode, row, off_policy = (np.repeat(column, spans[:, 0]) for column in spans[:, 1:].T)
         return RolloutBatch(
@@ -215,6 +217,7 @@ def _add_episode(columns: _Columns, index: int, episode: Episode, origins: Seque
                 f"episode {episode.task.task_id} sample {episode.sample}, turn {turn.index}: the response starts at "
                 f"position 0 of segment {turn.segment}, so nothing predicts its first token; a prompt must precede it"
             )
+        # a segment becomes a row with its first supervised turn; one without any is never read by the model
         if turn.segment != segment:
             start, segment = columns.add_row(episode.segments[turn.segment]), turn.segment
         columns.add_turn(start, index, episode, turn)

@@ -182,6 +182,7 @@ def fingerprint(config: Any, extra: Mapping[str, Any] | None = None) -> dict[str
 def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
         return [row for key, item in value.items() for row in _flatten(f"{prefix}.{key}" if prefix else str(key), item)]
+    # as JSON gives it back: a checkpoint's fingerprint is compared after it was read
     return [(prefix, list(value) if isinstance(value, tuple) else value)]
 
 

@@ -41,6 +41,7 @@ def train(
     named = algorithm or table.get("algorithm") or DEFAULT
     merged = _merged(table, settings) | {"algorithm": named}
     found = train_config(str(named), merged, f"train({named!r})")
+    # settings are read before: a mistake in them is said at once, without waiting for other processes
     with world_of(timeout=found.models.process_timeout) as world:
         return run_training(found, world, progress=progress, command=_command(str(named), settings))
 

@@ -84,6 +84,7 @@ def rollout_provider(name: str = PROVIDER) -> RolloutProvider:
     return found
 
 
+# settings made from two classes of the same algorithm would never be equal
 @cache
 def config_class(algorithm: str) -> type[TrainConfig]:
     """The class of all settings of a run with `algorithm`; an error for an unknown one."""

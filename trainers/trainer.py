@@ -70,6 +70,7 @@ class Trainer:
         self._check()
         critic = self._critic()  # it may copy the policy: before that is divided
         self.world.shard(self.model)
+        # after sharding, which replaces the model's parameters
         optimizer = make_optimizer(self.model, self.optimizer)
         folder = RunFolder(
             path=self.out,
@@ -86,6 +87,7 @@ class Trainer:
         if self.on_start is not None and not self.world.rank:
             self.on_start()
         log = NullMetricsLog() if self.world.rank else self._log()
+        # before anything is written: sinks and rows go on from the checkpoint, not from where the killed run was
         log.truncate(state.step, state.evaluated)
         log.open(state.step)
         session = TrainLoop(self, optimizer, folder, log, state, critic)

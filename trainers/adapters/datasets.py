@@ -39,6 +39,7 @@ _ROWS_PER_WRITE = 500
 def rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
     """One row per token segment under the names of COLUMNS; a row without ids for an episode that has no tokens."""
     for episode in episodes:
+        # text-only episodes have no segments, and still become a row
         trajectories: list[Trajectory | None] = [*Trajectory.segments_of(episode)] or [None]
         for segment, trajectory in enumerate(trajectories):
             yield _row(episode, segment, trajectory)
@@ -69,6 +70,7 @@ def to_dataset(episodes: Iterable[Episode]) -> Any:
     datasets = need("datasets", "to_dataset()", "datasets")
     import pyarrow as pa
 
+    # the schema is given: pyarrow infers type null for a column without any value
     return datasets.Dataset(pa.Table.from_pylist(list(rows(episodes)), schema=_schema(pa)))
 
 
@@ -84,6 +86,7 @@ def write_parquet(episodes: Iterable[Episode], path: str | Path) -> int:
     if path.exists():
         raise TurngymError(f"{path} exists already and is kept as it is; choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
+    # a Parquet file without its footer, which comes last, cannot be read at all
     unfinished = path.with_name(path.name + ".part")
     with pq.ParquetWriter(unfinished, _schema(pa)) as writer:
         while chunk := list(islice(waiting, _ROWS_PER_WRITE)):

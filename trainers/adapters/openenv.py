@@ -32,6 +32,7 @@ def first(session: TokenSession) -> dict[str, Any]:
 
 def act(session: TokenSession, action: Mapping[str, Any]) -> dict[str, Any]:
     """Answer with one of `response` (text), `response_ids` with `logprobs`, or `action`; the next observation."""
+    # None is a field that was left out: the action's model fills it in
     given = [name for name in ("response", "response_ids", "action") if action.get(name) is not None]
     if len(given) != 1:
         raise TurngymError(

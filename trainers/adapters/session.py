@@ -114,10 +114,12 @@ def play(sessions: Sequence[TokenSession], policy: Policy) -> list[Episode]:
                     session.step(answer)
                 else:
                     session.end(Status.ERROR_ENGINE if answer.finish == "aborted" else Status.TRUNCATED_TOKENS)
+                # its cache on the engine can go at once, while the others play on
                 if session.done:
                     policy.release(request.session)
         return [session.episode() for session in sessions]
     finally:
+        # also after an error: an environment that is not given back is lost to the pool
         for session in sessions:
             session.close()
 

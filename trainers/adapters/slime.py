@@ -40,6 +40,7 @@ def generate_function(sessions: TokenSessions, *, post: Post | None = None) -> G
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
         send = post or need("slime.utils.http_utils", "the generate function", "").post
+        # by the sample's index: attempts at one task differ, and an aborted one that is given back meets the same world
         session = sessions.open(_task_id(sample), seed=int(args.rollout_seed), sample=int(sample.index or 0))
         first = session.request
         server = Server(
@@ -50,6 +51,7 @@ def generate_function(sessions: TokenSessions, *, post: Post | None = None) -> G
             start=0 if first is None else len(first.prompt_ids),
             versions=_replay(sample, session),
         )
+        # before playing: what the replay has brought was sampled by older weights
         stale = 0 if session.request is None else len(session.request.prompt_ids) - server.start
         fill(sample, await play_async(session, server), server.versions, aborted=server.aborted)
         if stale and getattr(args, "mask_offpolicy_in_partial_rollout", False):
@@ -67,13 +69,16 @@ def fill(sample: Any, episode: Episode, weight_versions: list[str], *, aborted: 
     sample.response = "\n".join(turn.response for turn in episode.turns)
     sample.loss_mask = trajectory.response_mask.astype(int).tolist()
     sample.rollout_log_probs = None if trajectory.logprobs is None else trajectory.logprobs.tolist()
+    # a response that broke the environment has a version, but is no turn
     sample.weight_versions = weight_versions[: len(episode.turns)]
     sample.metadata = {**(sample.metadata or {}), SPANS: [list(span) for span in trajectory.turn_spans]}
     sample.metadata |= {"success": trajectory.success, "turn_rewards": list(trajectory.turn_rewards)}
     if aborted:
+        # no reward yet: slime gives the sample back later
         sample.status = kinds.ABORTED
         return sample
     sample.reward = 0.0 if trajectory.failed else trajectory.reward
+    # slime then masks the whole sample: a failed one, or one without a response, has nothing to learn from
     sample.remove_sample = trajectory.failed or not len(trajectory.response_ids)
     ended = kinds.TRUNCATED if trajectory.truncated else kinds.COMPLETED
     sample.status = kinds.FAILED if trajectory.failed else ended
@@ -86,6 +91,7 @@ def _replay(sample: Any, session: TokenSession) -> list[str]:
     begin = len(sample.tokens) - sample.response_length
     for number, (start, stop) in enumerate(spans):
         request = session.request
+        # compared as ids: the old log-probabilities hold for exactly this history
         if request is None or request.prompt_ids.tolist() != sample.tokens[: begin + start]:
             session.close()
             raise TurngymError(

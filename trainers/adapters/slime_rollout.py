@@ -25,10 +25,12 @@ def rollout_function(generate: GenerateSample) -> Callable[..., list[list[Any]] 
         params = _sampling_params(args)
 
         async def play_all() -> list[Any]:
+            # slime's own default; without a limit the open requests of a step overwhelm SGLang's HTTP server
             limit = asyncio.Semaphore(int(getattr(args, "sglang_server_concurrency", 512)))
 
             async def one(sample: Any) -> Any:
                 async with limit:
+                    # a copy each, since a generate function may change its parameters
                     return await generate(args, sample, dict(params), evaluation=evaluation)
 
             return await asyncio.gather(*(one(sample) for group in groups for sample in group))

@@ -100,6 +100,7 @@ class Trajectory:
     @classmethod
     def _build(cls, episode: Episode, ids: NDArray[np.int32], turns: Sequence[Turn]) -> Trajectory:
         start = turns[0].response_span[0] if turns else len(ids)
+        # what was said after the last response is left out: nothing answers it
         stop = turns[-1].response_span[1] if turns else len(ids)
         spans = tuple((turn.response_span[0] - start, turn.response_span[1] - start) for turn in turns)
         mask = np.zeros(stop - start, np.bool_)
@@ -111,6 +112,7 @@ class Trajectory:
                 continue
             place = slice(*span)
             mask[place], versions[place] = True, turn.policy_version
+            # only where the weights changed while the response was drawn; else one version holds for all of it
             for version, first, last in turn.version_spans:
                 versions[span[0] + first : span[0] + last] = version
             known = known and turn.logprobs is not None

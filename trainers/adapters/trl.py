@@ -41,15 +41,18 @@ def rollout_func(sessions: TokenSessions, policy_of: Callable[[Any], Policy], *,
     def roll(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         _check(sessions, trainer)
         step, rank = int(trainer.state.global_step), int(trainer.accelerator.process_index)
+        # TRL may ask several times at one global_step: while gradients accumulate, and for each batch of an evaluation
         calls[step, rank] += 1
         seen: Counter[str] = Counter()
         opened = []
         for prompt in prompts:
             task = _task_id(prompt)
+            # no number twice at one step: not within a call, not between processes, not between calls
             attempt = seen[task] + len(prompts) * (rank + trainer.accelerator.num_processes * (calls[step, rank] - 1))
             opened.append(sessions.open(task, seed=seed + step, sample=attempt))
             seen[task] += 1
         episodes = play(opened, policy_of(trainer))
+        # an episode that failed before its first turn has no tokens, and TRL cannot take an empty row
         blank = int(trainer.processing_class.eos_token_id)
         return fields([Trajectory.of(episode).filled(blank) for episode in episodes])
 

@@ -21,6 +21,7 @@ def rows(sessions: TokenSessions, task_ids: Iterable[str]) -> list[dict[str, Any
     session = sessions.open()
     opening = [message for message in session.messages if message["role"] == "system"]
     session.close()
+    # TRL appends what reset() says to the last user message, so there must be one
     return [{"prompt": [*opening, {"role": "user", "content": ""}], "task_id": task_id} for task_id in task_ids]
 
 
@@ -56,6 +57,7 @@ def environment_factory(sessions: TokenSessions, *, seed: int = 0) -> type:
                 raise TurngymError("the environment was called before reset()")
             if session.done:
                 return OVER
+            # a model may call the tool with another argument or another type: like a response that holds no action
             stepped = session.step_action(action) if isinstance(action, str) else session.step_text("")
             if stepped.verdict is None:
                 self._return = None
@@ -67,6 +69,7 @@ def environment_factory(sessions: TokenSessions, *, seed: int = 0) -> type:
             if self._session is not None:
                 self._session.close()
 
+    # TRL takes every method without an underscore, but reset and get_reward, for a tool, and its name for the tool's
     setattr(TurngymEnvironment, sessions.tool.name, _method(sessions.tool))
     return TurngymEnvironment
 

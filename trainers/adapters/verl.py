@@ -87,7 +87,7 @@ class TurngymAgentLoop:
             if room < 1:
                 return Status.TRUNCATED_TOKENS
             answer = await self.server_manager.generate(
-                request_id=request_id,
+                request_id=request_id,  # the same for all turns: verl keeps an episode on one server by it
                 prompt_ids=request.prompt_ids.tolist(),
                 sampling_params=server_params(sampling_params, request, room, str(self.rollout.name)),
             )
@@ -100,6 +100,7 @@ def server_params(base: dict[str, Any], request: GenerateRequest, room: int, eng
     """verl's sampling parameters for one turn: at most `room` tokens, and where a response ends."""
     sampling = request.sampling
     stops = dict.fromkeys((*(base.get("stop") or ()), *sampling.stop_text))
+    # both servers cut off what matched a stop string unless told otherwise, each by another name
     keep = {"sglang": {"no_stop_trim": True}, "vllm": {"include_stop_str_in_output": True}}.get(engine, {})
     return {
         **base,
@@ -126,6 +127,7 @@ def generation(answer: Any) -> Generation | Status:
 
 def output(trajectory: Trajectory) -> dict[str, Any]:
     """The fields of an `AgentLoopOutput`. An episode that failed has reward 0 and nothing to train on."""
+    # every row must be answered, so a failed one is, with nothing unmasked
     mask = trajectory.response_mask & (not trajectory.failed)
     logprobs = trajectory.logprobs
     versions = trajectory.policy_versions[trajectory.response_mask]

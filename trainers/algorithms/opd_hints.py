@@ -76,7 +76,7 @@ def build(config: OpdHintsConfig, distill: DistillConfig, run: RunConfig, *, tea
         judge="hint",
         hint_position=config.hint_position,
         shared_prefixes=True,
-        needs_reference=bool(config.kl_coef) or not teacher,
+        needs_reference=bool(config.kl_coef) or not teacher,  # without a teacher it reads the hints
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=distill.temperature,
         settings={**fingerprint(config), **fingerprint(distill)},

@@ -55,7 +55,7 @@ def build(config: SftConfig, run: RunConfig) -> Algorithm:
         origins=tuple(TRAIN_ON[config.train_on]),
         needs_teacher=False,
         collects="expert",
-        cut_recorded=False,
+        cut_recorded=False,  # a demonstration is imitated to its end
         settings=fingerprint(config),
     )
 

@@ -40,6 +40,7 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     saved = reader.read_metadata().state_dict_metadata
     wanted: dict[str, Any] = {"torch_rng": torch.get_rng_state()}
     for name, (module, optimizer) in parts.items():
+        # a checkpoint reads into tensors that exist; one from before the first update has no moments to read
         if f"{name}.step" in saved:
             _init_moments(module, optimizer)
         wanted[name] = _state(module, optimizer)
@@ -48,6 +49,7 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     for name, (module, optimizer) in parts.items():
         if optimizer.state:
             for parameter in trained(module).values():
+                # one for each: AdamW counts in place, and a shared counter would advance once per parameter
                 optimizer.state[parameter]["step"] = wanted[name]["step"].clone()
     torch.set_rng_state(wanted["torch_rng"])
 
@@ -63,6 +65,7 @@ def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, 
         for name, own in module.named_parameters():
             own.copy_(shard_like(weights[name], own))
     for number, parameter in enumerate(trained(module).values()):
+        # torch knows parameters by their number in the optimizer; none has a state before the first update
         if number in state["state"]:
             old = state["state"][number]
             moments = {name: shard_like(old[name], parameter) for name in MOMENTS}

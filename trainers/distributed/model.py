@@ -21,6 +21,7 @@ def shard(model: Any, mesh: Any) -> None:
     """
     for block in blocks(model):
         fully_shard(block, mesh=mesh)
+    # blocks before the whole: a group takes in the parameters that no group inside of it has
     fully_shard(model, mesh=mesh)
     if hasattr(model, "get_output_embeddings"):
         model.final_states = partial(final_states, model)
@@ -44,6 +45,7 @@ def full_params(model: nn.Module) -> Iterator[None]:
     """
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for part in parts:
+        # else the first forward pass frees them, and processes gather out of step: they run different numbers of passes
         part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
     model.state_dict = lambda: plain_weights(model)  # type: ignore[method-assign, assignment, misc]
@@ -53,6 +55,7 @@ def full_params(model: nn.Module) -> Iterator[None]:
         del model.state_dict
         for number, part in enumerate(parts):
             part.reshard()
+            # as FSDP2 has it by default: the root, which comes first, stays gathered until the backward pass
             part.set_reshard_after_forward(number > 0, recurse=False)
 
 
@@ -72,6 +75,7 @@ def full_state(model: nn.Module) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    # save_pretrained finds tied weights by their memory, and gathering has copied every name apart
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = first.setdefault(id(parameter), name)

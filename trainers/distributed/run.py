@@ -33,6 +33,7 @@ def update_servers(world: World, servers: SharedServers | None) -> None:
     """Before a rollout: rank 0 sends new weights to the servers, the other ranks record their version."""
     if servers is not None:
         name, version = on_rank_zero(world, servers.publish_now)
+        # rank 0 has just recorded what it sent
         if world.rank and name is not None:
             servers.adopt(name, version)
 
@@ -57,8 +58,10 @@ class SharedCollect:
         wanted = len(mine.own(range(request.episodes)))
         with self.world.full_params(self.model):
             update_servers(self.world, self.servers)
+            # with fewer episodes than processes some play none, but all must meet here
             played = on_all_ranks(self.world, lambda: self._checked(mine, wanted) if wanted else [])
         parts = self.world.all_gather(played)
+        # `CollectRequest.own` deals the episodes out round robin
         return [parts[place % size][place // size] for place in range(request.episodes)]
 
     def _checked(self, request: CollectRequest, wanted: int) -> list[Episode]:
@@ -110,6 +113,7 @@ def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
     """`scorer` with its rows divided over the ranks; `scorer` itself with one process."""
     if world.size == 1:
         return scorer
+    # a target function asks by hasattr what a scorer can do, so a shared one must not promise more
     kind = SharedSupportScorer if hasattr(scorer, "gather") else SharedScorer
     return kind(scorer=scorer, world=world, model=model)
 

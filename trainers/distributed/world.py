@@ -98,6 +98,7 @@ def on_all_ranks(world: World, work: Callable[[], T]) -> T:
 
 def on_rank_zero(world: World, work: Callable[[], T]) -> T:
     """Run `work` on rank 0 while the others wait; its result, or its error, is broadcast."""
+    # first the barrier that carries errors: a rank 0 that failed would never reach the broadcast
     return broadcast(world, on_all_ranks(world, lambda: cast(T, work() if world.rank == 0 else None)))
 
 
@@ -108,6 +109,7 @@ def balanced_shares(costs: Sequence[float] | NDArray[Any], parts: int) -> list[N
     """
     load = np.zeros(parts)
     members: list[list[int]] = [[] for _ in range(parts)]
+    # stable: ties must fall alike in every process, whichever machine sorts them
     for item in np.argsort(-np.asarray(costs, np.float64), kind="stable"):
         part = int(load.argmin())
         members[part].append(int(item))

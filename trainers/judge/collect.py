@@ -32,6 +32,7 @@ class JudgedCollect:
     def __call__(self, request: CollectRequest) -> list[Episode]:
         episodes, error = judge_episodes(self.collect(request), self.judge, self.kind, self.next_role)
         votes = [vote for episode in episodes for turn in episode.turns for vote in turn.judge_votes or ()]
+        # remembered over steps: a judge that has worked may fail for a while
         self._worked = self._worked or any(vote is not None for vote in votes)
         if votes and not self._worked:
             raise JudgeError(f"step {request.step}: all {len(votes)} votes of the judge failed; the first: {error}")

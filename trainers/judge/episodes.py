@@ -64,6 +64,7 @@ def judged(turn: Turn, kind: Kind, judgment: Judgment) -> Turn:
         votes = [read_hint(vote) for vote in written]
         scores, hint = [vote.score for vote in votes], choose_hint(votes)
     else:
+        # a recorded hint stays: this judge was not asked for one
         scores, hint = [read_score(vote) for vote in written], turn.hint
     valid = tuple(score for score in scores if score is not None)
     return replace(turn, judge_votes=judgment.votes, judge_scores=valid, hint=hint)
@@ -78,6 +79,7 @@ def judge_episodes(
     """
     asked = [requests(episode, kind, next_role) for episode in episodes]
     flat = [request for part in asked for request in part]
+    # one call for all episodes: judges work on their requests side by side
     found = judge.judge(flat) if flat else []
     if len(found) != len(flat):
         raise JudgeError(f"the judge answered {len(found)} of {len(flat)} requests; it must answer every one")

@@ -22,7 +22,9 @@ def judge_row(episodes: Sequence[Episode], batch: RolloutBatch | None) -> dict[s
     votes = [vote for turn in asked for vote in turn.judge_votes or ()]
     written = sum(vote is not None for vote in votes)
     readable = sum(len(turn.judge_scores or ()) for turn in asked)
+    # None is a turn whose votes all failed, which is no score; an empty tuple was written but unreadable, a score of 0
     scores = [majority(turn.judge_scores) for turn in asked if turn.judge_scores is not None]
+    # from the batch, since these episodes are from before the selection: nothing in them is excluded yet
     trained = 0 if batch is None else len(np.unique(np.stack([batch.episode_N, batch.turn_N]), axis=1)[0])
     return {
         "judge/score": float(np.mean(scores)) if scores else None,

@@ -92,6 +92,7 @@ def up_to_rejection(
     for _, _, tokens in batch_turns(batch, episodes):
         rejected = np.flatnonzero(logp_N[tokens] < np.log(below))
         if len(rejected):
+            # the rejected token itself still teaches: up to there the prefix is one that the teacher accepts
             kl_mask_N[tokens.start + int(rejected[0]) + 1 : tokens.stop] = False
     return kl_mask_N
 
@@ -132,6 +133,7 @@ def score_hinted(batch: RolloutBatch, episodes: Sequence[Episode], ask: Ask) -> 
 
 def batch_turns(batch: RolloutBatch, episodes: Sequence[Episode]) -> Iterator[tuple[Episode, Turn, slice]]:
     """Each supervised turn in the order of N, and where its tokens are."""
+    # one number for (episode, turn), since turns of neighboring episodes may have the same index
     keys_N = batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N
     starts = np.concatenate([[0], np.flatnonzero(np.diff(keys_N)) + 1, [batch.tokens]])
     for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):

@@ -42,6 +42,7 @@ class ScoredTurns:
             if reason is not None:
                 found[turn.index] = reason
         if self.exclude == "openclaw" and len(found) == len(turns):
+            # NEUTRAL only: what has no next state, or failed votes, has no score to learn from
             promoted = next((index for index, reason in found.items() if reason == NEUTRAL), None)
             found = {index: reason for index, reason in found.items() if index != promoted}
         return found

@@ -45,6 +45,7 @@ def _paragraphs(path: Path) -> Iterator[str]:
     lines: list[str] = []
     try:
         with path.open(encoding="utf-8") as file:
+            # one empty line more ends the last document
             for line in chain(file, [""]):
                 if line.strip():
                     lines.append(line)
@@ -111,13 +112,16 @@ class LmLoss:
         """The token ids of step `step` (1-based), one array per document; the same for every call with that step."""
         documents = self._config.documents
         wanted = step * documents
+        # a step with several updates asks again for the same rows
         if wanted != self._at:
+            # files are read forward only: a step before the present one begins anew
             if wanted - documents < self._at:
                 self._stream, self._at = self._open(), 0
             skip = wanted - documents - self._at
             texts = list(islice(self._stream, skip, skip + documents))
             self._held = [np.asarray(self._encode(text)[: self._config.max_length], np.int32) for text in texts]
             self._at = wanted
+        # a single token has nothing before it to be predicted from
         return [row for row in self._held if len(row) > 1]
 
     def backward(self, model: Any, step: int, world: World = SINGLE) -> float:

@@ -58,6 +58,7 @@ class SupportKL:
         if self.importance is not None:
             low, high = self.importance
             ratio_n = importance_weight(tokens.sampled_logp_n, tokens.behavior_logp_n, low=low, high=high)
+            # the ratio comes clamped: at a bound it was cut
             diagnostics["clipped"] = ((ratio_n <= low) | (ratio_n >= high)).float()
             loss_n = loss_n * ratio_n
         if tokens.kl_mask_n is not None:

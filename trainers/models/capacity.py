@@ -166,6 +166,7 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
     """
     if gpus < 1:
         raise TurngymError(f"gpus is {gpus}; valid: at least 1")
+    # 16 bytes: float32 weight, gradient and AdamW's two moments; 2 bytes: a frozen bfloat16 weight
     states = 16.0 * student.parameters / gpus + (0.0 if teacher is None else 2.0 * teacher.parameters / gpus)
     tokens = max(work.micro_tokens, work.length)
     forward = activation_bytes(student, tokens, checkpointing=work.checkpointing, precision=work.precision)
@@ -183,6 +184,7 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
         at_once=at_once,
         rollout_s=_rollout_seconds(student, chip, work, share, at_once),
         teacher_s=0.0 if teacher is None else _forward_flops(teacher, work) / gpus / (chip.flops * work.compute_share),
+        # in forward passes: one forward, two for the backward pass, one more where activations are recomputed
         update_s=(4 if work.checkpointing else 3)
         * _forward_flops(student, work)
         / gpus
@@ -193,6 +195,7 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
 
 def _forward_flops(shape: ModelShape, work: Workload) -> float:
     tokens = float(work.episodes * work.length)
+    # under a causal mask a token sees half of its episode on average
     return shape.forward_flops(tokens, work.length / 2, work.episodes * work.turns * work.response)
 
 
@@ -200,6 +203,7 @@ def _rollout_seconds(shape: ModelShape, chip: Chip, work: Workload, share: int, 
     """Waves of `at_once` episodes: observations at the compute rate, then token by token at the memory's."""
     if at_once == 0:
         return math.inf
+    # every decoded token reads all weights once, and caches that are half full on average
     read = 2.0 * shape.parameters + at_once * shape.kv_bytes * work.length / 2
     compute = at_once * shape.forward_flops(1.0, work.length / 2, 1.0)
     token_s = max(read / (chip.bandwidth * work.decode_share), compute / (chip.flops * work.compute_share))

@@ -52,6 +52,7 @@ def project(
     """
     _check(hidden_N, label_N, topk_ids_NK, temperature, chunk)
     ids_N1 = label_N[:, None].long()
+    # label and support in one gather, so that the logits of a chunk are computed once
     ids_NJ = ids_N1 if topk_ids_NK is None else torch.cat([ids_N1, topk_ids_NK.long()], dim=1)
     step = _Chunk(
         head=_callable(head),
@@ -66,6 +67,7 @@ def project(
             parts.append(step(hidden_N[rows], ids_NJ[rows]))
         else:
             # a single chunk is what fits anyway; more of them are only affordable if none outlives its turn
+            # a head draws nothing at random, so no random state is kept for each chunk
             parts.append(checkpoint(step, hidden_N[rows], ids_NJ[rows], use_reentrant=False, preserve_rng_state=False))
     logp_NJ = torch.cat([logp for logp, _ in parts])
     return Projected(
@@ -139,6 +141,7 @@ def _logits(head: Head, hidden_n: Tensor, temperature: float, vocab: int | None)
         logits = logits[:, :vocab]
     # bfloat16 has 8 bits: a logsumexp over 10^5 ids, and a difference of two of them, need float32
     logits = logits if logits.dtype == torch.float64 else logits.float()
+    # dividing by 1 would copy [n, V]
     return logits if temperature == 1.0 else logits / temperature
 
 
@@ -152,6 +155,7 @@ def _callable(head: HeadLike) -> Head:
 
 
 def _chunks(length: int, chunk: int) -> Iterator[slice]:
+    # no rows give one empty chunk: cat needs a tensor, and a process without work a graph for its backward pass
     for start in range(0, max(length, 1), chunk):
         yield slice(start, start + chunk)
 

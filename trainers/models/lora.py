@@ -48,13 +48,14 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        target_modules=list(config.targets) or "all-linear",
+        target_modules=list(config.targets) or "all-linear",  # peft's word for all linear layers but the output head
         task_type="CAUSAL_LM",
         base_model_name_or_path=base or None,
     )
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            # not get_peft_model, which wraps the model and puts a prefix before the name of every weight
             peft.inject_adapter_in_model(settings, model)
     except ValueError as error:
         raise ModelError(f"--lora.targets {' '.join(config.targets)}: {str(error).splitlines()[0]}") from error
@@ -81,6 +82,7 @@ def merged(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, value in weights.items():
         if ".lora_" in name:
             continue
+        # peft moves the weight of a layer that it wraps from LAYER.weight to LAYER.base_layer.weight
         layer, marked, rest = name.partition(".base_layer.")
         up = weights.get(f"{layer}.lora_B.{NAME}.weight") if marked and rest == "weight" else None
         if up is not None:
@@ -97,5 +99,6 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
 
     folder.mkdir(parents=True)
     own = get_peft_model_state_dict(model, state_dict=dict(weights))
+    # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
     save_file({f"base_model.model.{name}": value.contiguous() for name, value in own.items()}, folder / FILE)
     model.peft_config[NAME].save_pretrained(str(folder))

@@ -69,9 +69,11 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Spl
     get empty ones at the end.
     """
     lengths = np.diff(batch.row_offsets)
+    # a row has at least one supervised token, whose episode is the row's
     episode_R = batch.episode_N[np.searchsorted(batch.row_N, np.arange(batch.rows))]
     tokens_E = np.bincount(episode_R, weights=lengths, minlength=batch.episodes)
     shares = [np.flatnonzero(np.isin(episode_R, members)) for members in balanced_shares(tokens_E, world.size)]
+    # everybody splits all shares: the largest number of micro-batches is then known without asking
     all_shares = [split(batch, max_tokens, rows) for rows in shares]
     empty = MicroBatch(rows=np.empty(0, np.int64), tokens=np.empty(0, np.int64))
     own, largest = all_shares[world.rank], max(map(len, all_shares))
@@ -95,6 +97,7 @@ def pad_rows(batch: RolloutBatch, micro: MicroBatch, pad_id: int = 0) -> PaddedR
     Errors: `BatchError` for a row outside the batch.
     """
     if len(micro.rows) == 0:
+        # the model must run all the same: other processes wait for this one wherever a layer gathers its parameters
         nothing = np.full((1, 1), pad_id, np.int64)
         return PaddedRows(input_ids_RL=nothing, attention_RL=nothing < 0, predictor_n=np.empty(0, np.int64))
     if micro.rows.min() < 0 or micro.rows.max() >= batch.rows:

@@ -51,7 +51,7 @@ def tiny_qwen3(
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": width // heads,
+        "head_dim": width // heads,  # Qwen3Config's own default is 128, whatever the width
         "intermediate_size": mlp or 2 * width,
         "max_position_embeddings": max_length,
         "tie_word_embeddings": True,
@@ -61,6 +61,7 @@ def tiny_qwen3(
         "attn_implementation": "sdpa",
     }
     config = Qwen3Config(**sizes)
+    # a run's random stream must not depend on whether it made a model; no devices, for the weights are drawn on the CPU
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
@@ -78,6 +79,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu",
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; valid: {', '.join(DTYPES)}")
     folder = Path(path)
+    # from_pretrained takes a folder that is missing for a hub name, and would answer with a failed download
     looks_local = folder.is_absolute() or str(path).startswith((".", "~")) or folder.exists()
     if looks_local and not (folder / "config.json").exists():
         raise ModelError(f"no model in {path}: a checkpoint folder holds config.json and model.safetensors")
@@ -105,6 +107,7 @@ def _quiet() -> None:
 def backbone(model: Any) -> nn.Module:
     """The part of a causal model that turns ids into final hidden states (norm included, head excluded)."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    # transformers' get_decoder falls back to the model itself, which ends in logits
     inner = decoder if decoder is not None and decoder is not model else getattr(model, "base_model", None)
     if inner is None or inner is model:
         raise ModelError(f"{type(model).__name__} has no backbone apart from its head; use a Hugging Face causal model")
@@ -118,6 +121,7 @@ def head(model: Any) -> Callable[[Tensor], Tensor]:
         raise ModelError(f"{type(model).__name__} has no output embeddings, so it is no causal language model")
     text = getattr(model.config, "get_text_config", lambda: model.config)()
     cap = getattr(text, "final_logit_softcapping", None)
+    # Cohere multiplies by logit_scale, Granite divides by logits_scaling, in a forward() that is bypassed here
     factor = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
     if cap is None and factor == 1.0:
         return layer
@@ -173,7 +177,9 @@ def final_states(
     """Hidden states [B, L, D] behind the last norm, the head's input."""
     more = {} if positions_BL is None else {"position_ids": positions_BL}
     if sees_BLL is not None:
+        # transformers takes a mask of four dimensions as it is, without its own causal one
         more["attention_mask"] = sees_BLL[:, None]  # the same for all heads
+    # no cache: transformers looks for rows that share a line only where there is neither a cache nor a mask
     return backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
 
 
@@ -194,7 +200,7 @@ class recomputing:
     def __enter__(self) -> None:
         if self.checkpointing:
             getattr(self.model, f"{self.word}_checkpointing_enable")()
-            self.model.train()
+            self.model.train()  # transformers' layers recompute in training mode only
 
     def __exit__(self, *error: object) -> None:
         if self.checkpointing:
@@ -207,6 +213,7 @@ def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
     A row longer than `max_tokens` gets a batch of its own.
     """
+    # longest first: the first row of a batch is then its width, and a pass too large for memory fails at once
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batches: list[list[int]] = []
     for row in order:

@@ -32,6 +32,7 @@ def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = N
     found = []
     while left:
         width = int(lengths[left[0]])
+        # the room that is left in each line; at least one line, for a row longer than max_tokens
         lines = np.full(max(1, max_tokens // width), width, np.int64)
         placed, starts, rest = [], [], []
         for row in left:
@@ -42,6 +43,7 @@ def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = N
                 lines[room[0]] -= lengths[row]
             else:
                 rest.append(row)
+        # first fit opens lines in order, so those without a row are the last ones and can be cut off
         used = int((lines < width).sum())
         found.append(micro_batch(batch, placed, starts=np.array(starts, np.int64), shape=(used, width)))
         left = rest
@@ -60,6 +62,7 @@ def check_packing(model: Any) -> None:
         apart = torch.cat([hidden_states(model, one), hidden_states(model, two)]).float()
         packed = hidden_states(model, line, positions).float()
     gap, size = float((apart - packed).abs().max()), float(apart.abs().max())
+    # `not <=`, for a model that gives NaN is refused too
     if not gap <= TOLERANCE.get(next(model.parameters()).dtype, 0.1) * size:
         raise ConfigError(
             f"--run.packing: {type(model).__name__} lets rows in one line see each other (hidden states differ by "

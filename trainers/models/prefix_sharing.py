@@ -103,6 +103,7 @@ def supports_prefix_sharing(model: Any) -> bool:
 
     Attention in sdpa does; recurrent layers, which carry their state across, and flash attention do not.
     """
+    # they branch off after different tokens, so that a wrong mask as well as a wrong position moves some state
     rows = [np.array(row, np.int32) for row in ([3, 1, 4, 1, 5, 9, 2], [3, 1, 4, 6, 5], [3, 1, 4, 1, 8, 8])]
     (group,) = prefix_groups(rows, MOST_TOKENS)
     with torch.no_grad():
@@ -118,6 +119,7 @@ def supports_prefix_sharing(model: Any) -> bool:
 
 
 def _group(ids: Sequence[NDArray[np.int32]], rows: Sequence[int]) -> PrefixGroup:
+    # the longest stays whole, so that every prefix that the others share with it is in the packed row
     longest = max(rows, key=lambda row: len(ids[row]))
     ordered = (longest, *(row for row in rows if row != longest))
     # a row that is wholly a prefix of the longest keeps its last token, so that no member is empty

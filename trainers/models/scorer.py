@@ -46,6 +46,7 @@ class LocalScorer:
                 states, head(self.model), k, chunk=self.chunk, temperature=self.temperature, vocab=self.vocab_size
             )
             sizes = [len(positions[row]) for row in rows]
+            # one copy off the device for all rows, not one for each
             pairs = zip(best.cpu().split(sizes), logp.cpu().split(sizes), strict=True)
             return [TopK(ids=i.numpy().astype(np.int32), logp=p.numpy()) for i, p in pairs]
 
@@ -62,7 +63,7 @@ class LocalScorer:
             found = project(
                 states,
                 head(self.model),
-                wanted[:, 0].to(states.device),
+                wanted[:, 0].to(states.device),  # project() wants a label; this column of the result is not read
                 wanted.to(states.device),
                 chunk=self.chunk,
                 temperature=self.temperature,
@@ -86,6 +87,7 @@ class LocalScorer:
         """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
         alone = list(range(len(ids)))
         if self.share_prefixes:
+            # a row that shares nothing needs no mask of L x L: it goes into a padded batch instead
             groups = [group for group in prefix_groups(ids, self.max_tokens) if len(group.rows) > 1]
             alone = sorted(set(alone).difference(*(group.rows for group in groups)))
             for group in groups:

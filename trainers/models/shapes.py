@@ -100,6 +100,7 @@ def shape_of(config: Any) -> ModelShape:
             layers=config.num_hidden_layers,
             width=config.hidden_size,
             heads=heads,
+            # absent or None where every query head has keys of its own
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             mlp=config.intermediate_size,
@@ -136,5 +137,6 @@ def random_model(shape: ModelShape, *, dtype: Any, device: str = "cpu", seed: in
 
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(seed)
+        # unlike the constructor it takes a dtype: no float32 copy of a large model exists in between
         model = Qwen3ForCausalLM._from_config(config_of(shape), dtype=dtype)
     return model.eval()

@@ -22,6 +22,7 @@ class ModelWeights:
         save_model(self.model, folder, merged(self.model, self.model.state_dict()))
 
     def named_weights(self) -> Iterable[tuple[str, Any]]:
+        # parameters, not the state dict: a head tied to the embedding is then sent once
         return merged(self.model, dict(self.model.named_parameters())).items()
 
     def scorer(self) -> LocalScorer:

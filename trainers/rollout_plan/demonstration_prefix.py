@@ -55,9 +55,12 @@ class PrefixSchedule:
         elif self.strategy == "reverse_linear":
             low = high = high * done
         elif self.strategy == "linear_max":
+            # at the very end done is 1, which still belongs to the last window
             low, high = 0.0, high * (WINDOWS - min(int(done * WINDOWS), WINDOWS - 1)) / WINDOWS
         elif self.strategy == "fixed":
             width = (high - low) / max(self.count - 1, 1)
+            # from above, so that the last one is exactly `high`, and an only one too
             return (tuple(high - width * (self.count - 1 - j) for j in range(self.count)),) * groups
+        # a stream of its own for each step: a resumed run draws what it would have drawn
         drawn = np.random.default_rng([self.seed, step]).uniform(low, high, (groups, 1 if self.share else self.count))
         return tuple(tuple(float(value) for value in np.broadcast_to(row, self.count)) for row in drawn)

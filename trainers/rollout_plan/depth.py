@@ -95,11 +95,13 @@ class AdaptiveDepth:
             raise ValueError(f"step is {step}; training steps count 1, 2, 3, ...")
         config = self.config
         probe = step <= config.warmup or step % config.probe_interval == 0
+        # + 1: hbar is the index of a turn, the cap a number of turns
         cap = min(max(round(state.hbar) + 1, config.h_min), config.h_max)
         return DepthPlan(cap=config.h_max if probe else cap, probe=probe, adaptive_cap=cap)
 
     def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
         """The state after the step; unchanged unless `plan` was a probe and measured at least one episode."""
+        # a probe measures nothing where its own cap has stopped every episode
         if not plan.probe or len(stats.last_turn_E) == 0:
             return state
         h_eff = effective_depth(stats.kl_T, stats.survivors_T)
@@ -118,6 +120,7 @@ def divergence_mass(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -
     """
     if len(kl_T) == 0 or survivors_T[0] == 0:
         return np.zeros(len(kl_T))
+    # the raw KL of a turn may be slightly negative, which is no mass
     return np.maximum(np.nan_to_num(kl_T, nan=0.0), 0.0) * survivors_T / survivors_T[0]
 
 
@@ -144,6 +147,7 @@ def covering_depth(stats: DepthStats, config: DepthConfig) -> int | None:
     count = len(last_turn_E)
     if count < config.min_successes:
         return None
+    # not ceil(p * count): 0.28 * 25 is 7.000000000000001 in binary, which would round up to 8
     rank = next(i for i in range(1, count + 1) if i / count >= config.p)
     return int(np.sort(last_turn_E)[rank - 1]) + config.cov_base
 

@@ -100,6 +100,7 @@ def loss_share(loss_N: NDArray[np.floating], weight_N: NDArray[np.floating], bat
 
 def deep_third(share_T: Column) -> float:
     """Sum of shares over the deepest third of the turns: those with t >= 2 T / 3; 0 for fewer than three."""
+    # twice negated, // rounds up
     return float(share_T[-(-2 * len(share_T) // 3) :].sum())
 
 
@@ -112,6 +113,7 @@ def _pooled_mean(
 ) -> tuple[Column, Counts]:
     count_T = np.bincount(turn_N[keep_N], minlength=turns)
     total_T = np.bincount(turn_N[keep_N], weights=value_N[keep_N], minlength=turns)
+    # where() computes both sides: an empty turn must not divide by 0
     return np.where(count_T > 0, total_T / np.maximum(count_T, 1), np.nan), count_T
 
 

@@ -61,10 +61,12 @@ class WeightSnapshot:
 
     def take(self) -> Weights:
         """The student's weights as they are now."""
+        # cloned: the optimizer goes on changing the student's tensors in place
         return {name: value.detach().clone() for name, value in self.student.state_dict().items()}
 
     def put(self, weights: Weights, version: int) -> None:
         """Play with `weights` from now on."""
+        # before the announcement, after which the engine generates under the new version
         self.model.load_state_dict(weights)
         self.announce(version)
 
@@ -105,21 +107,25 @@ class AsyncRollout:
     _player: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
+        # one thread: all batches are played by one copy of the model, which gets other weights in between
         self._player = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     def __call__(self, step: int, planned: Callable[[int], Planned], collect: Collect) -> tuple[Planned, list[Episode]]:
         first = self._batches[-1].planned.request.step + 1 if self._batches else step
         weights: Weights | None = None
         for number in range(first, min(step + self.staleness, self.last) + 1):
+            # batches that are planned together share one copy: at the start these are K + 1 batches
             weights = self.snapshot.take() if weights is None else weights
             self._batches.append(_Batch(planned(number), step - 1, weights))
         for batch in self._batches:
+            # also the batches of a checkpoint, which come back without episodes
             if batch.episodes is None:
                 batch.episodes = self._player.submit(self._play, batch, collect)
         due = self._batches[0]
         assert due.planned.request.step == step, f"batch {due.planned.request.step} is due at step {step}"
         assert due.episodes is not None
         episodes = due.episodes.result()
+        # only now: a checkpoint that is written while it waits above still holds the batch
         self._batches.popleft()
         return due.planned, episodes
 
@@ -129,6 +135,7 @@ class AsyncRollout:
 
     def save(self, folder: Path) -> None:
         """Write what was not yet learned from; weights that several batches share are written once."""
+        # plain dicts, since weights_only reads no classes of ours
         plain = [
             {
                 "plan": asdict(batch.planned.plan),
@@ -155,5 +162,6 @@ class AsyncRollout:
     def close(self) -> None:
         """Stop playing; waits until the thread has noticed."""
         if any(batch.episodes is not None and not batch.episodes.done() for batch in self._batches):
+            # shutdown alone would wait for the batch in progress to be played to its end
             self.cancel()
         self._player.shutdown(wait=True, cancel_futures=True)

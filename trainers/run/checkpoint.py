@@ -60,6 +60,7 @@ def save_checkpoint(
             on_rank_zero(world, lambda: _write_state(target, state))
             return target
         with _new_folder(scratch, world):
+            # a collective, so outside of what rank 0 does alone
             weights = world.state(model)
             on_rank_zero(world, lambda: _write_model(model, weights, scratch / MODEL, save_extra))
             _write_optimizer(scratch, model, optimizer, critic, world)
@@ -85,6 +86,7 @@ def _new_folder(scratch: Path, world: World) -> Iterator[None]:
 
 def _prepare(folder: Path, scratch: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    # left by a process that was killed while it wrote
     for rest in folder.glob(".writing_*"):
         shutil.rmtree(rest)
     scratch.mkdir()
@@ -113,6 +115,7 @@ def _write_optimizer(
     if world.size > 1 or lora.adapted(model):  # merged adapters could not be taken apart again
         shards.save_shards(scratch / shards.FOLDER, _parts(model, optimizer, critic))
         return
+    # names in files keep the spelling of older checkpoints, which stay readable
     torch.save({"optimiser": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")
     if critic is not None:
         torch.save(critic.state_dict(), scratch / "critic.pt")
@@ -120,16 +123,19 @@ def _write_optimizer(
 
 def _finish(scratch: Path, target: Path, state: Mapping[str, Any]) -> None:
     _write_state(scratch, state)
+    # before the rename: a folder with a checkpoint's name is complete even after a power failure
     _flush(scratch)
     scratch.rename(target)
 
 
 def _drop_old(run: Path, keep: int) -> None:
+    # at least 1: [:-0] is empty, so that keep=0 would drop nothing
     for old in list_checkpoints(run)[: -max(keep, 1)]:
         shutil.rmtree(old)
 
 
 def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    # replaced as a whole: it is also written into checkpoints that are complete already
     scratch = folder / "state.json.writing"
     try:
         scratch.write_text(json.dumps({"schema": SCHEMA, **state}, indent=1), encoding="utf-8")
@@ -148,6 +154,7 @@ def _flush(folder: Path) -> None:
 def list_checkpoints(run: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
     found = [path for path in (run / FOLDER).glob("step_*") if NAME.fullmatch(path.name)]
+    # as numbers: from step 1,000,000 on names no longer sort
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
@@ -196,6 +203,7 @@ def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer,
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
     shards.load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimiser"])
+    # after load_model: what making a model draws must not count
     torch.set_rng_state(saved["torch_rng"])
     if critic is not None:
         critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))

@@ -85,6 +85,7 @@ def run_epochs(
             if critic is not None and chosen.return_N is not None and chosen.value_N is not None:
                 critic_losses.append(critic.update(part, chosen.return_N, chosen.value_N))
             if turn == 0:
+                # each minibatch's weights sum to 1, and so shall those of the step
                 weight_N[tokens] = weight_n / len(parts)
                 for name, values in result.columns.items():
                     columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
@@ -108,6 +109,7 @@ def _explained(targets: Targets) -> float | None:
 
 
 def _bound(term: Term, model: Any, step: int, world: World) -> Callable[[], tuple[str, float]]:
+    # a function of its own, since a lambda in the comprehension would see its last term only
     return lambda: (term.name, term.backward(model, step, world))
 
 
@@ -117,9 +119,11 @@ def minibatches(
     """At most `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N."""
     if count == 1:
         return [(batch, targets, np.arange(batch.tokens))]
+    # episodes without supervised tokens are left out: they could fill a minibatch with nothing to learn
     units = np.unique(batch.episode_N)
     parts = []
     for members in [units[start::count] for start in range(min(count, len(units)))]:
+        # members ascend, so that pack() below brings their tokens in this order
         tokens = np.flatnonzero(np.isin(batch.episode_N, members))
         part = pack([episodes[batch.source_E[unit]] for unit in members], origins=algorithm.origins)
         parts.append((part, targets.select(tokens), tokens))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from turngym.envs.core import TurngymError
 
+# EFBIG is what a limit on the size of files (ulimit -f) gives
 NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 WORDS = ("no space left", "disk quota", "file too large", "failed writing file", "unexpected pos", "os error 28")
 """safetensors and torch.save raise errors of their own, without a number."""
@@ -39,5 +40,6 @@ def no_room(error: BaseException) -> bool:
             return True
         if any(word in str(seen).lower() for word in WORDS):
             return True
+        # a library's own error often has the system's behind it
         seen = seen.__cause__ or seen.__context__
     return False

@@ -45,6 +45,7 @@ class Interrupts:
     @contextmanager
     def protected(self) -> Iterator[None]:
         """Finish what is inside first."""
+        # a counter, for blocks may be nested: only the end of the outermost one raises
         self._protected += 1
         try:
             yield

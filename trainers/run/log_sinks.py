@@ -26,6 +26,7 @@ class LogSink(Protocol):
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     """The single numbers of a row, without its step."""
+    # lists (numbers by turn) have no place in a curve; metrics.jsonl keeps them
     return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
 
 

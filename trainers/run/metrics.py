@@ -137,6 +137,7 @@ class MetricsLog:
         path, last = self.folder / FILE, {"train": step, "eval": evaluated}
         if path.exists():
             rows = [row for row in read_metrics(self.folder) if row["step"] <= last[row["kind"]]]
+            # renamed when complete: a run killed here must not lose the rows that it had
             scratch = path.with_suffix(".writing")
             scratch.write_text("".join(_line(row) for row in rows), encoding="utf-8")
             os.replace(scratch, path)
@@ -167,6 +168,7 @@ def _line(row: Row) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    # json would write NaN and Infinity, which are no JSON and which other readers refuse
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

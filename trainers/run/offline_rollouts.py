@@ -62,6 +62,7 @@ def _first_turns(episode: Episode, cap: int | None) -> Episode:
     if cap is None or episode.depth <= cap:
         return episode
     turns = episode.turns[:cap]
+    # later turns overwrite earlier ones: a segment ends with its last response that is kept
     ends = {turn.segment: turn.response_span[1] for turn in turns}
     return replace(
         episode,

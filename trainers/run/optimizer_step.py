@@ -67,6 +67,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
 
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
     """Learning rate of `step` (1-based): linear warm-up, then constant, linear or cosine to zero after `total`."""
+    # + 1: the first step learns already, and the first one after warm-up has the full rate
     factor = min(1.0, step / (config.lr_warmup + 1))
     # step - 1: the first step after warm-up still has the full rate, and zero is reached after the last
     share = max(0.0, (step - 1 - config.lr_warmup) / max(1, total - config.lr_warmup))
@@ -107,8 +108,10 @@ def update(
     finite = bool(np.isfinite(norm))
     if finite:
         for group in optimizer.param_groups:
+            # a function of the step, so that a resumed run needs no scheduler's state
             group["lr"] = lr
         optimizer.step()
+    # gradients would take their memory through the next rollout
     optimizer.zero_grad(set_to_none=True)
     return UpdateResult(loss=loss, grad_norm=norm, skipped=not finite, columns=columns, terms=extra)
 
@@ -138,6 +141,7 @@ def accumulate(
             numbers = {"loss": losses.loss_n, **numbers, **losses.diagnostics}
             found.append((micro.tokens, {n: v.detach().float().cpu().numpy() for n, v in numbers.items()}))
     columns: dict[str, NDArray[np.float32]] = {}
+    # every process gets all columns: each decides the next depth from the whole batch
     for tokens, part in chain.from_iterable(world.all_gather(found)):
         for name, values in part.items():
             columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
@@ -150,12 +154,14 @@ def _forward(
     rows = pad_rows(batch, micro)
     with autocast(model, forward.autocast):
         states = hidden_states(model, rows.input_ids_RL, rows.position_RL)
+    # before the head: only these positions need logits
     states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
     label_n = _tensor(batch.label_N, micro, states)
     ids_nK = None if targets.topk_ids_NK is None else _tensor(targets.topk_ids_NK, micro, states)
     own = _project(model, states, label_n, ids_nK, forward, forward.distill_temperature)
     assert own.entropy_N is not None  # asked for at the distillation temperature
     sampled, entropy_n = own.logp_N, own.entropy_N
+    # 0 is greedy: there is nothing to divide by, and engines report such ids at temperature 1
     if forward.sampling_temperature not in (forward.distill_temperature, 0.0):
         sampled = _project(model, states, label_n, None, forward, forward.sampling_temperature).logp_N
     tokens = Tokens(

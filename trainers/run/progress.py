@@ -79,6 +79,7 @@ class LiveProgress:
     def row(self, row: Mapping[str, Any]) -> None:
         self.latest.update(row)
         text = describe(self.latest)
+        # without "step N", which the bar counts itself
         self.bar.update(self.task, completed=row["step"], numbers=text.partition("  ")[2])
         if not self.console.is_terminal and (row["kind"] == "eval" or row["step"] % self.every == 0):
             self.console.print(f"{self.title}: {text}", highlight=False)

@@ -44,6 +44,7 @@ def _teacher(batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
     found = targets.label_logp_N
     if found is None and targets.topk_ids_NK is not None and targets.topk_logp_NK is not None:
         hit_NK = targets.topk_ids_NK == batch.label_N[:, None]
+        # -inf marks labels outside the support: unknown, and left out of the mean below
         found = np.where(hit_NK, targets.topk_logp_NK, -np.inf).max(axis=1)
     if found is None:
         return {}

@@ -86,6 +86,7 @@ def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:
     for episode in episodes:
         for turn in episode.turns:
             if turn.origin == "policy" and turn.logprobs is not None:
+                # spans exist only where the weights changed within a turn
                 for drawn, start, end in turn.version_spans or ((turn.policy_version, 0, turn.response_length),):
                     counts[version - drawn] += end - start
     total = counts.total()
@@ -154,6 +155,7 @@ def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
 
 
 def _mean(values: NDArray[np.float32] | None) -> float | None:
+    # float64: columns are float32, and long batches would lose digits
     return None if values is None or not len(values) else float(values.mean(dtype=np.float64))
 
 

@@ -83,6 +83,7 @@ class TrainLoop:
         try:
             self._maybe_evaluate()
             while self.state.step < total:
+                # not protected: playing changes nothing, so Ctrl-C may break it off at once
                 collected = self._collect()
                 with interrupts.protected():
                     self._step(*collected)
@@ -95,6 +96,7 @@ class TrainLoop:
             with interrupts.protected():
                 self.folder.save(self.state)
             raise
+        # a run that was interrupted in its last evaluation has no step left that would save it
         if self.folder.saved != self.state:
             self.folder.save(self.state)
 
@@ -141,6 +143,7 @@ class TrainLoop:
         done = run_epochs(
             trainer.model, self.optimizer, batch, kept, targets, algorithm, schedule, self._forward(), self.critic
         )
+        # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
         depth = algorithm.depth.update(self.state.depth, plan, probe_stats(batch, kl_N))
         if trainer.on_update is not None:
@@ -154,6 +157,7 @@ class TrainLoop:
                 "step": step,
                 "kind": "train",
                 **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
+                # versions count steps done: fresh episodes of this step were played by version step - 1
                 **step_metrics.staleness_row(episodes, step - 1),
                 "tokens_per_s": batch.tokens / (end - start),
                 **{f"time/{name}_s": value for name, value in times.items()},
@@ -168,6 +172,7 @@ class TrainLoop:
         self.state = replace(self.state, step=step, train_seconds=spent)
         success = float(np.mean([episode.success for episode in episodes if not episode.status.is_error]))
         row = {"episodes": 0, "episodes_dropped": len(episodes), "success": success, "depth/cap": plan.cap}
+        # the weights are the same, but their version must count this step, or the next episodes would look stale
         if self.trainer.on_update is not None:
             self.trainer.on_update(step)
         row |= played_row(episodes) | judge_row(episodes, None)
@@ -213,10 +218,12 @@ class TrainLoop:
         row = {"eval/avg": point.avg, "eval/low": point.low, "eval/high": point.high}
         row |= {f"eval/{name}": value for name, value in point.extra.items()}
         times = {"time/train_s": self.state.train_seconds, "time/eval_s": time.perf_counter() - start}
+        # before the state: an interrupt in between repeats the evaluation, whose row is then dropped on resumption
         self._write({"step": step, "kind": "eval", **row, **times})
         self.state = replace(self.state, evaluated=step)
 
     def _write(self, row: dict[str, Any]) -> None:
         with full_disk(self.trainer.out, f"metrics of step {row['step']}", TrainError):
+            # only rank 0 has a log, but when its disk is full all must stop
             on_all_ranks(self.trainer.world, lambda: self.log.write(row))
         self.trainer.progress.row(row)

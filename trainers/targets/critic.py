@@ -53,6 +53,7 @@ class _Values(nn.Module):
 
     def forward(self, ids_BL: NDArray[np.int64], predictor_n: NDArray[np.int64]) -> Tensor:
         states = hidden_states(self.trunk, ids_BL)
+        # the head's weights are float32 whatever the trunk's are
         return self.head(states[torch.from_numpy(predictor_n).to(states.device)].float())[:, 0]
 
 
@@ -83,6 +84,7 @@ class Critic:
         """What is learned: the trunk with its head, or the head alone."""
         world.shard(self.module)
         self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        # after sharding, which replaces the parameters: an optimizer made before it would hold the old ones
         self.optimizer = torch.optim.AdamW(self._parameters, lr=config.lr, weight_decay=0.0)
 
     @torch.no_grad()
@@ -103,7 +105,9 @@ class Critic:
         with recomputing(trunk, self._recompute and trunk is not self.module):
             for tokens, value_n in self._forward(batch):
                 target_n, old_n = (torch.from_numpy(column[tokens]).to(value_n) for column in (return_N, old_value_N))
+                # by the tokens of the whole batch: the division into micro-batches changes nothing
                 loss = value_loss(value_n, target_n, old_n, self.config.clip).sum() / batch.tokens
+                # a sharded module averages gradients over the processes; the batch's is their sum
                 (loss * self._world.size).backward()
                 total += float(loss.detach())
         # a gradient that is not finite would destroy AdamW's moments for good: such an update is left out
@@ -141,6 +145,7 @@ class Critic:
         with self._world.full_params(self._policy):
             for micro in micros:
                 rows = pad_rows(batch, micro)
+                # the value's gradient stays in the head: the policy belongs to another optimizer
                 with torch.no_grad(), autocast(self._policy, self._autocast):
                     states = hidden_states(self._policy, rows.input_ids_RL)
                 states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
@@ -150,6 +155,7 @@ class Critic:
 def _head(trunk: Any, *, deep: bool, seed: int) -> nn.Module:
     """From hidden states to one value, zero at first, so that early advantages are the plain returns."""
     width, device = int(trunk.config.hidden_size), next(trunk.parameters()).device
+    # as the policy's: a critic must not shift the run's random stream
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = [nn.Linear(width, width), nn.Tanh()] if deep else []

@@ -27,6 +27,7 @@ def gae(
         raise AdvantageError(f"lam is {lam}; valid: 0 to 1")
     place = _Grid(episode_N)
     value, reward = place.fill(value_N), place.fill(reward_N)
+    # a shorter episode's last token is followed by padding, whose value of 0 is that of an episode that is over
     following = np.concatenate([value[:, 1:], np.zeros((len(value), 1))], axis=1)
     delta, advantage = reward + gamma * following - value, np.zeros_like(value)
     carried = np.zeros(len(value))

@@ -147,6 +147,7 @@ def rewards(batch: RolloutBatch, episodes: Sequence[Episode], kind: Reward) -> N
 
 def rows(batch: RolloutBatch) -> tuple[list[NDArray[np.int32]], list[NDArray[np.int64]]]:
     """Ids of each row and the positions of its labels; results row after row are in the order of N."""
+    # without the first and last offset: np.split takes the inner borders only
     ids = [part.astype(np.int32) for part in np.split(batch.input_ids_M, batch.row_offsets[1:-1])]
     labels = batch.position_M[batch.predictor_N] + 1
     cuts = np.searchsorted(batch.row_N, np.arange(1, batch.rows))
@@ -167,6 +168,7 @@ def _stack(parts: Sequence[NDArray[Any]], batch: RolloutBatch) -> NDArray[Any]:
     values = np.concatenate(parts)
     if len(values) != batch.tokens:
         raise TargetError(f"the scorer answered {len(values)} positions; {batch.tokens} were asked")
+    # found here, with its token and task: later it would only be a loss that is NaN
     if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
         bad = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
         raise TargetError(
