@@ -86,6 +86,7 @@ class EnvContract:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("error")
             check_env(guard.unwrapped)
+            # Gymnasium complains of every wrapped environment
             warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
             check_env(guard)
         guard.close()
@@ -187,6 +188,7 @@ class EnvContract:
             done = False
             while not done:
                 action = guard.expert_action()
+                # without an expert there is no promise to keep; one that gives up breaks its own
                 if action is None and type(guard.base).expert_action is TextEnv.expert_action:
                     return
                 assert action is not None, f"{task_id}: the expert knows no way at turn {info['turn']}"

@@ -56,6 +56,7 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         `seed`: an int (environment i gets seed + i) or one per environment. `options["task"]`: one id for all, or a
         list with one id (or None) per environment.
         """
+        # a copy: what is for the batch is taken out, and an environment refuses options that it does not know
         options = dict(options or {})
         mask = self._mask(options.pop("reset_mask", None))
         seeds = self._seeds(seed)
