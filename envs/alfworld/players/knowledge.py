@@ -88,6 +88,7 @@ class Memory:
         receptacle = self._receptacles.get(rest.removeprefix("to ") if verb == "go" else rest)
         here = here_now(engine)
         if receptacle is not None and receptacle in here and accessible(engine, receptacle):
+            # the words do not tell whether the game took the action; only a change of its state does
             arrived = verb == "go" and self._location != engine.state.location
             opened = verb == "open" and receptacle not in self._opened
             if arrived or opened or verb == "examine":
