@@ -123,6 +123,7 @@ class _Build:
 
     def run(self) -> IndexManifest:
         plan, work = self.plan, self.work
+        # killed between the manifest and the move: only the move is left
         if (work / MANIFEST).is_file():
             return read_manifest(work)
         wants_vectors, wants_words = plan.kind != "bm25", plan.kind != "dense"
