@@ -157,6 +157,7 @@ def weights_digest(model: Any) -> str:
     sha = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         sha.update(f"{name} {tuple(weight.shape)}".encode())
+        # float(): NumPy has no bfloat16
         sha.update(np.ascontiguousarray(weight.float().cpu().numpy()).data)
     return sha.hexdigest()
 
