@@ -90,6 +90,7 @@ class MicroBatcher:
 
     def load(self) -> tuple[int, float]:
         """How many queries wait, and for how many seconds the oldest running call of the retriever has been running."""
+        # a copy: workers begin and end without the lock
         running = list(self._running.values())
         return len(self._queue), self._clock() - min(running) if running else 0.0
 
