@@ -185,7 +185,7 @@ class ToolChannel:
             hint = did_you_mean(call["name"], [self.tool.name])
             return (
                 None,
-                # the guard ends the sentence
+                # the guard adds the full stop
                 f"there is no tool {json.dumps(call['name'][:80])}; the tool is {self.tool.name}.{hint}".rstrip("."),
             )
         return self._read_arguments(call.get("arguments"), may_be_empty)

@@ -192,7 +192,7 @@ def _folder_of(package: str) -> Path:
     """Where another package keeps its manifests."""
     try:
         found = find_spec(package)
-    # find_spec raises ValueError for an empty name and for modules without a spec, such as __main__
+    # find_spec raises ValueError for a module without a spec, such as __main__
     except (ImportError, ValueError):
         found = None
     places = [] if found is None else list(found.submodule_search_locations or ())

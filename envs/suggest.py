@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from heapq import nlargest
 
+# all three are bounds on work: difflib is quadratic, and every gram is sought in every candidate
 _GRAMS = 100
 _QUERY = 200
 _FINALISTS = 16

@@ -29,6 +29,7 @@ __all__ = ["EnvContract", "check_contract"]
 
 _MODES: Mapping[str, dict[str, Any]] = {
     "sync": {},
+    # shared memory needs items of a fixed size, which texts do not have
     "async": {"vector_kwargs": {"shared_memory": False}},
     "vector_entry_point": {},
 }

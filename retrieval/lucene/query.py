@@ -41,7 +41,6 @@ class Searcher:
         self._parts = parts
         stats, settings = parts.statistics, parts.settings
         self._inverses = inverse_norms(settings.k1, settings.b, stats.tokens, stats.scored)[parts.norms]
-        # append and pop of a deque need no lock between threads
         self._spare: deque[np.ndarray] = deque()
         self._ready = self._precomputed() if len(parts.rows) <= _PRECOMPUTED else None
 

@@ -81,6 +81,7 @@ class MicroBatcher:
             self._present += 1
             while len(self._threads) < self._workers:
                 name = f"retrieval-{len(self._threads)}"
+                # daemons: a search that hangs must not keep the process from ending
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()
             # a worker that waits for company sleeps until all of it is there

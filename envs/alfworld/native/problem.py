@@ -149,7 +149,7 @@ def _balanced(text: str, start: int) -> str:
 def _typed_list(text: str) -> dict[str, str]:
     text = text.rstrip().removesuffix(")")
     pairs = _TYPED.findall(text)
-    # a type for every name, as in all real games: no need to go token by token
+    # a type after every name: the pattern has read all of it
     if len(text.split()) == 3 * len(pairs):
         return dict(pairs)
     kinds: dict[str, str] = {}

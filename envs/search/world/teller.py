@@ -168,6 +168,7 @@ class Teller:
             self._yes[draft.form] += 1
         return Question(
             id=f"{self.config.name}-{number}" if self.config.part else f"{self.config.name}-{self.part}-{number}",
+            # an aside ends with a comma, which may meet another one or the question mark
             question=draft.text.replace(",,", ",").replace(",?", "?"),
             golden_answers=draft.answers,
             data_source=self.family,

@@ -160,6 +160,7 @@ def url(state: State, session: str) -> str:
         return f"{BASE_URL}/search_results/{session}/{words}/{state.page}"
     if state.kind == "sub":
         return f"{BASE_URL}/item_sub_page/{session}/{state.asin}/{words}/{state.page}/{state.sub}/{options}"
+    # JSON here and str() above, as in the original: text_rich looks for chosen options between double quotes
     return f"{BASE_URL}/item_page/{session}/{state.asin}/{words}/{state.page}/{json.dumps(options)}"
 
 
