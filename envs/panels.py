@@ -57,6 +57,7 @@ class Panel:
 
 def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, Any], tasks: Sequence[Task]) -> Panel:
     """A panel with its hash. Raises PanelError for a bad name, no tasks, repeated tasks or tasks of another env."""
+    # as the name of its file, by which the panel must be found again
     if not _FILE.fullmatch(f"{name}-v{version}.json"):
         raise PanelError(f"panel name {name!r} version {version!r}: use lower-case letters, digits, hyphens; from 1")
     if not tasks:

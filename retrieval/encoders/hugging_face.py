@@ -79,6 +79,7 @@ class HuggingFaceEncoder:
         self._query = _load(model, device)
         self._passage = _load(passage_model, device) if passage_model else self._query
         self.fingerprint = f"hf-v1:{_digest(self._query, self._passage, self.style)}"
+        # also tells a pooling that the model lacks now, not hours later
         probe = self._run(self._query, [(f"{self.style.query_prefix}x", None)])
         self.dim = int(probe.shape[1])
 
@@ -187,6 +188,7 @@ def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         if batch and (len(batch) + 1) * widest > batch_tokens:
             yield batch
             batch = []
+        # longest first: the first row of a batch is its widest
         widest = widest if batch else max(lengths[row], 1)
         batch.append(row)
     if batch:

@@ -74,6 +74,7 @@ class Searcher:
             rows = self._parts.rows[clause.start : clause.end]
             before = sums[rows]
             sums[rows] = before + self._scores(clause, rows)
+            # contributions are positive: a sum of 0 is a document not seen before
             fresh = rows[before == 0]
             seen.append(fresh)
             count += len(fresh)

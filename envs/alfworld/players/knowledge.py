@@ -92,6 +92,7 @@ class Memory:
             arrived = verb == "go" and self._location != engine.state.location
             opened = verb == "open" and receptacle not in self._opened
             if arrived or opened or verb == "examine":
+                # only the mark that it was seen: the loop below fills in what it holds
                 self.known.contents[receptacle] = ()
         for seen in here:
             if seen in self.known.contents and accessible(engine, seen):
