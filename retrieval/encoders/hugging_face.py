@@ -79,7 +79,7 @@ class HuggingFaceEncoder:
         self._query = _load(model, device)
         self._passage = _load(passage_model, device) if passage_model else self._query
         self.fingerprint = f"hf-v1:{_digest(self._query, self._passage, self.style)}"
-        # also tells a pooling that the model lacks now, not hours later
+        # also tells now, not hours later, whether the model has the pooling
         probe = self._run(self._query, [(f"{self.style.query_prefix}x", None)])
         self.dim = int(probe.shape[1])
 
