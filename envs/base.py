@@ -51,6 +51,7 @@ class TextEnv(gym.Env[str, str], ABC):
     callers (`ResetNeeded`, `TaskError`, a non-string action) and for failed back ends (`EnvBackendError`).
     """
 
+    # Gymnasium's environment checker warns without render_fps, though text has no frame rate
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # type: ignore[misc]
     env_id: ClassVar[str]
     tool: ClassVar[ToolSpec]
@@ -249,6 +250,7 @@ class TextEnv(gym.Env[str, str], ABC):
             )
         self._set_state(state["inner"])
         self._phase, self._env_steps, self._frame = state["phase"], state["env_steps"], state["frame"]
+        # not through the property: Gymnasium's setter of np_random forgets the seed
         bits = np.random.PCG64()
         bits.state = copy.deepcopy(state["rng"])
         self._np_random, self._np_random_seed = np.random.Generator(bits), state["rng_seed"]
@@ -268,7 +270,9 @@ class TextEnv(gym.Env[str, str], ABC):
     def _require_task(self, task_id: str) -> str:
         ids = self.task_ids()
         known: Collection[str] = ids
+        # `in` walks through a tuple; a lazy sequence has a quick one of its own and is never walked through
         if isinstance(ids, (tuple, list)):
+            # the list is kept beside its set, so that its identity cannot pass to another list
             if self._ids[0] is not ids:
                 self._ids = (ids, frozenset(ids))
             known = self._ids[1]
@@ -288,5 +292,6 @@ _TOO_EARLY = {
 
 def quote(text: str, limit: int = 120) -> str:
     """`text` in quotation marks on one line of at most `limit` characters, safe to encode."""
+    # cut first: responses may have megabytes
     line = " ".join(printable(text[: limit + 1]).split())
     return f'"{line}"' if len(text) <= limit else f'"{line[:limit]}..."'

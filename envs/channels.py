@@ -132,6 +132,7 @@ class ToolChannel:
         if reason is not None:
             return Parsed(thought=thought, reason=reason)
         before, opened, rest = body.partition("<tool_call>")
+        # a stop string can only be missing at the end of the response, not where a call follows
         said = verb_action(before, self.tool.tags, cut_off=not opened) if spoken else None
         if said is not None and said.startswith(tuple(f"<{tag}>" for tag in spoken)):
             return Parsed(action=said, thought=thought)
@@ -170,7 +171,9 @@ class ToolChannel:
 
     def _read_call(self, text: str, *, may_be_empty: bool) -> tuple[str | None, str | None]:
         try:
+            # no search for </tool_call>, which may stand inside a JSON string
             call, end = json.JSONDecoder().raw_decode(text)
+        # a few thousand open brackets are enough for a RecursionError
         except (ValueError, RecursionError):
             return None, "the tool call is not valid JSON"
         tail = text[end:].lstrip()
@@ -182,6 +185,7 @@ class ToolChannel:
             hint = did_you_mean(call["name"], [self.tool.name])
             return (
                 None,
+                # the guard adds the full stop
                 f"there is no tool {json.dumps(call['name'][:80])}; the tool is {self.tool.name}.{hint}".rstrip("."),
             )
         return self._read_arguments(call.get("arguments"), may_be_empty)
@@ -219,6 +223,7 @@ def verb_action(text: str, tags: Sequence[str], *, cut_off: bool = True) -> str 
     found = first_action(text, tags)
     if found is None and cut_off:
         closed = (first_action(f"{text}</{tag}>", tags) for tag in tags)
+        # an open tag with nothing behind it is no action: generation stopped before there was one
         found = next((action for action in closed if action is not None and action[1]), None)
     return None if found is None else tagged(*found)
 

@@ -45,6 +45,7 @@ def content_hash(parts: Mapping[str, Any]) -> str:
     Put in everything that fixes a task (text, goal, price cap, game bytes): equal hashes then mean equal tasks.
     """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    # a replaced surrogate would make two different tasks equal
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

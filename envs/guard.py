@@ -92,6 +92,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
             raise ResetNeeded(f"{self.base.env_id}: step() was called outside an episode; call reset() first")
         if not isinstance(action, str):
             raise TurngymError(f"{self.base.env_id}: step() takes a str, not {type(action).__name__} {action!r}")
+        # malformed responses too: a reward may judge their form
         self.base.on_response(action)
         parsed = self.read(action)
         if parsed.action is None:
@@ -180,6 +181,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
     def _count(self, observation: str, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> Step:
         self._turn += 1
         info["turn"] = self._turn
+        # a win on the last turn is an end, not a truncation
         if self.max_turns is not None and self._turn >= self.max_turns and not terminated:
             truncated = True
         self._over = terminated or truncated

@@ -57,6 +57,7 @@ class Panel:
 
 def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, Any], tasks: Sequence[Task]) -> Panel:
     """A panel with its hash. Raises PanelError for a bad name, no tasks, repeated tasks or tasks of another env."""
+    # as the name of its file, by which the panel must be found again
     if not _FILE.fullmatch(f"{name}-v{version}.json"):
         raise PanelError(f"panel name {name!r} version {version!r}: use lower-case letters, digits, hyphens; from 1")
     if not tasks:
@@ -143,6 +144,7 @@ def load_panel(name: str, folder: str | Path | None = None) -> Panel:
     package, colon, name = name.rpartition(":")
     folder = _folder_of(package) if colon else Path(folder or PANEL_FOLDER)
     names = list_panels(folder)
+    # sorted by number, not as text: v10 is newer than v9
     for full_name in reversed(names):
         if name in (full_name, full_name.rpartition("-v")[0]):
             return _read(folder / f"{full_name}.json")
@@ -191,6 +193,7 @@ def _folder_of(package: str) -> Path:
     """Where another package keeps its manifests."""
     try:
         found = find_spec(package)
+    # find_spec raises ValueError for a module without a spec, such as __main__
     except (ImportError, ValueError):
         found = None
     places = [] if found is None else list(found.submodule_search_locations or ())
@@ -220,6 +223,7 @@ def _body(
 
 def _to_text(panel: Panel) -> str:
     body = _body(panel.name, panel.version, panel.env_id, panel.make_kwargs, panel.tasks)
+    # one task per line, so that a diff of two manifests shows which tasks changed
     rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in body.pop("tasks"))
     head = "\n".join(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}," for key, value in body.items())
     return f'{{\n{head}\n "sha256": "{panel.sha256}",\n "tasks": [\n{rows}\n ]\n}}\n'

@@ -27,6 +27,7 @@ def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> No
 
     Registering an id again replaces it, so that a notebook cell can run twice.
     """
+    # Gymnasium warns when an id is registered over another
     gym.registry.pop(env_id, None)
     gym.register(
         env_id,

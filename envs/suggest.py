@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from heapq import nlargest
 
+# all three are bounds on work: difflib is quadratic, and every gram is sought in every candidate
 _GRAMS = 100
 _QUERY = 200
 _FINALISTS = 16
@@ -20,7 +21,9 @@ def nearest(query: str, candidates: Iterable[str], n: int = 1, cutoff: float = 0
     pool = list(candidates)
     if len(pool) > _FINALISTS:
         pool = _finalists(query, pool)
+    # from 200 characters on, autojunk takes common letters for noise
     matcher = SequenceMatcher(autojunk=False)
+    # difflib indexes its second sequence and keeps that while the first one changes
     matcher.set_seq2(query)
     best: list[tuple[float, int, str]] = []
     for index, text in enumerate(pool):
@@ -52,6 +55,8 @@ def _shared(grams: list[str], text: str) -> int:
 
 def _grams(query: str) -> list[str]:
     size = min(3, max(1, len(query)))
+    # sorted: the order of a set of str differs between processes, and the stride below picks from it
     grams = sorted({query[start : start + size] for start in range(max(1, len(query) - size + 1))})
+    # spread over a long query instead of cut at its end
     step = -(-len(grams) // _GRAMS)
     return grams[::step]

@@ -29,6 +29,7 @@ __all__ = ["EnvContract", "check_contract"]
 
 _MODES: Mapping[str, dict[str, Any]] = {
     "sync": {},
+    # shared memory needs items of a fixed size, which texts do not have
     "async": {"vector_kwargs": {"shared_memory": False}},
     "vector_entry_point": {},
 }
@@ -86,6 +87,7 @@ class EnvContract:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("error")
             check_env(guard.unwrapped)
+            # Gymnasium complains of every wrapped environment
             warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
             check_env(guard)
         guard.close()
@@ -187,6 +189,7 @@ class EnvContract:
             done = False
             while not done:
                 action = guard.expert_action()
+                # without an expert there is no promise to keep; one that gives up breaks its own
                 if action is None and type(guard.base).expert_action is TextEnv.expert_action:
                     return
                 assert action is not None, f"{task_id}: the expert knows no way at turn {info['turn']}"

@@ -88,6 +88,7 @@ def iter_trace(path: str | Path) -> Iterator[Episode | TraceProblem]:
     path = Path(path)
     if not path.is_file():
         raise TraceError(f"there is no trace file {path}")
+    # bytes: a line that is not UTF-8 is one problem among others, text mode would stop there
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -95,6 +96,7 @@ def iter_trace(path: str | Path) -> Iterator[Episode | TraceProblem]:
             torn = not line.endswith(b"\n")
             try:
                 yield episode_from_json(line.decode("utf-8"))
+            # before TurngymError below: a newer schema concerns the whole file
             except TraceError as error:
                 raise TraceError(f"{path}, line {number}: {error}") from error
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TurngymError) as error:
@@ -121,6 +123,7 @@ def episode_to_json(episode: Episode) -> str:
         "meta": dict(episode.meta),
     }
     try:
+        # ASCII keeps lone surrogates, which UTF-8 cannot encode, and no torn line ends inside a character
         return json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         where = f"task {episode.task.task_id}, sample {episode.sample}"

@@ -40,6 +40,7 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         self.envs = [make() for make in env_fns]
         self.num_envs = len(self.envs)
         first = self.envs[0]
+        # Gymnasium and its vector wrappers look the mode up in the metadata
         self.metadata = dict(first.metadata) | {"autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
@@ -56,6 +57,7 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         `seed`: an int (environment i gets seed + i) or one per environment. `options["task"]`: one id for all, or a
         list with one id (or None) per environment.
         """
+        # a copy: what is for the batch is taken out, and an environment refuses options that it does not know
         options = dict(options or {})
         mask = self._mask(options.pop("reset_mask", None))
         seeds = self._seeds(seed)

@@ -64,6 +64,7 @@ class ArrayWriter:
     def _header(self) -> bytes:
         shape = (self.rows,) if self._width is None else (self.rows, self._width)
         body = repr({"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape})
+        # 10 bytes of magic, version and length stand before it, and the line end belongs to it
         padded = body.ljust(_HEADER - 11) + "\n"
         return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
 
@@ -170,6 +171,7 @@ class BlobStore(Sequence[bytes]):
             if size != self._offsets[-1]:
                 raise BlobError(f"{data}: {size} bytes, but its offsets say {self._offsets[-1]}; build the index again")
             with data.open("rb") as file:
+                # an empty file cannot be mapped
                 self._data: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except OSError as error:
             raise BlobError(f"{data}: cannot be read ({error}); the index is incomplete: build it again") from error

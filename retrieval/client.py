@@ -142,6 +142,7 @@ class HttpRetriever:
             raise RetrieverUnavailable(f"{self.url} {refusal}")
         found: list[list[Hit]] = []
 
+        # called within the attempt: an answer that cannot be read is worth another one, as no answer is
         def check(status: int, body: bytes, fingerprint: str | None) -> None:
             if status == 200:
                 self._same_index(fingerprint)
@@ -152,6 +153,7 @@ class HttpRetriever:
         except RetrieverUnavailable as error:
             self._breaker.failed(str(error.__cause__ or error))
             raise
+        # whatever the status: a server that refuses this request is alive
         self._breaker.succeeded()
         if status != 200:
             said = body[:300].decode("utf-8", "replace")
@@ -197,6 +199,7 @@ class HttpRetriever:
 
     def _wait(self, attempt: int) -> float:
         with self._lock:
+            # jitter: clients that failed together must not come back together
             return self.settings.backoff * 2 ** (attempt - 1) * (0.5 + self._random.random())
 
     def _once(self, method: str, path: str, body: bytes, until: float) -> tuple[int, bytes, str | None]:

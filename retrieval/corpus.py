@@ -184,6 +184,7 @@ class _SeenIds:
         for level in self._levels:
             repeats = repeats if len(repeats) else new[_contains(level, new)]
         while self._levels and len(self._levels[-1]) <= len(new):
+            # timsort for numbers of this size: it joins two sorted runs in linear time
             new = np.sort(np.concatenate([self._levels.pop(), new]), kind="stable")
         self._levels.append(new)
         return int(repeats[0]) if len(repeats) else None
@@ -192,6 +193,7 @@ class _SeenIds:
 def _contains(sorted_values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Boolean mask over `wanted`: which are in `sorted_values`."""
     place = np.searchsorted(sorted_values, wanted)
+    # past the end: any place will do, for the value there differs
     place[place == len(sorted_values)] = 0
     mask: np.ndarray = sorted_values[place] == wanted
     return mask

@@ -143,6 +143,7 @@ class PassageStore(Sequence[Passage]):
         """The row of the passage with this id; None if there is none."""
         digest = np.uint64(id_digest(name))
         place = int(np.searchsorted(self._ids[0], digest))
+        # two ids may share a digest
         while place < self._ids.shape[1] and self._ids[0, place] == digest:
             row = int(self._ids[1, place])
             if self[row].id == name:

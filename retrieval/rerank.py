@@ -81,6 +81,7 @@ class CoverageReranker:
 
     def __call__(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
         terms = [set(analyze(hit.passage.contents)) for hit in hits]
+        # sorted: the last digits of the sums below would follow the order of a set
         wanted = sorted(set(analyze(query)))
         weight = {w: max(0.0, math.log((len(hits) + 1) / (sum(w in found for found in terms) + 0.5))) for w in wanted}
         total = sum(weight.values()) or 1.0

@@ -91,6 +91,7 @@ def _folder(root: Path, split: str, _mtime: int) -> GameFolder:
 def game_texts(task: str) -> tuple[str, str]:
     """This package's own domain and grammar for a game with the task sentence `task` (`put a mug in cabinet.`)."""
     domain, grammar = _own_rules()
+    # the sentence stands within a JSON string of the grammar
     return domain, grammar.replace(TASK_SIGN, json.dumps(task, ensure_ascii=False)[1:-1])
 
 

@@ -129,6 +129,7 @@ class ALFWorldEnv(TextEnv):
         action = action.strip()
         if self.put_alias:
             match = _PUT.fullmatch(action)
+            # games made before alfworld 0.4 have `put` as their own wording
             if match is not None and action not in self.admissible():
                 return f"move {match['o']} to {match['r']}"
         return action
@@ -164,6 +165,7 @@ class ALFWorldEnv(TextEnv):
         data = self.source.data(task_id)
         self._task = self._identify(task_id, data)
         try:
+            # plays along with TextWorld, for the goal rate, the experts and the mistakes
             self._native = NativeEngine(Game(data, source=task_id, shuffle=shuffle))
         except GameUnsupported:
             self._native = None
@@ -180,6 +182,7 @@ class ALFWorldEnv(TextEnv):
         else:
             sha, row = game_hash(game), row or category(parse_problem(game["pddl_problem"]).goal)
         task = Task(env_id=self.env_id, task_id=task_id, sha256=sha, split=self.source.split, category=row)
+        # generated ids have no end
         if len(self._tasks) >= 10_000:
             self._tasks.clear()
         self._tasks[task_id] = task
@@ -199,6 +202,7 @@ class ALFWorldEnv(TextEnv):
 
     def _set_state(self, state: Any) -> None:
         shuffle, native, history = state
+        # _begin has drawn other numbers than the snapshot's
         if shuffle != self._shuffle:
             self._load(self.task.task_id, shuffle)
         if self._reference is not None:

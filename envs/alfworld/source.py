@@ -108,6 +108,7 @@ class GeneratedIds(Sequence[str]):
             name, part, number = parse_task_id(str(task_id))
         except TaskError:
             return False
+        # `007` is parsed as a number, but is no id
         return name == self._name and task_id == f"generated/{name}/{part}/{number}"
 
 

@@ -64,6 +64,7 @@ def installed(group: str) -> tuple[str, ...]:
 
 def _load(what: str, name: str, point: EntryPoint) -> Any:
     try:
+        # not EntryPoint.load, which raises a bare AttributeError for a name that the module lacks
         found: Any = importlib.import_module(point.module)
     except ImportError as error:
         raise PluginError(f"{what} {name!r}: cannot import {point.module!r} ({error})") from error

@@ -171,6 +171,7 @@ def _build(cls: type[T], table: Mapping[str, Any], where: str, above: str, missi
             values[name] = missing
     try:
         return cls(**values)
+    # a ValueError itself, but one that names its setting already
     except SettingsError:
         raise
     except ValueError as error:
@@ -196,6 +197,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return tuple(_convert(kind, item, name) for kind, item in zip(kinds, value, strict=True))
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
+    # TOML's `1` is a whole number; True is one to Python
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if kind is str and isinstance(value, Mapping):
@@ -248,10 +250,12 @@ def _key(name: str) -> str:
 
 
 def _text(value: str) -> str:
+    # the one character that JSON strings may hold bare and TOML strings may not
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _toml(value: Any) -> str:
+    # before the numbers: True is an int to Python
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):

@@ -12,5 +12,6 @@ def weights_hash(folder: str | Path) -> str:
     for path in sorted(Path(folder).glob("*")):
         if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
             with path.open("rb") as file:
+                # file_digest reads in pieces: weights may be larger than memory
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]

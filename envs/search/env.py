@@ -109,6 +109,7 @@ class SearchEnv(TextEnv):
         self.rule = RewardRule(kind=reward, s=s, f=f, r=r, strict_compat=strict_compat)
         self._layout = check_format(doc_format)
         self._topk, self._max_searches, self._doc_tokens, self._count = topk, max_searches, doc_tokens, count
+        # one tuple for all calls: TextEnv keeps the set of ids by the identity of the list
         self._task_ids = tuple(self.source.questions)
         self._question: Question | None = None
         self._log: list[tuple[str, str]] = []
@@ -219,6 +220,7 @@ class SearchEnv(TextEnv):
 
     def _apply(self, action: str) -> Outcome:
         response = action if self._pending is None else protocol.written(self._pending, action)
+        # before the search, which may fail: the step that repeats it must not find this response unanswered
         self._pending = None
         if self.check(action) is not None:
             self._log.append((response, self.invalid_observation))
@@ -228,6 +230,7 @@ class SearchEnv(TextEnv):
             self._log.append((response, ""))
             self._answer = text
             return Outcome(observation="", reward=self._reward(), terminated=True)
+        # before anything is changed, so that a failed search leaves the state as it was
         hits = self.searcher.search(self.question, text, self._topk)
         repeated = text in self._queries
         observation = protocol.information(render(hits, self._layout, self._doc_tokens, self._count))
@@ -245,6 +248,7 @@ class SearchEnv(TextEnv):
 
     def _get_state(self) -> Any:
         plays = tuple(self._log), self._pending, tuple(self._queries)
+        # sorted: equal states give equal snapshots in every process
         return *plays, tuple(sorted(self._seen)), self._hits, self._answer
 
     def _set_state(self, state: Any) -> None:

@@ -75,6 +75,7 @@ def prompt_rows(questions: Iterable[Question], prompt: str = PROMPT) -> Iterator
 def write_prompts(questions: Iterable[Question], path: str | Path, prompt: str = PROMPT) -> int:
     """Write the training prompts as parquet; the number of rows. `read_questions` reads the same questions back."""
     arrow, parquet = _arrow()
+    # written out: of lists that are all empty pyarrow would infer lists of null
     text, strings = arrow.string(), arrow.list_(arrow.string())
     schema = arrow.schema(
         [

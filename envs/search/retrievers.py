@@ -70,6 +70,7 @@ class Searcher:
 
 def own_retriever(corpus: Corpus) -> Retriever:
     """BM25 over `corpus` in this process, built once; those used last are kept."""
+    # taken out and put back at the end: the order of the dict is that of the last use
     held = _OWN.pop(corpus.sha256, None)
     if held is None:
         held = len(corpus.passages), BM25Retriever.from_passages(corpus.passages)

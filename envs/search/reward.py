@@ -127,6 +127,7 @@ def valid_form(response: str) -> bool:
     """Whether `response` is thoughts, searches, information and one answer in the right order, and nothing else."""
     state = "start"
     for place, part in enumerate(_TAG.split(response)):
+        # split() keeps the tags, because the pattern is a group: every second part is one
         if place % 2:
             following = _NEXT.get((state, part))
             if following is None:

@@ -169,6 +169,7 @@ def _public_set(name: str, folder: str) -> tuple[tuple[Question, ...], Corpus | 
 
 @lru_cache(maxsize=8)
 def _file(path: str, split: str, corpus_path: str | None, stamp: tuple[int, int]) -> Source:
+    # `stamp` is only for the key of the cache
     questions = read_questions(path)
     parts: dict[str, list[Question]] = {}
     for question in questions:

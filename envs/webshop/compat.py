@@ -50,6 +50,7 @@ class ShopSession:
         self.history = History(num_prev_obs, num_prev_actions)
         self.prefix = session_prefix
         self.state = State()
+        # the original has one global generator: sessions draw from it where the shuffle of the goals left it
         self._rng = shuffled(len(shop.goals))[1]
         self._goals: OrderedDict[str, int] = OrderedDict()
         self.reset(session)

@@ -196,6 +196,7 @@ class WebShopEnv(TextEnv):
 
     def _begin(self, task_id: str) -> str:
         goal = self.shop.goals[self._listed.goal_of(task_id)]
+        # hash and best purchase are worked out once for all samples of a task that are played in a row
         if goal is not self._goal:
             self._task = goal_task(self.shop, goal, self._splits.name_of(goal.index))
             self._attainable = float(self.shop.attainable(goal)[0])
@@ -258,6 +259,7 @@ class WebShopEnv(TextEnv):
 
 def _open(profile: str, data: str | os.PathLike[str] | None, price_seed: int | None, tagger: str | None) -> Shop:
     chosen: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger}
+    # left out where not given: the default itself belongs to the key under which a shop is shared
     return open_shop(profile, data, **{name: value for name, value in chosen.items() if value is not None})
 
 

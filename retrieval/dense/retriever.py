@@ -82,6 +82,7 @@ class DenseRetriever:
         blocks: Iterable[NDArray[np.float32]] = (
             encoder.encode_passages(passages[start : start + _BLOCK]) for start in range(0, len(passages), _BLOCK)
         )
+        # the empty block gives the shape where there are no passages
         vectors = np.concatenate([np.zeros((0, encoder.dim), np.float32), *blocks])
         index = make_index(factory, encoder.dim)
         train_index(index, vectors)
@@ -142,5 +143,6 @@ def _score(index: Any, vectors: NDArray[np.float32], rows: NDArray[np.int64]) ->
     stored = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d).reshape(index.ntotal, index.d)
     scores = np.empty(rows.shape, np.float32)
     for place, vector in enumerate(vectors):
+        # not a matrix product, whose order of summation depends on its shape; row -1 may score anything, it goes last
         scores[place] = (stored[np.maximum(rows[place], 0)] * vector).sum(1)
     return scores

@@ -19,6 +19,7 @@ PLACES = 4
 """Coordinates per word; with one alone, two words that collide would be the same word."""
 TITLE_REPEATS = 2
 """How often the title counts; measured on HotpotQA and 2Wiki, where it names what the passage is about."""
+# odd: a product with one, modulo 2^64, loses no bit
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
 _WORD = re.compile(r"\w+")
 _ENDINGS = ("ies", "es", "s", "ing", "ed")
@@ -121,6 +122,7 @@ class HashingEncoder:
         row, word = np.divmod(keys, max(len(hashes), 1))
         weight = self._idf[(hashes & np.uint64(BUCKETS - 1)).astype(np.int64)][word] * (1.0 + np.log(counts))
         mixed = hashes[:, None] * _ODD
+        # the upper bits, which depend on all bits below them
         place = ((mixed >> np.uint64(32)) % np.uint64(self.dim)).astype(np.int64)
         sign = np.where((mixed >> np.uint64(20)) & np.uint64(1), 1.0, -1.0)
         flat = row[:, None] * self.dim + place[word]

@@ -79,6 +79,7 @@ class HuggingFaceEncoder:
         self._query = _load(model, device)
         self._passage = _load(passage_model, device) if passage_model else self._query
         self.fingerprint = f"hf-v1:{_digest(self._query, self._passage, self.style)}"
+        # also tells now, not hours later, whether the model has the pooling
         probe = self._run(self._query, [(f"{self.style.query_prefix}x", None)])
         self.dim = int(probe.shape[1])
 
@@ -157,6 +158,7 @@ def weights_digest(model: Any) -> str:
     sha = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         sha.update(f"{name} {tuple(weight.shape)}".encode())
+        # float(): NumPy has no bfloat16
         sha.update(np.ascontiguousarray(weight.float().cpu().numpy()).data)
     return sha.hexdigest()
 
@@ -186,6 +188,7 @@ def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         if batch and (len(batch) + 1) * widest > batch_tokens:
             yield batch
             batch = []
+        # longest first: the first row of a batch is its widest
         widest = widest if batch else max(lengths[row], 1)
         batch.append(row)
     if batch:

@@ -80,6 +80,7 @@ class BuildPlan:
     def same_build(self) -> dict[str, Any]:
         """What must be equal for an unfinished build to go on."""
         stat = self.corpus.stat()
+        # a corpus that was moved or another device gives the same index
         plan = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("corpus", "out", "device")}
         return {**plan, "corpus_bytes": stat.st_size, "corpus_mtime_ns": stat.st_mtime_ns}
 
@@ -123,6 +124,7 @@ class _Build:
 
     def run(self) -> IndexManifest:
         plan, work = self.plan, self.work
+        # killed between the manifest and the move: only the move is left
         if (work / MANIFEST).is_file():
             return read_manifest(work)
         wants_vectors, wants_words = plan.kind != "bm25", plan.kind != "dense"

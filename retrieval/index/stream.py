@@ -43,6 +43,7 @@ def write_flat(index: Any, shards: Sequence[Vectors], rows: int, file: IO[bytes]
     trial = faiss.clone_index(index)
     trial.add(probe)
     written = faiss.serialize_index(trial).tobytes()
+    # of three vectors, read instead of computed: faiss counts floats for one kind and bytes for the other
     length = int.from_bytes(written[len(empty) - 8 : len(empty)], "little")
 
     def head(count: int) -> bytes:
@@ -94,6 +95,7 @@ def _sorted_codes(index: Any, shard: Vectors) -> NDArray[np.void]:
     for block in blocks([shard]):
         coded = index.sa_encode(block)
         number = np.zeros((len(block), 8), np.uint8)
+        # faiss packs the number of a list into as few bytes as it needs, the lowest first
         number[:, :width] = coded[:, :width]
         part = out[start : start + len(block)]
         part["list"], part["code"] = number.view("<i8")[:, 0], coded[:, width:]
@@ -111,6 +113,7 @@ def _ivf_file(index: Any, parts: Sequence[NDArray[np.void]]) -> Iterator[bytes]:
     used = np.flatnonzero(sizes)
     yield _head(empty[: empty.rindex(_LISTS)], int(sizes.sum()))
     yield _LISTS + struct.pack("<QQ", index.nlist, index.code_size)
+    # faiss' own rule for which of its two forms is written
     if len(used) > index.nlist // 2:
         yield b"full" + struct.pack("<Q", index.nlist) + sizes.tobytes()
     else:

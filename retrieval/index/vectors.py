@@ -143,5 +143,6 @@ def _write_shard(
             file.write(vectors.data)
             done(place + len(block))
         file.flush()
+        # before the rename, which may reach the disk first: a finished name with lost content would be skipped
         os.fsync(file.fileno())
     os.replace(scratch, path)

@@ -61,6 +61,7 @@ def _vectors(
     starts = np.cumsum([0, *(len(shard) for shard in shards)])
     places = np.searchsorted(starts, rows, side="right") - 1
     wanted = np.stack([shards[i][row - starts[i]] for i, row in zip(places, rows, strict=True)])
+    # a passage without a known word has the zero vector, which finds nothing by design
     used = wanted.any(1)
     if not used.any():
         return 1.0

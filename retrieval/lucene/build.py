@@ -55,6 +55,7 @@ class ContentHash:
         Raises:
             RetrievalError: the id is empty or no text.
         """
+        # arrays of fixed-width bytes drop a NUL at the end: two ids could become one
         if not name or "\0" in name:
             raise RetrievalError(f"document {self.count} (counted from 0): id {name!r} is empty or has a NUL in it")
         try:
@@ -110,6 +111,7 @@ def _write_runs(
         if expected is None:
             builder.add(key, text)
         else:
+            # not analyzed yet: a run that is kept needs none of it
             held.append((key, text))
             if content.count == expected.documents:
                 if content.hexdigest() == expected.content:
@@ -126,6 +128,7 @@ def _write_runs(
     if held:
         workshop.forget()
         _add_all(builder, held)
+    # no documents at all are one empty run, for merging needs one
     if len(builder) or not workshop.runs:
         workshop.save(builder.finish(), content.count, content.hexdigest())
 

@@ -157,9 +157,11 @@ def peaks_of(starts: np.ndarray, rows: np.ndarray, tfs: np.ndarray, inverses: np
     peaks = np.zeros(count, np.float32)
     first = 0
     while first < count:
+        # one term at least, however many postings it has
         last = max(int(np.searchsorted(starts, starts[first] + block, side="right")) - 1, first + 1)
         begin, end = int(starts[first]), int(starts[last])
         scaled = tfs[begin:end].astype(np.float32) * inverses[rows[begin:end]]
+        # no term is without a posting: reduceat would give it the first value of the next one
         peaks[first:last] = np.maximum.reduceat(scaled, starts[first:last] - begin)
         first = last
     return peaks

@@ -51,6 +51,7 @@ _SIMPLE_MEASURE = re.compile("[aeiou][^aeiou]")
 
 def stem(word: str) -> str:
     """The stem of a lower-case word; letters other than a, e, i, o, u, y count as consonants."""
+    # Lucene counts UTF-16 units: two letters beyond the first plane are four
     if len(word) <= 2 and len(word.encode("utf-16-le", "surrogatepass")) <= 4:
         return word
     word = _past(_plural(word))

@@ -49,7 +49,9 @@ class Searcher:
         clauses = sorted((self._clause(*term) for term in terms), key=lambda clause: (-clause.bound, clause.start))
         sums = self._spare.pop() if self._spare else np.zeros(len(self._parts.norms))
         seen, totals = self._collect(clauses, k, sums)
+        # only after a search that came to its end: after an error it may not be zero
         self._spare.append(sums)
+        # Lucene adds the terms' float scores in double and rounds once, too
         return self._best(seen, totals.astype(np.float32), k)
 
     def _clause(self, number: int, times: int) -> _Clause:
@@ -72,6 +74,7 @@ class Searcher:
             rows = self._parts.rows[clause.start : clause.end]
             before = sums[rows]
             sums[rows] = before + self._scores(clause, rows)
+            # contributions are positive: a sum of 0 is a document not seen before
             fresh = rows[before == 0]
             seen.append(fresh)
             count += len(fresh)
@@ -130,6 +133,7 @@ class Searcher:
         scaled = parts.tfs.astype(np.float32) * self._inverses[parts.rows]
         scaled += np.float32(1)
         weights = np.repeat(weights, counts)
+        # step by step as `contributions`, or the last bit could differ
         return weights - weights / scaled
 
 

@@ -87,6 +87,7 @@ class RunBuilder:
 
     def add(self, name: bytes, text: str) -> None:
         """Analyse one document."""
+        # a dict's own lookup, so that no Python code runs for a word seen before
         self._flat.extend(map(self._numbers.__getitem__, words(text)))
         self._ends.append(len(self._flat))
         self._ids.append(name)
@@ -101,6 +102,7 @@ class RunBuilder:
         kept = flat >= 0
         flat, owners = flat[kept], owners[kept]
         lengths = np.bincount(owners, minlength=count).astype(np.int32)
+        # by code point, which is the order of UTF-8 bytes that merging and lookups rely on
         terms = sorted(self._numbers.terms)
         places = np.empty(len(terms), np.int64)
         places[[self._numbers.terms[term] for term in terms]] = np.arange(len(terms))
@@ -142,6 +144,7 @@ def merge(runs: Sequence[Run], folder: Path, progress: Callable[[int], None] | N
     ):
         fresh = [0]
         edges = [run.starts.tolist() for run in runs]
+        # equal terms come in the order of their runs, so that the rows of a term ascend
         merged = heapq.merge(*(entries(number) for number in range(len(runs))))
         for term, parts in groupby(merged, key=lambda entry: entry[0]):
             terms.append(term)

@@ -81,6 +81,7 @@ class MicroBatcher:
             self._present += 1
             while len(self._threads) < self._workers:
                 name = f"retrieval-{len(self._threads)}"
+                # daemons: a search that hangs must not keep the process from ending
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()
             # a worker that waits for company sleeps until all of it is there
@@ -90,6 +91,7 @@ class MicroBatcher:
 
     def load(self) -> tuple[int, float]:
         """How many queries wait, and for how many seconds the oldest running call of the retriever has been running."""
+        # a copy: workers begin and end without the lock
         running = list(self._running.values())
         return len(self._queue), self._clock() - min(running) if running else 0.0
 

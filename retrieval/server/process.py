@@ -40,6 +40,7 @@ class ProcessRetriever:
         self._free: SimpleQueue[_Child | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
+        # first, so that they open the index while this process does
         self._children = [_Child(opener) for _ in range(processes)]
         try:
             self._here = opener()
@@ -100,10 +101,12 @@ class _Child:
     """One process and this end of its pipe."""
 
     def __init__(self, opener: Opener) -> None:
+        # a fork would copy locks that other threads of the server hold at that moment
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(opener, theirs), name="retrieval", daemon=True)
         self._process.start()
+        # while this process held the child's end too, the pipe of a dead child would never end
         theirs.close()
         self.usable = True
 

@@ -99,6 +99,7 @@ def _text(query: Any, field: str, settings: ServerSettings) -> str:
 def _topk(topk: Any, settings: ServerSettings) -> int:
     if isinstance(topk, bool) or not isinstance(topk, int | None):
         raise BadRequest(f"topk is {_type(topk)}; it must be a whole number or null", field="topk")
+    # 0 as well: the original server takes it for not given
     if not topk:
         return settings.topk
     if not 0 < topk <= settings.max_topk:

@@ -74,6 +74,7 @@ class RetrievalService:
         flights: dict[Key, Future[Found]] = {}
         wanted = list(dict.fromkeys(keys))
         with self._lock:
+            # one lock for both: what has landed is in the memory before it is no longer under way
             for key in wanted:
                 found = self._memory.get(key)
                 if found is not None:

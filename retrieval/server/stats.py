@@ -69,5 +69,6 @@ def _percentile(ordered: list[float], part: float) -> float | None:
     """Nearest rank, in milliseconds; None without data."""
     if not ordered:
         return None
+    # the ceiling in whole numbers: a product of floats may fall on the wrong side
     rank = max(0, -(-int(part * 1000) * len(ordered) // 1000) - 1)
     return round(ordered[rank] * 1000, 3)

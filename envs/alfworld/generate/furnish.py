@@ -32,6 +32,7 @@ class Furnishing:
             raise Rejected("no place for the target")
         if row.task == LOOK:
             self.put(row.destination)
+            # put() does nothing where there is no room
             if self.things[-1].type != row.destination:
                 raise Rejected("no place for the lamp")
         if self.config.objects is None:

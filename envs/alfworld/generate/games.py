@@ -23,6 +23,7 @@ from turngym.envs.core import TaskError
 
 __all__ = ["PRESETS", "SMALL", "GeneratorConfig", "Part", "draw_house", "generate", "preset", "task_ids"]
 
+# many: of the draws for an evaluation game, three in four belong to the other part
 ATTEMPTS = 400
 EVAL_SHARE = 4
 """One content in four belongs to the evaluation part, by its hash, so no train game can equal an evaluation game."""
@@ -43,13 +44,16 @@ def draw_house(config: GeneratorConfig, priors: Priors, rng: np.random.Generator
 def attempt_rng(config: GeneratorConfig, part: str, number: int, attempt: int) -> np.random.Generator:
     """The random stream of one attempt; parts cannot share one."""
     text = f"turngym alfworld {config.name} {config.version} {part} {number} {attempt}"
+    # hash() of a str differs between processes
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
+    # not default_rng, whose generator may change with a release of NumPy
     return np.random.Generator(np.random.PCG64(seed))
 
 
 def content_part(house: House) -> Part:
     """The part that a house with this content may appear in; the wording of the task does not count."""
     row = house.row
+    # by content: two numbers can draw the same house
     facts = (row.task, row.target, row.destination, house.receptacles, house.things)
     digest = hashlib.sha256(repr(facts).encode()).digest()
     return "eval" if digest[0] % EVAL_SHARE == 0 else "train"

@@ -77,4 +77,5 @@ class Draw:
         totals = list(accumulate(weight for _, weight in pairs))
         if not totals or totals[-1] <= 0:
             raise Rejected("nothing to draw from")
+        # bisect_right: a draw of exactly 0.0 must not choose a first key without weight
         return pairs[min(bisect_right(totals, float(self.rng.random()) * totals[-1]), len(pairs) - 1)][0]

@@ -86,11 +86,13 @@ def place_receptacles(
     free = set(location)
     for group, rate in priors.shared[room]:
         expected = rate * config.shared
+        # the fraction is drawn, so that the mean number of groups is the measured one
         for _ in range(int(expected) + draw.chance(expected % 1.0)):
             members = _pick_group(group, types, free, draw)
             free -= set(members)
             for member in members:
                 location[member] = location[members[0]]
+    # without gaps: the problem's text has a location for every number up to the highest
     number = {spot: i for i, spot in enumerate(sorted(set(location)))}
     share = priors.openable
     opens = [draw.chance(share[t]) if config.mixed_openable else share[t] > 0.5 for t in types]
@@ -101,6 +103,7 @@ def place_receptacles(
 def _pick_group(group: tuple[str, ...], types: list[str], free: set[int], draw: Draw) -> list[int]:
     members: list[int] = []
     for name in group:
+        # sorted: the draw must not depend on the order of a set
         options = [i for i in sorted(free) if types[i] == name and i not in members]
         if not options:
             return []

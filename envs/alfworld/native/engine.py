@@ -70,6 +70,7 @@ class NativeEngine:
         """Every command that is possible now, sorted, each once."""
         if self._admissible is None:
             here = sorted(self._here())
+            # the many `go to` commands are sorted once per location, only the few others at every step
             middle = bisect_left(here, "go to ")
             self._admissible = (*here[:middle], *go_commands(self.game, self.state.location), *here[middle:])
         return self._admissible
@@ -202,6 +203,7 @@ class NativeEngine:
         if not here:
             return "You are in the middle of a room. Looking quickly around you, you see nothing."
         facing = ", ".join(names[r] for r in here[:-1]) + (", and " if len(here) > 1 else "") + names[here[-1]]
+        # TextWorld knows `not_inreceptacle` only of objects that were taken out of that receptacle
         moved = [self.game.object_names[i] for i in state.at[state.location] for r in here if i in state.taken[r]]
         return f"You are facing the {facing}. Next to it, you see {listing(moved)}."
 

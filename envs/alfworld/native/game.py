@@ -53,6 +53,7 @@ class Game:
         self.location_names = tuple(names[word] for word in problem.locations)
         self.object_index = {name: index for index, name in enumerate(self.object_names)}
         self.receptacle_index = {name: index for index, name in enumerate(self.receptacle_names)}
+        # filled by go_commands as locations are seen, for all plays of the game
         self.go: dict[int, dict[str, tuple[str, int, int]]] = {}
         places = enumerate(problem.receptacle_location)
         self.ways = sorted((f"go to {self.receptacle_names[r]}", ("go", r, at)) for r, at in places if at >= 0)
@@ -140,6 +141,7 @@ def game_hash(data: Mapping[str, Any]) -> str:
     """SHA-256 of a game's content: equal for files that differ only in white space, comments or the walkthrough."""
     task, template = split_task(data["grammar"])
     rules = canonical_rules(data["pddl_domain"], template)
+    # PDDL knows no letter case, and `;` begins a comment
     lines = (line.split(";", 1)[0] for line in data["pddl_problem"].lower().split("\n"))
     problem = " ".join(" ".join(lines).replace("(", " ( ").replace(")", " ) ").split())
     return content_hash({"problem": problem, "rules": rules, "task": task})

@@ -147,6 +147,7 @@ def _place(atoms: frozenset[tuple[str, ...]]) -> Goal | None:
 
 
 def _look(parts: list[frozenset[tuple[str, ...]]]) -> Goal | None:
+    # the lamp's half is the longer one, whichever is written first
     lamp, thing = sorted(parts, key=len, reverse=True)
     held = [atom[2] for atom in thing if atom[:2] == ("objecttype", "?object0")]
     kind = [atom[2] for atom in lamp if atom[:2] == ("objecttype", "?object0")]

@@ -28,6 +28,7 @@ class Grammar:
 
     def reachable(self, starts: list[str]) -> Rules:
         """The rules that deriving `starts` can use."""
+        # TextWorld joins `[...]` lists with these; no text names them
         todo = ["list_empty", "list_separator", "list_last_separator"]
         todo += [name for text in starts for name in _SYMBOL.findall(text)]
         found: Rules = {}
@@ -64,6 +65,7 @@ def domain_digests(domain: str) -> dict[str, str]:
     for token in _PDDL_TOKEN.findall(text):
         depth += (token == "(") - (token == ")")
         words.append(token)
+        # a section is whole at the bracket that leads back to depth 1
         if depth > 1 or (depth == 1 and token != ")"):
             continue
         if depth < 0:

@@ -30,6 +30,7 @@ def entity_names(order: Sequence[str]) -> dict[str, str]:
 def shuffled(ids: Sequence[str], seed: int) -> list[str]:
     """Sorted `ids` in the order that alfworld's shuffling gives after `random.seed(seed)`."""
     order = sorted(ids)
+    # the same order as from the global generator, which stays as it is
     random.Random(seed).shuffle(order)
     return order
 

@@ -149,6 +149,7 @@ def _balanced(text: str, start: int) -> str:
 def _typed_list(text: str) -> dict[str, str]:
     text = text.rstrip().removesuffix(")")
     pairs = _TYPED.findall(text)
+    # a type after every name: the pattern has read all of it
     if len(text.split()) == 3 * len(pairs):
         return dict(pairs)
     kinds: dict[str, str] = {}
@@ -235,6 +236,7 @@ class _Reader:
             raise ValueError(
                 f"fact ({name} ... {word}) needs a {kind}, but (:objects ...) declares a {self.kinds[word]}"
             )
+        # agents have no index: there is only one
         return self.index.get(word, 0)
 
     def pairs(self, name: str, first: str, second: str) -> list[tuple[int, int]]:

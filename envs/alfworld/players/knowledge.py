@@ -88,9 +88,11 @@ class Memory:
         receptacle = self._receptacles.get(rest.removeprefix("to ") if verb == "go" else rest)
         here = here_now(engine)
         if receptacle is not None and receptacle in here and accessible(engine, receptacle):
+            # the words do not tell whether the game took the action; only a change of its state does
             arrived = verb == "go" and self._location != engine.state.location
             opened = verb == "open" and receptacle not in self._opened
             if arrived or opened or verb == "examine":
+                # only the mark that it was seen: the loop below fills in what it holds
                 self.known.contents[receptacle] = ()
         for seen in here:
             if seen in self.known.contents and accessible(engine, seen):

@@ -129,6 +129,7 @@ class Planner:
             return None
         here = here_now(self.engine)
         machine = next((r for r in machines if r in here), machines[0])
+        # standing there is enough: the rules need no open door for heating, cooling and cleaning
         if machine not in here:
             return f"go to {self._receptacle(machine)}"
         return f"{verb} {self._object(thing)} with {self._receptacle(machine)}"

@@ -115,6 +115,7 @@ def plan(
     plays = []
     for number in range(games):
         row = rows[number % len(rows)]
+        # one further every round: 6 categories and 8 scripts would otherwise meet in half of the pairs only
         script = scripts[(number + number // len(rows)) % len(scripts)]
         queue = left[row] or list(ids[row])
         fits = (i for i, task_id in enumerate(queue[:40]) if suits(script, Game(load(task_id), source=task_id)))

@@ -33,6 +33,7 @@ class Reference:
         name = "game" if isinstance(source, Mapping) else str(source)
         data = source if isinstance(source, Mapping) else read_game_file(source)
         check_keys(data, name)
+        # before the load, in which alfworld's wrapper hands out the numbers
         self._demangler.shuffle = shuffle is not None
         kept = random.getstate()
         try:

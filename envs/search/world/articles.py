@@ -47,6 +47,7 @@ class Writer:
     def __init__(self, config: WorldConfig, graph: Graph) -> None:
         self._config, self._graph, self._words, self._filler = config, graph, words(), filler()
         self._relations = relations(config)
+        # a stream apart from the graph's (no third number) and the questions' (2): a change of one leaves the others
         self._rng = np.random.default_rng([config.seed, config.version, 1])
         self._kinds = {kind: graph.of_kind(kind) for kind in config.counts}
         self._sources: dict[str, list[Entity]] = {}

@@ -117,6 +117,7 @@ class _Linker:
             return str(subject.year), (str(subject.year),), subject.year
         if relation.to == "date":
             year = subject.year if relation.name == "person.birthdate" else subject.year + int(rng.integers(50, 93))
+            # up to 28, a day that every month has
             month, day = int(rng.integers(12)), int(rng.integers(1, 29))
             name = self._words["months"][month]
             value = f"{day} {name} {year}"

@@ -30,6 +30,7 @@ class Namer:
         self._coined: set[str] = set()
         self._taken: set[str] = set()
         self._part, self._eval_share = config.part, config.eval_share
+        # without the configuration's seed: all of its worlds share the parts of names
         parts = rng if config.part is None else np.random.default_rng([config.version, 3])
         self.firsts = self._coin(config.first_names, "first_end", parts)
         self.lasts = self._coin(config.last_names, "last_end", parts)

@@ -53,6 +53,7 @@ class _Maker:
 
     def make(self, kind: str, number: int) -> Entity:
         rng, config = self._rng, self._config
+        # multiples of the golden ratio spread evenly: any stretch of numbers has its share of evaluation entities
         part: Part = config.part or ("eval" if (number * 0.6180339887) % 1 < config.eval_share else "train")
         craft = self._craft(kind, number)
         name = self._name(kind, craft)

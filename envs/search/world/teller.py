@@ -61,6 +61,7 @@ class Teller:
             ends = {entities[end].part for end in (fact.subject, fact.target) if end is not None}
             if whole:
                 ends = {"eval" if self.rng.random() < self.config.eval_share else "train"}
+            # a fact with an end in either part is for neither
             for part in ends if len(ends) == 1 else ():
                 self._inside.setdefault((part, fact.subject), []).append(fact)
                 if fact.target is not None:
@@ -154,6 +155,7 @@ class Teller:
     def finish(self, draft: Draft, number: int) -> Question | None:
         """The question; None where it was asked before, gives its answer away or uses a passage for two hops."""
         gold = tuple(self.gold(fact) for fact in draft.facts)
+        # blanks around both, so that an answer is found as whole words only
         asked = f" {normalize(draft.text)} "
         told = any(f" {normalize(answer)} " in asked for answer in draft.answers)
         intros = self.rng.random() < self.share(self.config.intros)
@@ -166,6 +168,7 @@ class Teller:
             self._yes[draft.form] += 1
         return Question(
             id=f"{self.config.name}-{number}" if self.config.part else f"{self.config.name}-{self.part}-{number}",
+            # an aside ends with a comma, which may meet another one or the question mark
             question=draft.text.replace(",,", ",").replace(",?", "?"),
             golden_answers=draft.answers,
             data_source=self.family,

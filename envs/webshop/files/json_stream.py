@@ -77,6 +77,7 @@ class _Text:
         self._at += 1
 
     def value(self) -> Any:
+        # raw_decode takes no blank in front of a value
         self._peek()
         while True:
             try:
@@ -91,6 +92,7 @@ class _Text:
                 if self._ended or self._complete(value, end):
                     self._at = end
                     return value
+            # doubled, because each try begins at the start of the element again
             self._read(max(CHUNK, len(self._buffer) - self._at))
 
     def _complete(self, value: Any, end: int) -> bool:

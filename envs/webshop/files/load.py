@@ -85,6 +85,7 @@ def read_pairs(
 
     def items() -> Iterator[dict[str, Any]]:
         for item, entry in pairs:
+            # only the product that is being read: a shop of a million need not fit into memory
             present.clear()
             present[item["asin"]] = entry
             yield item

@@ -37,6 +37,7 @@ class AsinTable:
     @staticmethod
     def save(folder: Path, asins: Sequence[bytes]) -> None:
         names = np.array(asins, dtype=np.bytes_) if asins else np.zeros(0, "S1")
+        # stable: of a key that is repeated the last row stays last, which is the one that JSON readers keep
         order = np.argsort(names, kind="stable")
         np.save(folder / "asins.npy", names[order])
         np.save(folder / "asin_rows.npy", order.astype(np.int32))
@@ -77,6 +78,7 @@ def build_folder(
 ) -> None:
     """Write a shop into `folder`, which appears only when it is complete. `products` may use the folder it is given."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # beside the folder: a rename must not cross file systems
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name[:16]}-") as scratch:
         part, staging = Path(scratch, "shop"), Path(scratch, "staging")
         part.mkdir()

@@ -87,6 +87,7 @@ def _load_mapped(
     if not (folder / "manifest.json").exists():
         build_folder(folder, products, profile.kind, report, progress)
     catalog = MappedCatalog(folder)
+    # the folder may have been built with check="compat"
     check_report(catalog.report, check)
     return catalog
 
@@ -117,6 +118,7 @@ def file_hash(path: Path, cache: Path) -> str:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     known.parent.mkdir(parents=True, exist_ok=True)
+    # a name of its own, then a rename: processes that start together never read half a file
     part = known.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(digest), "utf-8")
     part.replace(known)

@@ -82,6 +82,7 @@ class MemoryCatalog(Sequence[Product]):
             self._rows[product.asin] = row
             collector.add(row, product)
             digest.update(encode_product(product) + b"\n")
+        # reshape: an empty shop has no row to tell the second axis from
         self.pricing = np.array([pricing_row(product) for product in self._products]).reshape(-1, 2)
         self.entries = collector.entries()
         self.order: np.ndarray | None = None

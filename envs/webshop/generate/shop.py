@@ -43,6 +43,7 @@ def records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[str, A
     number = 0
     for turn in range(config.clusters):
         for place, leaf in enumerate(words.leaves[: config.kinds]):
+            # crc32, because seeds are numbers and hash() of a str differs between processes
             rng = np.random.default_rng([config.seed, config.version, crc32(config.name.encode()), turn, place])
             for draft in plan_cluster(config, words, leaf, rng, number):
                 number += 1

@@ -29,6 +29,7 @@ Node = tuple[Role, str]
 
 RATING = "Rating: N.A."
 """The original has no ratings and no reviews."""
+# white space of HTML, less than str.strip() takes: a no-break space is text
 _BLANKS = " \t\n\f\r"
 
 
@@ -178,6 +179,7 @@ def _done_nodes(page: Page) -> Iterator[Node]:
 def done_texts(asin: str, options: Mapping[str, str], score: float) -> tuple[str, ...]:
     """The words of the last page; the fields that the original's text environment leaves empty are not there."""
     purchased = ("asin", asin, "options", options_json(options), "attrs", "None", "category", "None", "query", "None")
+    # misspelt as on the original's page
     target = ("asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query")
     return (
         "Thank you for shopping with us!",

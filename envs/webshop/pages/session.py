@@ -136,6 +136,7 @@ def _backdoor(shop: Shop, goal: Goal, state: State, keywords: tuple[str, ...]) -
     key, rest = keywords[0], keywords[1:]
     if key == "<r>":
         products = shop.products
+        # a str as seed goes through SHA-512: the same draw in every process
         rows = Random(f"{goal.index}:{state.searches}").sample(range(len(products)), min(MOST_RESULTS, len(products)))
         return tuple(products[row].asin for row in rows)
     if key == "<c>":
@@ -159,6 +160,7 @@ def url(state: State, session: str) -> str:
         return f"{BASE_URL}/search_results/{session}/{words}/{state.page}"
     if state.kind == "sub":
         return f"{BASE_URL}/item_sub_page/{session}/{state.asin}/{words}/{state.page}/{state.sub}/{options}"
+    # JSON here and str() above, as in the original: text_rich looks for chosen options between double quotes
     return f"{BASE_URL}/item_page/{session}/{state.asin}/{words}/{state.page}/{json.dumps(options)}"
 
 
@@ -191,6 +193,7 @@ def play(
     name, argument = parsed
     if name == SEARCH:
         return search(shop, goal, quirks, state, argument)
+    # the original lists the search button among the labels, but takes no click on it
     if name == "click" and argument in clickables and argument != SEARCH:
         return click(shop, goal, quirks, state, argument, clickables[argument], session)
     return None

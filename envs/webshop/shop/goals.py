@@ -100,6 +100,7 @@ class GoalCollector:
 def shuffled(count: int) -> tuple[np.ndarray, random.Random]:
     """The original's order of `count` goals (int64 [count]: place in file order), and the generator as it is then."""
     rng = random.Random(SHUFFLE_SEED)
+    # shuffle draws by the length alone: the same order as the original's list of goals, in 8 bytes each
     order = array("q", range(count))
     rng.shuffle(order)
     return np.array(order, dtype=np.int64), rng
@@ -141,11 +142,13 @@ class Goals(Sequence[Goal]):
         """`prices` float64 [N]; `rng` goes on where the product prices left it; `order` is `shuffled`'s, if known."""
         self.kind = kind
         self.entries = entries
+        # one cap per instruction in product order, before the shuffle: any other order would give other caps
         self.caps = np.array([draw_cap(price, rng) for price in prices[entries.row].tolist()])
         self._ends = np.cumsum(entries.goals)
         count = int(self._ends[-1]) if len(self._ends) else 0
         self._order = shuffled(count)[0] if order is None else order
         self._product = product
+        # of the object: a cache on the method would be shared by all shops and keep closed ones alive
         self._made = lru_cache(maxsize=4096)(self._make)
 
     @property
@@ -169,10 +172,12 @@ class Goals(Sequence[Goal]):
             raise IndexError(f"goal {index} does not exist; this shop has goals 0 to {len(self) - 1}") from None
 
     def __iter__(self) -> Iterator[Goal]:
+        # past the cache, from which a walk over all goals would push those that are played
         return (self._make(number) for number in range(len(self)))
 
     def _make(self, index: int) -> Goal:
         place = int(self._order[index])
+        # right: an entry without goals ends where it begins, and is passed over
         entry = int(np.searchsorted(self._ends, place, side="right"))
         product = self._product(int(self.entries.row[entry]))
         instruction = product.instructions[int(self.entries.number[entry])]

@@ -20,6 +20,7 @@ from turngym.envs.webshop.shop.tagger import NounTagger
 MATCH = 85
 """Two texts match if their token set ratio, a whole number from 0 to 100, is above this."""
 
+# what thefuzz's `force_ascii` drops in the original: no more and no less
 _LATIN_1 = dict.fromkeys(range(128, 256))
 
 
@@ -175,6 +176,7 @@ def processed(text: str) -> str:
 
 def matches(left: str, right: str) -> bool:
     """Whether two `processed` texts match. One set of words within the other always does; an empty text never."""
+    # thefuzz, which the original calls, rounds its ratio; rapidfuzz does not
     return round(fuzz.token_set_ratio(left, right)) > MATCH
 
 

@@ -122,6 +122,7 @@ class Shop:
         for memo in (self._at_row, self._facts, self._best, self._search, self._splits):
             getattr(memo, "cache_clear", lambda: None)()
 
+    # a method, because the goals are given it before there is a memo
     def _at(self, row: int) -> Product:
         return self._at_row(row)
 
@@ -133,6 +134,7 @@ class Shop:
 
     def _find(self, keywords: str) -> tuple[str, ...]:
         with self._lock:
+            # only opening is guarded; searches of many threads may run at once
             engine = self.products.engine()
         return tuple(asin for asin, _ in engine.search(keywords, RESULTS))
 
@@ -170,6 +172,7 @@ def goal_task(shop: Shop, goal: Goal, split: str | None = None) -> Task:
         "bullets": product.bullets,
         "description": product.description,
         "product_attributes": product.attributes,
+        # pairs: content_hash sorts the keys of an object, but the order of options is part of the page
         "options": [[name, values] for name, values in product.options.items()],
         "category": product.category,
         "query": product.query,

@@ -46,6 +46,7 @@ class GoalIds(Sequence[str]):
     def _number(self, task_id: str) -> int | None:
         digits = task_id.removeprefix(self._prefix)
         # one spelling per goal: no sign, no leading zeros, no other alphabet's digits
+        # twelve digits at most: int() raises ValueError for thousands of them
         if not (digits.isascii() and digits.isdigit()) or len(digits) > 12 or task_id != f"{self._prefix}{int(digits)}":
             return None
         return int(digits) if int(digits) < self._goals else None

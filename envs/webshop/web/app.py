@@ -30,6 +30,7 @@ from turngym.envs.webshop.web.visits import Record, Visit, VisitLimits, Visits
 COOKIE = "turngym_shop"
 MAX_FORM = 16 << 10
 """Bytes of a form."""
+# the form of secrets.token_urlsafe(32)
 _ID = re.compile(r"[A-Za-z0-9_-]{43}")
 _NOTES = {
     "gone": "Your visit has ended, or the shop was restarted. Choose a goal to begin again.",
@@ -69,6 +70,7 @@ def create_app(shop: Shop, settings: WebSettings | None = None, record: Record |
     app.config.update(
         MAX_CONTENT_LENGTH=MAX_FORM, MAX_FORM_MEMORY_SIZE=MAX_FORM, MAX_FORM_PARTS=16, SEND_FILE_MAX_AGE_DEFAULT=300
     )
+    # a lone surrogate in a product's text could not be sent
     app.jinja_options = {"finalize": lambda value: printable(value) if type(value) is str else value}
     app.jinja_env.filters["picture"] = picture
     web = Web(shop, settings or WebSettings(), record or (lambda episode: None))
@@ -242,6 +244,7 @@ class Web:
         from flask import request
 
         name = self._cookie()
+        # bytes, because compare_digest refuses text beyond ASCII
         given = request.form.get("token", "").encode()
         return name if name is not None and hmac.compare_digest(given, self._token(name).encode()) else None
 

@@ -134,6 +134,7 @@ class Visits:
             if visit is not None:
                 visit.seen = self.clock()
                 self._open.move_to_end(name)
+        # without the lock: whoever plays in one of them may hold it for a while
         self._dismiss(gone)
         return visit
 
@@ -142,6 +143,7 @@ class Visits:
         visit = self.get(name)
         if visit is not None:
             return visit
+        # made without the lock; another request of the same browser may still be first
         fresh = Visit(self.make_env(), self.limits, self.record, self.clock())
         gone = []
         with self._lock:
@@ -162,6 +164,7 @@ class Visits:
         gone, now = [], self.clock()
         while self._open:
             name, oldest = next(iter(self._open.items()))
+            # in the order of their last use: behind the first that is recent all are
             if now - oldest.seen <= self.limits.idle:
                 break
             gone.append(self._open.pop(name))
