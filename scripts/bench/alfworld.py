@@ -247,7 +247,7 @@ def resident_mb() -> float:
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if platform.system() == "Darwin" else peak / 1e3
+    return peak / 1e6 if platform.system() == "Darwin" else peak * 1.024e-3
 
 
 def differential(config: AlfworldBench, sources: dict[str, GameSource]) -> bool:

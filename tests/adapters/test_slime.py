@@ -70,6 +70,17 @@ def test_an_aborted_sample_goes_on_where_it_was(sessions: SessionPool, recorded:
     assert done.loss_mask == [0] * begin + ours.response_mask[begin:].astype(int).tolist()
 
 
+def test_a_sample_that_is_aborted_again_at_once(sessions: SessionPool, recorded: list[Episode], replay: Any) -> None:
+    """Nothing new was said: the observation that waits is part of the prompt, not of the response and its mask."""
+    episode = max(recorded, key=lambda one: one.depth)
+    sample = run(sessions, server(replay, episode, abort_at=2), new_sample(episode))
+    again = server(replay, episode, abort_at=0)
+    again.mask_offpolicy_in_partial_rollout = True
+    sample = run(sessions, again, sample)
+    assert sample.status is contract.Status.ABORTED
+    assert sample.loss_mask == [0] * sample.response_length
+
+
 def test_a_world_that_changed_since_the_abort_is_an_error(
     sessions: SessionPool, recorded: list[Episode], replay: Any
 ) -> None:

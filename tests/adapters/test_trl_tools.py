@@ -41,6 +41,16 @@ def test_a_won_episode_is_worth_what_the_environment_says(tools: SessionPool, re
     assert playing.get_reward() == won.episode_return == 1.0
 
 
+@pytest.mark.parametrize(("row", "seed"), [({}, 3), ({"seed": 0}, 0), ({"seed": None}, 3), ({"seed": 5}, 5)])
+def test_a_rows_seed_replaces_that_of_all(
+    tools: SessionPool, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], seed: int
+) -> None:
+    opened, asked = SessionPool.open, []
+    monkeypatch.setattr(SessionPool, "open", lambda *args, **more: asked.append(more) or opened(*args, **more))
+    adapter.environment_factory(tools, seed=3)().reset(task_id=tools.task_ids()[0], **row)
+    assert asked == [{"seed": seed}]
+
+
 def test_arguments_that_are_no_action_are_told_to_the_model(tools: SessionPool) -> None:
     playing = adapter.environment_factory(tools)()
     playing.reset(task_id=tools.task_ids()[0])

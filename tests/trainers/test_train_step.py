@@ -181,11 +181,13 @@ def test_a_step_in_which_nothing_is_kept(
     bench = stepped([*ragged, failed], monkeypatch, COLUMNS, select=lambda episodes: [])
     assert (bench.asked, bench.depth.shown, bench.updated) == ([], [], [4])
     (row,) = bench.rows
-    assert {name: row[name] for name in ("step", "kind", "episodes", "episodes_dropped", "success", "depth/cap")} == {
+    names = ("step", "kind", "episodes", "episodes_failed", "episodes_dropped", "success", "depth/cap")
+    assert {name: row[name] for name in names} == {
         "step": 4,
         "kind": "train",
         "episodes": 0,
-        "episodes_dropped": 3,
+        "episodes_failed": 1,
+        "episodes_dropped": 2,
         "success": 0.5,
         "depth/cap": 5,
     }

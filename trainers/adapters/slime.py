@@ -55,6 +55,7 @@ def generate_function(sessions: TokenSessions, *, post: Post | None = None) -> G
         stale = 0 if session.request is None else len(session.request.prompt_ids) - server.start
         fill(sample, await play_async(session, server), server.versions, aborted=server.aborted)
         if stale and getattr(args, "mask_offpolicy_in_partial_rollout", False):
+            stale = min(stale, len(sample.loss_mask))  # the last observation is no part of it if nothing was said since
             sample.loss_mask[:stale] = [0] * stale
         return sample
 

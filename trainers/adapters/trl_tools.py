@@ -40,7 +40,9 @@ def environment_factory(sessions: TokenSessions, *, seed: int = 0) -> type:
 
         def reset(self, **row: Any) -> str:
             self._close()
-            self._session = sessions.open(row.get("task_id"), seed=int(row.get("seed") or seed))
+            self._session = sessions.open(
+                row.get("task_id"), seed=int(seed if row.get("seed") is None else row["seed"])
+            )
             if self._session.done:
                 self._return = None
                 return OVER

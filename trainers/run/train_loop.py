@@ -127,7 +127,7 @@ class TrainLoop:
         return start, planned.plan, episodes
 
     def _step(self, start: float, plan: DepthPlan, episodes: list[Episode]) -> None:
-        """Everything that changes the run; not interruptible, so that weights, state and metrics stay on_all_ranks."""
+        """Everything that changes the run; not interruptible, so that weights, state and metrics agree."""
         trainer, step = self.trainer, self.state.step + 1
         algorithm, collected = trainer.algorithm, time.perf_counter()
         kept = episodes if algorithm.select is None else algorithm.select(episodes)
@@ -170,8 +170,9 @@ class TrainLoop:
         """A step whose episodes all teach nothing: it counts, and nothing is updated."""
         step, spent = self.state.step + 1, self.state.train_seconds + time.perf_counter() - start
         self.state = replace(self.state, step=step, train_seconds=spent)
-        success = float(np.mean([episode.success for episode in episodes if not episode.status.is_error]))
-        row = {"episodes": 0, "episodes_dropped": len(episodes), "success": success, "depth/cap": plan.cap}
+        played = [episode for episode in episodes if not episode.status.is_error]
+        row = {"episodes": 0, "episodes_failed": len(episodes) - len(played), "episodes_dropped": len(played)}
+        row |= {"success": float(np.mean([episode.success for episode in played])), "depth/cap": plan.cap}
         # the weights are the same, but their version must count this step, or the next episodes would look stale
         if self.trainer.on_update is not None:
             self.trainer.on_update(step)

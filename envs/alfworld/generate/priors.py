@@ -26,7 +26,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Priors:
-    """All counts; type names as in PDDL without the `Type` suffix. RolloutSchedule everywhere: sorted, never by hash.
+    """All counts; type names as in PDDL without the `Type` suffix. In order everywhere: sorted, never by hash.
 
     Equal only to itself, so that what is derived from a table can be cached under it.
     """

@@ -145,7 +145,7 @@ def _queries(job: dict[str, Any]) -> NDArray[np.float32]:
 def _peak_mb() -> float:
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1.024e-3  # KiB on Linux
 
 
 def _memory() -> dict[str, float]:
