@@ -85,7 +85,7 @@ class Worker:
             load_weights(self._engines[load.engine], payload, load.version)
 
     def advance(self, jobs: Sequence[tuple[int, Job]]) -> list[tuple[int, Episode]]:
-        """Take on `jobs` and play until something finishes: numbers and episodes. Empty after HEARTBEAT seconds without."""
+        """Take on `jobs` and play until something ends: numbers and episodes. Empty after HEARTBEAT seconds without."""
         assert self._rollout is not None, "begin comes first"
         self._waiting.extend(jobs)
         start = time.monotonic()

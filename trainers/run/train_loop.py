@@ -171,8 +171,13 @@ class TrainLoop:
         step, spent = self.state.step + 1, self.state.train_seconds + time.perf_counter() - start
         self.state = replace(self.state, step=step, train_seconds=spent)
         played = [episode for episode in episodes if not episode.status.is_error]
-        row = {"episodes": 0, "episodes_failed": len(episodes) - len(played), "episodes_dropped": len(played)}
-        row |= {"success": float(np.mean([episode.success for episode in played])), "depth/cap": plan.cap}
+        row: dict[str, Any] = {
+            "episodes": 0,
+            "episodes_failed": len(episodes) - len(played),
+            "episodes_dropped": len(played),
+            "success": float(np.mean([episode.success for episode in played])),
+            "depth/cap": plan.cap,
+        }
         # the weights are the same, but their version must count this step, or the next episodes would look stale
         if self.trainer.on_update is not None:
             self.trainer.on_update(step)
