@@ -17,9 +17,8 @@ from turngym.trainers.models.lora import LoraConfig
 from turngym.trainers.registry import BUILT_IN, find_algorithm, owners_of
 from turngym.trainers.run.async_rollout import AsyncConfig
 
-PROVIDERS = "turngym.rollouts"
-"""Entry points under which packages offer their `RolloutProvider`."""
 PROVIDER = "turngym.agents.training:ROLLOUTS"
+"""Who plays for trainers: found by name, since this room imports nothing of agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +75,9 @@ def optional_parts(config: Any) -> tuple[DistillConfig, LmLossConfig]:
     return getattr(config, "distill", None) or DistillConfig(), getattr(config, "lm_loss", None) or LmLossConfig()
 
 
-def rollout_provider(name: str = PROVIDER) -> RolloutProvider:
-    """Who plays for trainers: found by `package.module:name` or entry point."""
-    found = find(PROVIDERS, name, {})
-    if not isinstance(found, RolloutProvider):
-        raise ConfigError(f"provider of rollouts {name!r} is {type(found).__name__}; valid: a RolloutProvider")
+def rollout_provider() -> RolloutProvider:
+    """Who plays for `turngym train` and `train()`. Whoever plays otherwise builds a `Trainer` with its own `collect`."""
+    found: RolloutProvider = find("rollouts", PROVIDER, {})
     return found
 
 
