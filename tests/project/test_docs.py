@@ -208,11 +208,14 @@ def test_the_commands_of_a_page_are_parsed(
     assert not problems, "\n".join(problems)
 
 
+NEEDED = {"train": 'student = "STUDENT"\nteacher = "TEACHER"\n', "eval": 'panel = "alfworld-generated-eval"\n'}
+
+
 def write_missing_config(words: Sequence[str]) -> None:
     """The configuration of an earlier run, as far as the options need it; examples name runs that do not exist here."""
     if "--config" in words and not (path := Path(words[words.index("--config") + 1])).exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('student = "STUDENT"\nteacher = "TEACHER"\n', encoding="utf-8")
+        path.write_text(NEEDED.get(words[0], ""), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
