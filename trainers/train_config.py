@@ -76,7 +76,7 @@ def optional_parts(config: Any) -> tuple[DistillConfig, LmLossConfig]:
 
 
 def rollout_provider() -> RolloutProvider:
-    """Who plays for `turngym train` and `train()`; whoever plays otherwise builds a `Trainer` with its own `collect`."""
+    """Who plays for `turngym train` and `train()`; who plays otherwise builds a `Trainer` with its own `collect`."""
     found: RolloutProvider = find("rollouts", PROVIDER, {})
     return found
 
