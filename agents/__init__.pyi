@@ -20,11 +20,11 @@ from turngym.agents.executor.open_workers import WorkerOptions as WorkerOptions
 from turngym.agents.executor.open_workers import open_workers as open_workers
 from turngym.agents.local_engine.engine import LocalEngine as LocalEngine
 from turngym.agents.model_agent import ModelAgent as ModelAgent
+from turngym.agents.model_player import ModelPlayer as ModelPlayer
 from turngym.agents.models import load_policy as load_policy
 from turngym.agents.named_agent import AgentOptions as AgentOptions
 from turngym.agents.named_agent import OpenedAgent as OpenedAgent
 from turngym.agents.named_agent import open_agent as open_agent
-from turngym.agents.player import Player as Player
 from turngym.agents.rendering.chat_settings import ChatSettings as ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer as ChatRenderer
 from turngym.agents.rollout import Job as Job
@@ -33,4 +33,4 @@ from turngym.agents.scripted import RandomAgent as RandomAgent
 from turngym.agents.scripted import ReplayAgent as ReplayAgent
 from turngym.agents.session_pool import SessionPool as SessionPool
 from turngym.agents.worlds import load_world as load_world
-from turngym.agents.worlds.world import World as World
+from turngym.agents.worlds.world import EmbeddedWorld as EmbeddedWorld

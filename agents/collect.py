@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from turngym.agents.player import Player
+from turngym.agents.model_player import ModelPlayer
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout import Job, MakeEnv, PlayJobs, rollout
@@ -35,7 +35,7 @@ class SharedEnv:
 class LiveCollect:
     """Implements `Collect`: the student plays tasks that (seed, step) fix. Evaluation tasks are refused."""
 
-    player: Player
+    player: ModelPlayer
     make_env: MakeEnv
     task_ids: Sequence[str]
     seed: int = 0

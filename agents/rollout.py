@@ -13,7 +13,7 @@ from turngym.envs.core import EnvBackendError
 from turngym.envs.episode import Episode, Status
 from turngym.envs.guard import guard_of
 
-__all__ = ["SLOTS", "Job", "MakeEnv", "PlayJobs", "Rollout", "RolloutOptions", "rollout"]
+__all__ = ["SLOTS", "Job", "MakeEnv", "PlayJobs", "Rollout", "RolloutSettings", "rollout"]
 
 MakeEnv = Callable[[], Any]
 """Makes one environment: an `ActionGuard`, alone or inside wrappers."""
@@ -23,7 +23,7 @@ SLOTS = 64
 """Episodes that are played at the same time, where the caller does not say."""
 
 
-class RolloutOptions(TypedDict, total=False):
+class RolloutSettings(TypedDict, total=False):
     """Keyword options of every rollout; all may be left out."""
 
     slots: int
@@ -42,7 +42,7 @@ class PlayJobs(Protocol):
     """A function that plays jobs: `rollout` in this process, `executor.ParallelRollout` in worker processes."""
 
     def __call__(
-        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutOptions]
+        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
     ) -> list[Episode]:
         """Episodes in the order of the jobs; `on_episode` is called in this process as each one finishes."""
 
@@ -186,7 +186,7 @@ class Rollout:
             self._on_episode(episode)
 
 
-def rollout(jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutOptions]) -> list[Episode]:
+def rollout(jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]) -> list[Episode]:
     """Play `jobs` and close the environments; see `Rollout`, which keeps them open between calls."""
     driver = Rollout(make_env, agent, **options)
     try:

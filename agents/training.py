@@ -22,7 +22,7 @@ from turngym.agents.judges.hinted_env import HintedEnv
 from turngym.agents.judges.make_judge import JudgeOptions, make_judge
 from turngym.agents.judges.traces import JudgedTraces
 from turngym.agents.local_engine.mixed_policy import mixed_player
-from turngym.agents.player import Player
+from turngym.agents.model_player import ModelPlayer
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rollout import MakeEnv, PlayJobs
 from turngym.agents.scripted import named_player
@@ -134,14 +134,14 @@ class StudentRollouts:
         self._record = JudgedTraces(run.out / "judged", config.judging.judge_every)
         self._teacher_name: str | None = None
 
-    def _player(self, played: PlayedModel, *, served: bool) -> tuple[Player, SyncedPolicy | None]:
+    def _player(self, played: PlayedModel, *, served: bool) -> tuple[ModelPlayer, SyncedPolicy | None]:
         servers, length = self.config.servers, self.settings.max_context
         engine = None
         if served and servers.policy_server:
             model, words, weights = played.model, played.tokenizer, played.weights
             engine = train_policy(servers, model, words, length, self.run.out, weights=weights)
         tool, slots = self._env.env.unwrapped.tool, self.config.play.slots
-        player = Player.of(played.model, played.tokenizer, self.settings, tool, slots=slots, engine=engine)
+        player = ModelPlayer.of(played.model, played.tokenizer, self.settings, tool, slots=slots, engine=engine)
         return player, engine
 
     def _make_env(self, **more: Any) -> MakeEnv:

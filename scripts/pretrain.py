@@ -11,7 +11,7 @@ from typing import Literal
 import tyro
 
 from turngym.agents.worlds import load_world
-from turngym.agents.worlds.world import TinyRecipe, World
+from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
 from turngym.envs.core import TurngymError
 from turngym.scripts.options.world import sft_words
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def pretrain(world: World, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:
+def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:
     """Make a model by `recipe`; returns the folder that holds weights, tokenizer and chat settings.
 
     Raises TurngymError where `turngym[train]` is missing or `out` holds another run.
@@ -59,7 +59,7 @@ def pretrain(world: World, recipe: TinyRecipe, out: Path, resume: bool = False) 
     return Path(shutil.copytree(newest, out / "model", dirs_exist_ok=True))
 
 
-def write_untrained(world: World, recipe: TinyRecipe, folder: Path) -> Path:
+def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> Path:
     """A model folder with random weights, the phrase tokenizer and the chat settings."""
     try:
         from turngym.trainers.models.model import save_model, tiny_qwen3

@@ -18,7 +18,7 @@ from pathlib import Path
 import tyro
 
 from turngym.agents.worlds import load_world
-from turngym.agents.worlds.world import World
+from turngym.agents.worlds.world import EmbeddedWorld
 from turngym.envs.core import TurngymError
 from turngym.scripts.options.world import distill_words
 
@@ -55,7 +55,7 @@ class Quickstart:
 class Plan:
     """The options with the world's own choices filled in."""
 
-    world: World
+    world: EmbeddedWorld
     out: Path
     steps: int
     student: Path

@@ -22,7 +22,7 @@ from turngym.trainers.run.progress import NoProgress, Progress
 from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
 from turngym.trainers.run.run_folder import RunFolder
 from turngym.trainers.run.train_loop import RunResult, TrainError, TrainLoop
-from turngym.trainers.targets.critic import Critic
+from turngym.trainers.targets.critic import ValueCritic
 
 __all__ = ["EvalPoint", "RunResult", "TrainError", "Trainer"]
 
@@ -118,11 +118,11 @@ class Trainer:
         if self.run.packing:
             check_packing(self.model)
 
-    def _critic(self) -> Critic | None:
+    def _critic(self) -> ValueCritic | None:
         config = self.algorithm.critic
         if config is None:
             return None
-        return Critic(
+        return ValueCritic(
             self.model,
             config,
             micro_tokens=self.run.micro_tokens,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turngym.agents.evaluation.tasks import evaluate_tasks
-from turngym.agents.player import Player
+from turngym.agents.model_player import ModelPlayer
 from turngym.agents.rollout import MakeEnv, PlayJobs, rollout
 from turngym.envs.core import Task
 from turngym.envs.panels import Panel
@@ -18,7 +18,7 @@ class PanelEvaluation:
     """Avg@n on a panel, as the training loop asks for it; every episode is kept as a trace to read."""
 
     panel: Panel
-    player: Player
+    player: ModelPlayer
     make_env: MakeEnv
     folder: Path
     samples: int = 4

@@ -16,7 +16,7 @@ PAPER_ORDER = ("place", "look", "clean", "heat", "cool", "two")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ScoreRow:
     """One row of a result table."""
 
     name: str
@@ -33,8 +33,8 @@ class Row:
 class Scores:
     """Everything that a table or a figure needs about one evaluation. Episodes that ended in an error do not count."""
 
-    overall: Row
-    categories: tuple[Row, ...]
+    overall: ScoreRow
+    categories: tuple[ScoreRow, ...]
     errors: int
     """Episodes that ended in an error: left out everywhere else, to be played again."""
     score: float
@@ -110,11 +110,11 @@ def compare(first: Sequence[Episode], second: Sequence[Episode]) -> Interval:
     return paired_difference(task_means(first), task_means(second))
 
 
-def _row(name: str, episodes: Sequence[Episode]) -> Row:
+def _row(name: str, episodes: Sequence[Episode]) -> ScoreRow:
     tasks = _by_task(episodes)
     samples = min(len(values) for values in tasks.values())
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= samples]
-    return Row(
+    return ScoreRow(
         name=name,
         samples=samples,
         episodes=len(episodes),

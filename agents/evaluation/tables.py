@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.evaluation.scores import Row, Scores
+from turngym.agents.evaluation.scores import ScoreRow, Scores
 from turngym.envs.episode import Episode
 
 Table = tuple[list[str], list[list[str]]]
@@ -134,7 +134,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def _success_row(name: str, scores: Scores, names: Sequence[str]) -> list[str]:
-    rows: dict[str, Row] = {row.name: row for row in scores.categories}
+    rows: dict[str, ScoreRow] = {row.name: row for row in scores.categories}
     cells = [_percent(rows[category].avg.mean) if category in rows else "-" for category in names]
     best = scores.overall.pass_at[max(scores.overall.pass_at)]
     return [name, *cells, str(scores.overall.avg), _percent(best), str(scores.overall.avg.tasks)]

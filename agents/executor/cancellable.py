@@ -9,7 +9,7 @@ from typing import Unpack
 from turngym.agents.agent import Agent, Conversation, Reply, ResponseWriter
 from turngym.agents.episode_runner import Job
 from turngym.agents.executor.core import ExecutorError
-from turngym.agents.rollout import MakeEnv, RolloutOptions, rollout
+from turngym.agents.rollout import MakeEnv, RolloutSettings, rollout
 from turngym.envs.episode import Episode
 
 
@@ -20,7 +20,7 @@ class CancellableRollout:
         self._cancelled = threading.Event()
 
     def __call__(
-        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutOptions]
+        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
     ) -> list[Episode]:
         """Play `jobs`; see `rollout`."""
         cancellable = _CancellableAgent(agent, self._cancelled)

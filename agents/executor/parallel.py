@@ -13,7 +13,7 @@ from turngym.agents.executor.core import Answer, ExecutorError, Workers
 from turngym.agents.executor.scheduler import JobScheduler, WorkerState
 from turngym.agents.executor.serialization import pack
 from turngym.agents.executor.worker import Load, RolloutSpec
-from turngym.agents.rollout import SLOTS, MakeEnv, RolloutOptions
+from turngym.agents.rollout import SLOTS, MakeEnv, RolloutSettings
 from turngym.envs.episode import Episode
 
 POLL = 0.25
@@ -67,7 +67,7 @@ class ParallelRollout:
         """Why workers were lost, since construction."""
 
     def __call__(
-        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutOptions]
+        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
     ) -> list[Episode]:
         """Play `jobs` in the workers; options as for `rollout`."""
         slots = options.get("slots", SLOTS)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from turngym.agents.agent import AgentError
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.sampling import Decoder, StopText, uniforms
-from turngym.agents.player import Player
+from turngym.agents.model_player import ModelPlayer
 from turngym.agents.rollout import PlayJobs, rollout
 from turngym.envs.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy
 
@@ -148,8 +148,8 @@ def _generation(row: _Row) -> Generation:
 
 
 def mixed_player(
-    player: Player, share: float, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
-) -> Player:
+    player: ModelPlayer, share: float, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
+) -> ModelPlayer:
     """Who plays the episodes to train on: `player` itself, or it and the model `teacher` mixed for a `share` above 0.
 
     Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from turngym.agents.worlds.world import World
+from turngym.agents.worlds.world import EmbeddedWorld
 from turngym.envs.core import TurngymError
 from turngym.envs.suggest import did_you_mean
 
@@ -16,10 +16,10 @@ WORLDS = {
 """Name on the command line -> module with `WORLD`; imported when asked for."""
 
 
-def load_world(name: str) -> World:
+def load_world(name: str) -> EmbeddedWorld:
     """The embedded world called `name`; raises TurngymError if there is none."""
     if name not in WORLDS:
         known = ", ".join(WORLDS)
         raise TurngymError(f"--env {name!r}: the embedded worlds are {known}.{did_you_mean(name, [*WORLDS])}")
-    world: World = importlib.import_module(WORLDS[name]).WORLD
+    world: EmbeddedWorld = importlib.import_module(WORLDS[name]).WORLD
     return world

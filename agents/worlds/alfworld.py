@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.worlds.world import TinyRecipe, World
+from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
 from turngym.envs.alfworld.generate.games import SMALL, generate
 from turngym.envs.alfworld.generate.vocabulary import vocabulary
 from turngym.envs.alfworld.native.engine import NativeEngine
@@ -19,7 +19,7 @@ def _phrases() -> Iterable[str]:
     return [*vocabulary(SMALL), engine.step("help")[0]]
 
 
-WORLD = World(
+WORLD = EmbeddedWorld(
     name="alfworld",
     env_id="turngym/ALFWorld-v0",
     split="generated",

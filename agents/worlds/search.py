@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.worlds.world import TinyRecipe, World
+from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
 from turngym.envs.search.vocabulary import vocabulary
 from turngym.envs.search.world.config import TINY
 
@@ -14,7 +14,7 @@ def _phrases() -> Iterable[str]:
     return vocabulary(TINY)
 
 
-WORLD = World(
+WORLD = EmbeddedWorld(
     name="search",
     env_id="turngym/Search-v0",
     split="train",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.worlds.world import TinyRecipe, World
+from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
 from turngym.envs.webshop.generate.shop import SMALL
 from turngym.envs.webshop.generate.vocabulary import vocabulary
 
@@ -14,7 +14,7 @@ def _phrases() -> Iterable[str]:
     return vocabulary(SMALL)
 
 
-WORLD = World(
+WORLD = EmbeddedWorld(
     name="webshop",
     env_id="turngym/WebShop-v0",
     split="train",

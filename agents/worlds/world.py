@@ -44,7 +44,7 @@ class DistillRecipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class EmbeddedWorld:
     """A small task family of one environment, and the two models that the quickstart starts from."""
 
     name: str

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-from turngym.agents.worlds.world import TinyRecipe, World
+from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
 
 
-def train_words(world: World, split: str | None = None) -> list[str]:
+def train_words(world: EmbeddedWorld, split: str | None = None) -> list[str]:
     """What is played."""
     words = ["--env", world.env_id, "--split", split or world.split, "--env-kwargs", json.dumps(dict(world.make))]
     return [*words, "--max-turns", str(world.max_turns)]
 
 
-def distill_words(world: World, split: str | None = None) -> list[str]:
+def distill_words(world: EmbeddedWorld, split: str | None = None) -> list[str]:
     """Distillation with the tiny models."""
     recipe = world.distill
     words = [*train_words(world, split), "--episodes", str(recipe.episodes), "--micro-tokens", "2048"]
@@ -22,7 +22,7 @@ def distill_words(world: World, split: str | None = None) -> list[str]:
     return [*words, "--eval-every", "10", "--eval-samples", "1"]
 
 
-def sft_words(world: World, recipe: TinyRecipe) -> list[str]:
+def sft_words(world: EmbeddedWorld, recipe: TinyRecipe) -> list[str]:
     """The supervised fine-tuning that makes a tiny model."""
     low, high = recipe.noise
     words = ["--algorithm", "sft", "--expert", world.expert, "--noise", str(low), str(high)]

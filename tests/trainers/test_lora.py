@@ -25,7 +25,7 @@ from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.run.checkpoint import CheckpointError, latest_checkpoint, latest_model, list_checkpoints
 from turngym.trainers.run.metrics import read_metrics
 from turngym.trainers.run.optimizer_step import make_optimizer
-from turngym.trainers.targets.critic import Critic, CriticConfig
+from turngym.trainers.targets.critic import CriticConfig, ValueCritic
 
 pytest.importorskip("peft")
 torch.set_num_threads(1)
@@ -145,7 +145,7 @@ def test_the_rollout_engine_speaks_with_the_adapters() -> None:
 
 def test_a_critic_of_an_adapted_student_learns_adapters_and_a_head() -> None:
     batch = pack(toy.demonstrations(4), origins=("demonstration",))
-    critic = Critic(shaken(student()), CriticConfig(lr=1e-2, clip=None))
+    critic = ValueCritic(shaken(student()), CriticConfig(lr=1e-2, clip=None))
     before = {name: value.clone() for name, value in critic.module.state_dict().items()}
     target, zero = np.ones(batch.tokens, np.float32), np.zeros(batch.tokens, np.float32)
     losses = [critic.update(batch, target, zero) for _ in range(6)]

@@ -20,7 +20,7 @@ from turngym.trainers.models.model import head, hidden_states, load_model
 from turngym.trainers.run.checkpoint import latest_model
 from turngym.trainers.run.metrics import read_metrics
 from turngym.trainers.run.optimizer_step import Forward, accumulate, make_optimizer, update
-from turngym.trainers.targets.critic import Critic, CriticConfig
+from turngym.trainers.targets.critic import CriticConfig, ValueCritic
 
 torch.set_num_threads(1)
 LOSS = sft.build(sft.SftConfig(), RunConfig()).token_loss
@@ -132,7 +132,7 @@ def test_the_critic_follows_precision_and_recomputation(kind: Any) -> None:
     batch, values = batch_of(), []
     target = np.linspace(-1, 1, batch.tokens).astype(np.float32)
     for changes in ({}, {"gradient_checkpointing": True}, {"autocast": True}):
-        critic = Critic(toy.tiny(1), CriticConfig(kind=kind, lr=1e-3, clip=None), **changes)
+        critic = ValueCritic(toy.tiny(1), CriticConfig(kind=kind, lr=1e-3, clip=None), **changes)
         for _ in range(3):
             critic.update(batch, target, np.zeros(batch.tokens, np.float32))
         values.append(critic.values(batch))

@@ -57,7 +57,7 @@ class _Values(nn.Module):
         return self.head(states[torch.from_numpy(predictor_n).to(states.device)].float())[:, 0]
 
 
-class Critic:
+class ValueCritic:
     """Values of the states in which tokens were chosen. Its weights and optimizer belong to a run's checkpoints.
 
     `policy` must not be sharded yet. In a `world` of several processes each computes its share of every batch.

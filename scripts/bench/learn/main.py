@@ -18,7 +18,7 @@ from pathlib import Path
 import tyro
 
 from turngym.agents.worlds import load_world
-from turngym.agents.worlds.world import World
+from turngym.agents.worlds.world import EmbeddedWorld
 from turngym.scripts.bench.learn.jobs import Job, Runner
 from turngym.scripts.bench.learn.options import LearnBench, size_of
 from turngym.scripts.bench.learn.recipes import COMMON, SETUPS, Imitation, Recipe, Start, choose
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if write_report(options, world, recipes, planned) else 1
 
 
-def plan(options: LearnBench, world: World, recipes: dict[str, Recipe]) -> dict[str, list[Job]]:
+def plan(options: LearnBench, world: EmbeddedWorld, recipes: dict[str, Recipe]) -> dict[str, list[Job]]:
     """Row -> one run per seed; first the runs that make what rows start from."""
     setup = SETUPS[world.name]
     made: dict[Start, Job] = {}
@@ -62,12 +62,12 @@ def in_turn(rows: Sequence[Sequence[Job]]) -> list[Job]:
     return [jobs[place] for place in range(max(map(len, rows))) for jobs in rows if place < len(jobs)]
 
 
-def text_file(options: LearnBench, world: World) -> Path:
+def text_file(options: LearnBench, world: EmbeddedWorld) -> Path:
     """Where the text for L_PT is."""
     return options.out / world.name / "text.txt"
 
 
-def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int, needs: Job | None) -> Job:
+def _job(options: LearnBench, world: EmbeddedWorld, name: str, recipe: Recipe, seed: int, needs: Job | None) -> Job:
     size = size_of(options, world)
     start = world.checkpoint("student") if needs is None else needs.model
     words = ["--algorithm", recipe.algorithm, "--student", shown(start), *train_words(world)]
@@ -88,7 +88,7 @@ def _job(options: LearnBench, world: World, name: str, recipe: Recipe, seed: int
     )
 
 
-def _start(options: LearnBench, world: World, name: str, imitation: Imitation) -> Job:
+def _start(options: LearnBench, world: EmbeddedWorld, name: str, imitation: Imitation) -> Job:
     words = ["--student", shown(world.checkpoint("student")), *train_words(world), "--expert", world.expert]
     return Job(
         name=f"{world.name}/{name}",

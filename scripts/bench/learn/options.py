@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from turngym.agents.worlds.world import World
+from turngym.agents.worlds.world import EmbeddedWorld
 from turngym.envs.core import TurngymError
 from turngym.scripts.bench.learn.recipes import MUST_RISE, SETUPS
 
@@ -58,7 +58,7 @@ class Size:
     """Steps between evaluations."""
 
 
-def size_of(options: LearnBench, world: World) -> Size:
+def size_of(options: LearnBench, world: EmbeddedWorld) -> Size:
     """What the user says, or else what the world needs. Raises TurngymError if evaluations cannot be evenly spaced."""
     setup = SETUPS[world.name]
     steps = options.steps or setup.steps

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.evaluation.tables import markdown
-from turngym.agents.worlds.world import World
+from turngym.agents.worlds.world import EmbeddedWorld
 from turngym.scripts.bench.learn.figure import draw_figure
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.options import LearnBench, size_of
@@ -17,7 +17,7 @@ from turngym.scripts.bench.learn.result import Result, read_result
 
 
 def write_report(
-    options: LearnBench, world: World, recipes: Mapping[str, Recipe], planned: Mapping[str, Sequence[Job]]
+    options: LearnBench, world: EmbeddedWorld, recipes: Mapping[str, Recipe], planned: Mapping[str, Sequence[Job]]
 ) -> bool:
     """Print the table, write report.md, learn.json and learn.png; whether all rows that must rise do so."""
     results: dict[str, Result] = {}
@@ -36,7 +36,7 @@ def write_report(
 
 
 def render(
-    options: LearnBench, world: World, results: Mapping[str, Result], planned: Mapping[str, Sequence[Job]]
+    options: LearnBench, world: EmbeddedWorld, results: Mapping[str, Result], planned: Mapping[str, Sequence[Job]]
 ) -> str:
     """The report in Markdown."""
     size = size_of(options, world)

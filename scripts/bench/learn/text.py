@@ -9,11 +9,11 @@ from pathlib import Path
 from turngym.agents.environments import env_maker, probe
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent, named_player
-from turngym.agents.worlds.world import World
+from turngym.agents.worlds.world import EmbeddedWorld
 from turngym.envs.episode import Episode
 
 
-def write_text(world: World, path: Path, episodes: int = 64, seed: int = 0) -> Path:
+def write_text(world: EmbeddedWorld, path: Path, episodes: int = 64, seed: int = 0) -> Path:
     """Let the expert play `episodes` training tasks of `world` and write them to `path`, unless that exists.
 
     Blank lines separate documents, so an episode has none within.

@@ -15,7 +15,7 @@ from turngym.envs.protocols import Engine, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
+class ModelPlayer:
     """A model as rollouts and evaluations see it: it has the trainer's weights, in this process or on servers."""
 
     engine: Engine
@@ -33,7 +33,7 @@ class Player:
         *,
         slots: int = 64,
         engine: Engine | None = None,
-    ) -> Player:
+    ) -> ModelPlayer:
         """`settings` say how the model was trained to be spoken to; `slots` requests are generated at a time.
 
         Without `engine` the model itself plays, in this process.
