@@ -156,6 +156,9 @@ class StudentRollouts:
         play = self.config.play
         found: dict[str, Any] = {"env": play.env, "split": play.split, "env_kwargs": play.env_kwargs}
         found["chat"] = asdict(self.settings)
+        found |= {f"collect.{name}": getattr(play, name) for name in ("expert", "mistakes", "hints")}
+        # lists, as JSON gives them back; names alone, for folders may have moved
+        found |= {"collect.noise": list(play.noise), "collect.traces": [path.name for path in play.traces]}
         if self._teacher_name is not None:
             found["teacher"] = self._teacher_name
         if self.run.judge is not None:

@@ -1,8 +1,9 @@
-"""mkdocs hook, and the page that lists every file.
+"""mkdocs hook, and the pages that list every file and every metric.
 
 README, CONTRIBUTING and CHANGELOG of the repository's root become pages of the site, their links adapted. The API pages
 get what they do not name themselves of their room's public names.
-`python docs/hooks.py` writes docs/tree.md anew from the first lines of the modules' docstrings.
+`python docs/hooks.py` writes them anew: docs/tree.md from the first lines of the modules' docstrings, docs/metrics.md
+from the dictionaries in trainers/run/metrics.py.
 """
 
 from __future__ import annotations
@@ -80,6 +81,59 @@ def tree_text() -> str:
     return "\n".join(lines) + "\n"
 
 
+EQUATIONS = {
+    "kl_bin": "reverse-kl-on-a-support",
+    "kl_raw": "reverse-kl-on-a-support",
+    "kl_reference": "kl-estimators",
+    "clip_fraction": "clipped-surrogate",
+    "critic_loss": "value-loss",
+    "critic_explained": "value-loss",
+    "teacher_logp": "teacher-reward",
+    "term": "language-modeling-term",
+    "importance": "truncated-importance-sampling",
+    "advantage": "group-relative-advantage",
+    "off": "policy-shaping",
+    "on": "policy-shaping",
+    "judge": "judge-votes",
+    "depth": "depth-controller",
+    "turn": "turn-statistics",
+    "eval": "pass-at-k",
+}
+"""A metric, or the beginning of its name -> the section of docs/algorithms.md that defines what it measures."""
+
+
+def metrics_text() -> str:
+    """docs/metrics.md: every column of metrics.jsonl."""
+    parts = [
+        "# Metrics",
+        "A run appends one JSON line per training step and per evaluation to `metrics.jsonl`, and hands it on to\n"
+        "tensorboard, Weights & Biases and trackio. `turngym.trainers.read_metrics(FOLDER)` reads it, and\n"
+        "`turngym report` draws it. Names stay (a renamed one is in the [changelog](../CHANGELOG.md)). Numbers per\n"
+        "turn are lists that begin with turn 0; null is a number that there was not. This page is written from\n"
+        "`trainers/run/metrics.py` by `python docs/hooks.py`, and a test compares.",
+        "## What every training writes",
+        _metrics_table("METRICS"),
+        "An evaluation has `step`, `kind`, `time/eval_s` and the `eval/` numbers; further ones of a panel begin with "
+        "`eval/`, too.",
+        "## What some algorithms add",
+        _metrics_table("SOME_METRICS"),
+        "Diagnostics of a token loss of your own are written as `token/NAME`, the value of a further loss as\n"
+        "`term/NAME` ([write an algorithm](write_an_algorithm.md)).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metrics_table(name: str) -> str:
+    tree = ast.parse((ROOT / "trainers" / "run" / "metrics.py").read_text(encoding="utf-8"))
+    values = {node.target.id: node.value for node in tree.body if isinstance(node, ast.AnnAssign)}
+    rows = ["| column | what it says | defined in |", "| --- | --- | --- |"]
+    for column, text in ast.literal_eval(values[name]).items():
+        section = EQUATIONS.get(column) or EQUATIONS.get(column.partition("/")[0] if "/" in column else "", "")
+        link = f"[{section.replace('-', ' ')}](algorithms.md#{section})" if section else ""
+        rows.append(f"| `{column}` | {cell(text)} | {link} |")
+    return "\n".join(rows)
+
+
 def first_line(path: Path) -> str:
     """First line of a module's docstring, read without importing it."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -93,3 +147,4 @@ def cell(text: str) -> str:
 
 if __name__ == "__main__":
     (ROOT / "docs" / "tree.md").write_text(tree_text(), encoding="utf-8")
+    (ROOT / "docs" / "metrics.md").write_text(metrics_text(), encoding="utf-8")

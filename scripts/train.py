@@ -5,7 +5,7 @@ Examples:
     turngym train sft --student models/base --expert searching --noise 0 0.5 --out runs/sft
     turngym train turnopd --student S --teacher T --out runs/turnopd --resume
     turngym train --config runs/turnopd/config.toml --out runs/again
-    torchrun --nproc-per-node 8 -m turngym.scripts.main train turnopd ... (docs/distributed.md)
+    torchrun --nproc-per-node 8 -m turngym train turnopd ... (docs/distributed.md)
 """
 
 from __future__ import annotations

@@ -240,6 +240,9 @@ class _Assembly:
     def _identity(self) -> dict[str, Any]:
         """What a resumed run must share beside the algorithm, the run and the optimizer."""
         config, identity = self.config, dict(self.rollouts.identity)
+        identity |= {"models.dtype": config.models.dtype, "models.teacher_dtype": config.models.teacher_dtype}
+        if self.algorithm.needs_reference:
+            identity["models.reference"] = weights_hash(config.models.student)
         if config.models.teacher is not None and self.algorithm.needs_teacher:
             # by content: folders may have moved when a run is resumed, or hold other weights under the same name
             identity["teacher"] = weights_hash(config.models.teacher)

@@ -201,6 +201,9 @@ RENAMED = {
 }
 """Words in the names of settings that older checkpoints spell otherwise."""
 
+ADDED = ("collect.", "models.")
+"""Beginnings of names that older checkpoints lack: what one does not say is not compared."""
+
 
 def current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The fingerprint of an older run under today's names, so that it can be resumed."""

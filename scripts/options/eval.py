@@ -23,7 +23,7 @@ class EvalOptions:
     samples: int = 4
     """Episodes per task."""
     out: Path | None = None
-    """Folder for results.json and trace.jsonl; an interrupted evaluation with the same folder goes on."""
+    """Folder for results.json, trace.jsonl and config.toml; an interrupted evaluation with the same folder goes on."""
     limit: int | None = None
     """Play only the first so many tasks of the panel."""
     seed: int = 0

@@ -289,7 +289,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 200
 
 
-def test_the_list_of_files_is_up_to_date() -> None:
+def test_the_lists_of_files_and_metrics_are_up_to_date() -> None:
     spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
     assert spec is not None
     assert spec.loader is not None
@@ -297,6 +297,8 @@ def test_the_list_of_files_is_up_to_date() -> None:
     spec.loader.exec_module(hooks)
     text = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
     assert text == hooks.tree_text(), "docs/tree.md is not up to date: run `python docs/hooks.py`"
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert text == hooks.metrics_text(), "docs/metrics.md is not up to date: run `python docs/hooks.py`"
     assert hooks.page_text("[a](docs/a.md#b) [c](CHANGELOG.md) [d](https://x.org)") == (
         "[a](a.md#b) [c](changelog.md) [d](https://x.org)"
     )

@@ -45,7 +45,7 @@ def command(models: Path, out: Path, *more: str) -> list[str]:
         "6",
         "--max-turns",
         "3",
-        "--make",
+        "--env-kwargs",
         '{"on_invalid": "noop"}',
         "--threads",
         "1",

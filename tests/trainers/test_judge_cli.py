@@ -24,7 +24,7 @@ from turngym.trainers.models.model import save_model, tiny_qwen3
 from turngym.trainers.run.metrics import known_metric, read_metrics
 
 torch.set_num_threads(1)
-COMMON = ("--episodes", "4", "--max-turns", "3", "--make", '{"on_invalid": "noop"}', "--no-tensorboard")
+COMMON = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard")
 COMMON = (*COMMON, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "2")
 
 
@@ -102,7 +102,7 @@ def test_a_model_judges_and_a_stopped_run_resumes_to_the_same_rows(model: Path, 
 @pytest.mark.parametrize("env", [name for name in sorted(gym.registry) if name.startswith("turngym/")])
 @pytest.mark.parametrize("algorithm", ["prm-rl", "opd-hints"])
 def test_every_environment_trains_with_a_judge(model: Path, tmp_path: Path, env: str, algorithm: str) -> None:
-    options = train.parse(command(model, tmp_path / "run", algorithm, "--env", env, "--make", "{}", *SPLITS[env]))
+    options = train.parse(command(model, tmp_path / "run", algorithm, "--env", env, "--env-kwargs", "{}", *SPLITS[env]))
     build_trainer(options).train()
     for row in rows(tmp_path / "run"):
         assert row["judge/votes"] == 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from turngym.trainers.run.metrics import known_metric, read_metrics, table
 
 torch.set_num_threads(1)
 PANEL = "alfworld-generated-eval"
-COMMON = ("--episodes", "4", "--max-turns", "3", "--make", '{"on_invalid": "noop"}', "--no-tensorboard")
+COMMON = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard")
 COMMON = (*COMMON, "--threads", "1", "--device", "cpu")
 
 
@@ -121,6 +122,34 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
         train.main([*options, "--resume", "--episodes", "5"])
 
 
+def test_a_resumed_run_keeps_who_shows_and_who_is_compared(models: Path, tmp_path: Path) -> None:
+    shown = command(models, tmp_path / "sft", "sft", "--steps", "1", "--noise", "0", "0.5")
+    train.main(shown)
+    train.main([*shown, "--resume"])
+    for words, said in (
+        (["--noise", "0", "0.25"], r"collect\.noise: checkpoint \[0\.0, 0\.5\], now \[0\.0, 0\.25\]"),
+        (["--mistakes", "1"], r"collect\.mistakes: checkpoint 0\.0, now 1\.0"),
+        (["--hints", "0.5"], r"collect\.hints: checkpoint 0\.0, now 0\.5"),
+        (["--expert", "searching"], r"collect\.expert: checkpoint 'expert', now 'searching'"),
+        (["--traces", "shown.jsonl"], r"collect\.traces: checkpoint \[\], now \['shown\.jsonl'\]"),
+        (["--dtype", "bfloat16"], r"models\.dtype: checkpoint 'float32', now 'bfloat16'"),
+    ):
+        (tmp_path / "shown.jsonl").write_text("")
+        words = [str(tmp_path / word) if word.endswith(".jsonl") else word for word in words]
+        with pytest.raises(TurngymError, match=said):
+            train.main([*shown, "--resume", *words])
+
+    held = command(models, tmp_path / "prm", "prm-rl", "--steps", "1")
+    train.main(held)
+    other = tmp_path / "other"
+    shutil.copytree(models / "student", other)
+    words = [str(other) if word == str(models / "student") else word for word in held]
+    train.main([*words, "--resume"])  # the same weights elsewhere
+    shutil.copy(models / "teacher" / "model.safetensors", other)
+    with pytest.raises(TurngymError, match=r"models\.reference: checkpoint '\w+', now '\w+'"):
+        train.main([*words, "--resume"])
+
+
 def test_sft_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
     made = build_trainer(train.parse(command(models, tmp_path / "x", "sft")))
     episodes = made.collect(CollectRequest(step=1, episodes=4, max_turns=3))
@@ -179,7 +208,7 @@ def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Pat
 def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> None:
     part = '{"on_invalid": "noop", "part": "eval"}'
     words = command(models, tmp_path / "run", "opd", "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "1")
-    trainer = build_trainer(train.parse([*words, "--make", part, "--episodes", "64"]))
+    trainer = build_trainer(train.parse([*words, "--env-kwargs", part, "--episodes", "64"]))
     assert isinstance(trainer.collect, LiveCollect)
     with pytest.raises(PanelError, match="evaluation tasks are also training tasks"):
         trainer.collect(CollectRequest(step=1, episodes=64, max_turns=1))

@@ -1,7 +1,7 @@
 """Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches.
 
-Read next: trainers/losses/reverse_kl.py, trainers/losses/token_losses.py, trainers/targets/targets.py,
-trainers/losses/token_weights.py.
+Read next: trainers/losses/reverse_kl.py, trainers/models/lm_head.py, trainers/losses/token_losses.py,
+trainers/targets/targets.py, trainers/losses/token_weights.py.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 12
     except (RuntimeError, ValueError, dist.DistError) as error:
         raise DistributedError(
             f"process {environment.get('RANK')} of {size} cannot reach the others: {str(error).splitlines()[0]}. Start "
-            "training with torchrun --nproc-per-node N -m turngym.scripts.main train ..."
+            "training with torchrun --nproc-per-node N -m turngym train ..."
         ) from error
     try:
         world = ProcessGroupWorld("cuda" if cuda else "cpu")

@@ -1,4 +1,7 @@
-"""Reverse KL of student to teacher on a support of K ids, token by token."""
+"""Reverse KL of student to teacher on a support of K ids, token by token.
+
+The log-probabilities of the support come from `trainers/models/lm_head.py`, which never holds [B, T, V].
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from turngym.envs.core import TurngymError
 from turngym.trainers.algorithm import Critic
-from turngym.trainers.config import current_names
+from turngym.trainers.config import ADDED, current_names
 from turngym.trainers.distributed import checkpoint as shards
 from turngym.trainers.distributed.world import SINGLE, World, on_all_ranks, on_rank_zero
 from turngym.trainers.models import lora
@@ -217,9 +217,10 @@ def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], wher
     """Refuse a checkpoint of another configuration, naming each field that differs."""
     missing = "(absent)"
     saved = current_names(saved)
+    unsaid = {name for name in current.keys() - saved.keys() if name.startswith(ADDED)}
     rows = [
         f"{name}: checkpoint {saved.get(name, missing)!r}, now {current.get(name, missing)!r}"
-        for name in sorted(saved.keys() | current.keys())
+        for name in sorted((saved.keys() | current.keys()) - unsaid)
         if saved.get(name, missing) != current.get(name, missing)
     ]
     if rows:

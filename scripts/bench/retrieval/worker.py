@@ -1,4 +1,4 @@
-"""What one measuring process of `retrieval_scale` does: build, find the true answers, or ask and be timed."""
+"""What one measuring process of `scale.py` does: build, find the true answers, or ask and be timed."""
 
 from __future__ import annotations
 
