@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -111,36 +111,28 @@ def play_episodes(
     Raises:
         TurngymError: an unknown environment, task or agent, or a trace that exists.
     """
-    out = None if out is None else Path(out)
-    done, kwargs = _held(out, append), dict(env_kwargs or {})
+    out, kwargs = None if out is None else Path(out), dict(env_kwargs or {})
+    done = _held(out, append)
     chosen = _choose(env_maker(env, **kwargs), tasks, seed if draw else None)
+    player = {**settings, "temperature": temperature, "slots": slots}
+    opened = as_opened(agent, player, lambda: probe(env, kwargs), servers)
+    playing = WorkerOptions.of(workers)
+    if out is not None and not out.exists():  # what is added to keeps the configuration of its first episodes
+        many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
+        call = {"env": env, "out": str(out), "append": append, **many, "draw": draw, "samples": samples, "seed": seed}
+        call |= {"depth": depth, "env_kwargs": kwargs}
+        keep_settings(out.with_suffix(".config.toml"), call, agent, player, servers, playing, command)
     jobs = [
         Job(task_id=task_id, sample=sample, group=group, seed=seed)
         for sample in range(samples)
         for group, task_id in enumerate(chosen)
         if (task_id, sample, seed) not in done
     ]
-    player = {**settings, "temperature": temperature, "slots": slots}
-    opened = as_opened(agent, player, lambda: probe(env, kwargs), servers)
-    playing = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
-    if out is not None and not out.exists():  # what is added to keeps the configuration of its first episodes
-        many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
-        call = {"env": env, "out": str(out), "append": append, **many, "draw": draw, "samples": samples, "seed": seed}
-        call |= {"depth": depth, "env_kwargs": env_kwargs}
-        keep_settings(out.with_suffix(".config.toml"), call, agent, player, servers, playing, command)
-    with ExitStack() as stack:
-        play = stack.enter_context(open_workers(playing))
-        writer = None if out is None else stack.enter_context(TraceWriter(out))
-        report = stack.enter_context(progress_bar("rollout", len(jobs), enabled=progress))
-
-        def keep(episode: Episode) -> None:
-            if writer is not None:
-                writer.write(episode)
-            report(episode)
-
+    make_env = env_maker(env, **kwargs, channel=opened.channel)
+    with open_workers(playing) as play, _writing(out, len(jobs), progress) as keep:
         episodes = play(
             jobs,
-            env_maker(env, **kwargs, channel=opened.channel),
+            make_env,
             opened.agent,
             slots=slots,
             max_turns=depth,
@@ -149,6 +141,21 @@ def play_episodes(
             meta={"temperature": opened.temperature},
         )
     return PlayedEpisodes(episodes=tuple(episodes), agent=opened.agent.name, out=out)
+
+
+@contextmanager
+def _writing(out: Path | None, episodes: int, progress: bool) -> Iterator[Callable[[Episode], None]]:
+    """What writes each episode as it ends, and moves the bar."""
+    with ExitStack() as stack:
+        writer = None if out is None else stack.enter_context(TraceWriter(out))
+        report = stack.enter_context(progress_bar("rollout", episodes, enabled=progress))
+
+        def keep(episode: Episode) -> None:
+            if writer is not None:
+                writer.write(episode)
+            report(episode)
+
+        yield keep
 
 
 def _held(out: Path | None, append: bool) -> set[tuple[str, int, int]]:

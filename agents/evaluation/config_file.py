@@ -32,7 +32,7 @@ def keep_settings(
     found = agent.agent if isinstance(agent, OpenedAgent) else agent
     options = AgentOptions(**{**player, "agent": found if isinstance(found, str) else found.name})
     table = {name: value for name, value in call.items() if value is not None}
-    # as on the command line, where it is one option; an object that JSON has no word for is shown, not kept
-    table["env_kwargs"] = json.dumps(table.get("env_kwargs", {}), default=repr)
+    # as on the command line, where it is one option; str: a path is among the arguments, and JSON has no word for it
+    table["env_kwargs"] = json.dumps(dict(table.get("env_kwargs", {})), default=str)
     table |= to_table(options) | to_table(servers or PolicyServer()) | to_table(workers)
     write_config(path, table, command, seed=table["seed"])

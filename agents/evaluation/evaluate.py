@@ -75,7 +75,7 @@ def evaluate(
         _check(panel, make_env())
     player = {**settings, "temperature": temperature, "slots": slots}
     opened = as_opened(agent, player, lambda: probe(panel.env_id, kwargs), servers)
-    playing = workers if isinstance(workers, WorkerOptions) else WorkerOptions(workers=workers)
+    playing = WorkerOptions.of(workers)
     trace = None if out is None else Path(out) / "trace.jsonl"
     if trace is not None and not trace.exists():  # what goes on keeps the file of its beginning
         call = {"panel": named, "samples": samples, "out": str(out), "limit": limit, "seed": seed, "data": data}
@@ -98,8 +98,8 @@ def evaluate(
         )
     about = {"panel": panel.full_name, "panel_sha256": panel.sha256, "limit": limit}
     result = replace(result, settings={**result.settings, **about})
-    if out is not None:
-        write_json(Path(out) / "results.json", result.to_json())
+    if trace is not None:
+        write_json(trace.with_name("results.json"), result.to_json())
     return result
 
 

@@ -32,6 +32,11 @@ class WorkerOptions:
     retries: int = 2
     """How often an episode whose worker died is begun again before it counts as failed."""
 
+    @classmethod
+    def of(cls, workers: int | WorkerOptions) -> WorkerOptions:
+        """The options themselves, or those of so many processes on this machine."""
+        return workers if isinstance(workers, WorkerOptions) else cls(workers=workers)
+
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise TurngymError(f"--workers is {self.workers}; valid: 0 (this process) or more")

@@ -9,8 +9,9 @@ from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
 
 def train_words(world: EmbeddedWorld, split: str | None = None) -> list[str]:
     """What is played."""
-    words = ["--env", world.env_id, "--split", split or world.split, "--env-kwargs", json.dumps(dict(world.make))]
-    return [*words, "--max-turns", str(world.max_turns)]
+    given = world.settings(split)
+    words = ["--env", given["env"], "--split", given["split"], "--env-kwargs", json.dumps(given["env_kwargs"])]
+    return [*words, "--max-turns", str(given["max_turns"])]
 
 
 def distill_words(world: EmbeddedWorld, split: str | None = None) -> list[str]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from turngym.agents import evaluate, play_episodes
+from turngym.agents.environments import EnvOptions
+from turngym.agents.executor.open_workers import WorkerOptions
+from turngym.agents.named_agent import AgentOptions
 from turngym.agents.scripted import RandomAgent
+from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.common.settings import SettingsError
 from turngym.envs.core import TurngymError
 from turngym.envs.trace import read_trace
@@ -15,6 +20,7 @@ from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout
 from turngym.scripts.options.eval import EvalOptions
 from turngym.scripts.options.parsing import parse
+from turngym.scripts.options.rollout import RolloutOptions
 
 
 def test_a_rollout_is_repeated_from_the_file_beside_its_trace(tmp_path: Path) -> None:
@@ -71,6 +77,42 @@ def test_what_python_asked_for_is_repeated_by_the_command(tmp_path: Path) -> Non
     before = path.read_text()
     assert evaluate("alfworld-generated-eval", "expert", out=tmp_path / "python", **asked).resumed == 2  # type: ignore[arg-type]
     assert path.read_text() == before
+
+
+def test_every_argument_of_python_is_an_option_of_the_file(tmp_path: Path) -> None:
+    playing = WorkerOptions(retries=5)
+    servers = PolicyServer(server_parallel=3)
+    player = {"temperature": 0.25, "slots": 2, "noise": 0.5, "channel": "text", "system": "Go.", "threads": 1}
+    both: dict[str, Any] = {"workers": playing, "servers": servers, "progress": False, **player}
+    data = tmp_path / "data"  # a path, as Python users have them
+    kwargs = {"config": "small", "max_turns": 2, "data": data}
+    more: dict[str, Any] = {"draw": True, "samples": 2, "seed": 4, "depth": 1, "append": True}
+    play_episodes(agent="expert", tasks=3, out=tmp_path / "t.jsonl", env_kwargs=kwargs, **more, **both)
+    words = ["--config", str(tmp_path / "t.config.toml")]
+    found = parse(RolloutOptions, words, prog="", description="")
+    assert found == RolloutOptions(
+        out=tmp_path / "t.jsonl",
+        world=EnvOptions(env_kwargs=found.world.env_kwargs),
+        player=AgentOptions(**player),
+        servers=servers,
+        workers=playing,
+        tasks=3,
+        **more,
+    )
+    assert found.world.kwargs() == {**kwargs, "data": str(data)}
+
+    more = {"samples": 2, "limit": 1, "seed": 4, "data": str(data), "max_turns": 2, "verify": False}
+    evaluate("alfworld-generated-eval", out=tmp_path / "e", env_kwargs={"on_invalid": "noop"}, **more, **both)
+    found_eval = parse(EvalOptions, ["--config", str(tmp_path / "e" / "config.toml")], prog="", description="")
+    assert found_eval == EvalOptions(
+        panel="alfworld-generated-eval",
+        out=tmp_path / "e",
+        env_kwargs='{"on_invalid": "noop"}',
+        player=AgentOptions(**player),
+        servers=servers,
+        workers=playing,
+        **more,
+    )
 
 
 def test_a_rollout_without_a_trace_shows_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

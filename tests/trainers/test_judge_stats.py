@@ -23,15 +23,15 @@ def test_votes_scores_and_what_is_left(make_episode: Make) -> None:
         make_episode(PIECES),
         ["a", "b", "c", "d", "e"],
         judge_votes=[("v", "v", "v"), ("v", None), ("?",), None, ("v",)],
-        judge_scores=[(1.0, 1.0, -1.0), (-1.0,), None, None, (-1.0,)],
+        judge_scores=[(1.0, 1.0, -1.0), (-1.0,), (), None, (-1.0,)],
     )
     failed = replace(a, status=Status.ERROR_ENV)
     kept = replace(a, turns=tuple(replace(turn, excluded="x" if turn.index > 1 else None) for turn in a.turns))
     row = judge_row([a, failed], pack([kept]))
     assert row == {
-        "judge/score": pytest.approx(-1 / 3),
-        "judge/positive": pytest.approx(1 / 3),
-        "judge/negative": pytest.approx(2 / 3),
+        "judge/score": -0.25,  # an unread vote is a score of 0
+        "judge/positive": 0.25,
+        "judge/negative": 0.5,
         "judge/votes": 7,
         "judge/votes_failed": 1,
         "judge/votes_unread": 1,
@@ -39,8 +39,8 @@ def test_votes_scores_and_what_is_left(make_episode: Make) -> None:
     }
     assert judge_row([a], None)["judge/turns_masked"] == 5
     assert judge_row([make_episode(PIECES)], None) == {}
-    unread = replace(a, turns=(replace(a.turns[0], judge_scores=None),))
-    assert [judge_row([unread], None)[f"judge/{name}"] for name in ("score", "positive", "negative")] == [None] * 3
+    lost = replace(a, turns=(replace(a.turns[0], judge_votes=(None, None, None), judge_scores=None),))
+    assert [judge_row([lost], None)[f"judge/{name}"] for name in ("score", "positive", "negative")] == [None] * 3
     neutral = replace(a, turns=(a.turns[0], replace(a.turns[1], judge_scores=(0.0,))))
     found = judge_row([neutral], None)
     assert [found[f"judge/{name}"] for name in ("score", "positive", "negative")] == pytest.approx([0.5, 0.5, 0.0])
