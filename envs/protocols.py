@@ -197,6 +197,19 @@ class EvalPoint:
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
+class DividedEvaluation(Protocol):
+    """An evaluation that the processes of a run can divide: one calls `gather`, then all `play_share`, one `finish`."""
+
+    def gather(self, step: int) -> None:
+        """Take in what shares of a stopped run have left."""
+
+    def play_share(self, step: int, share: tuple[int, int]) -> None:
+        """Play the episodes of process number `share[0]` of `share[1]`."""
+
+    def finish(self, step: int) -> EvalPoint:
+        """Score what all shares have played."""
+
+
 class Collect(Protocol):
     """A rollout source: live environments or trace files look the same to a trainer."""
 

@@ -16,9 +16,10 @@ from turngym.agents.agent_options import settings_of
 from turngym.agents.environments import json_object
 from turngym.agents.evaluation.compare import compare_recorded
 from turngym.agents.evaluation.evaluate import evaluate
+from turngym.agents.evaluation.held import EvaluationError
 from turngym.agents.evaluation.rescore import rescore
 from turngym.agents.evaluation.tables import print_table, write_json
-from turngym.agents.evaluation.tasks import EvalResult, EvaluationError
+from turngym.agents.evaluation.tasks import EvalResult
 from turngym.envs.common.folder_lock import locked_folder
 from turngym.scripts.options.channel import say_channel
 from turngym.scripts.options.eval import EvalOptions

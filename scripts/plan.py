@@ -54,7 +54,7 @@ def notes(options: PlanOptions) -> list[str]:
         "and rollout come on top, one after the other; peak is the largest sum.",
         f"at once: episodes that one GPU plays side by side; the {work.rollout_dtype} cache of one takes "
         f"{_shape(options.student).episode_bytes(work.length, work.rollout_dtype) / 1e9:.2f} GB.",
-        f"eval s: {work.eval_episodes} episodes, played by one process while the others wait.",
+        f"eval s: {work.eval_episodes} episodes, divided among the processes as those of a step are.",
         f"Times assume {work.compute_share:.0%} of the chip's operations and {work.decode_share:.0%} of its bandwidth, "
         "and no waiting for the environments or the network: measure yours with `turngym bench loss` and `turngym "
         "bench rollout`, and say --compute-share and --decode-share.",

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from turngym.agents.episode_session import EpisodeSession
+from turngym.agents.evaluation.held import ELAPSED, seconds_played
 from turngym.agents.evaluation.rescore import rescore
 from turngym.agents.evaluation.results import EpisodeRow
 from turngym.agents.evaluation.tables import write_json
-from turngym.agents.evaluation.tasks import ELAPSED, panel_note, seconds_played
+from turngym.agents.evaluation.tasks import panel_note
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import Task, TurngymError

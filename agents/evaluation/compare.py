@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from turngym.agents.evaluation.held import EvaluationError
 from turngym.agents.evaluation.rescore import rescore
 from turngym.agents.evaluation.results import FORMAT, IDENTITY, EpisodeRow
 from turngym.agents.evaluation.scores import category_rank
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference
 from turngym.agents.evaluation.tables import Table, table_text
-from turngym.agents.evaluation.tasks import EvaluationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

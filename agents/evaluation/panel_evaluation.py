@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.environments import probe
-from turngym.agents.evaluation.tasks import evaluate_tasks
+from turngym.agents.evaluation.held import gather_shares
+from turngym.agents.evaluation.tasks import EvalResult, TaskEvaluation
 from turngym.agents.model_player import ModelPlayer
 from turngym.agents.presets.published import find_preset
 from turngym.agents.rollout import MakeEnv, PlayJobs, rollout
@@ -38,11 +39,24 @@ class PanelEvaluation:
     """What the record of every episode says beside the agent: the preset, and what is not as the panel has it."""
 
     def __call__(self, step: int) -> EvalPoint:
+        return _point(self._of(step).run())
+
+    def gather(self, step: int) -> None:
+        gather_shares(self._of(step).trace)
+
+    def play_share(self, step: int, share: tuple[int, int]) -> None:
+        self._of(step).run_share(share)
+
+    def finish(self, step: int) -> EvalPoint:
+        # an error in a share is one as it is in a whole: not played again within the same evaluation
+        return _point(self._of(step).run(errors_again=False))
+
+    def _of(self, step: int) -> TaskEvaluation:
         self.folder.mkdir(parents=True, exist_ok=True)
-        result = evaluate_tasks(
-            self.panel,
-            self.make_env,
-            self.player.agent(self.temperature),
+        return TaskEvaluation(
+            tasks=self.panel,
+            make_env=self.make_env,
+            agent=self.player.agent(self.temperature),
             samples=self.samples,
             limit=self.limit,
             temperature=self.temperature,
@@ -53,12 +67,15 @@ class PanelEvaluation:
             settings=self.settings,
             play=self.play,
         )
-        scores = result.scores
-        extra = {f"pass@{k}": value for k, value in scores.overall.pass_at.items()}
-        extra |= {"turns": scores.turns, "invalid_rate": scores.invalid_rate, "errors": float(scores.errors)}
-        extra |= {f"category/{row.name}": row.avg.mean for row in scores.categories}
-        average = scores.overall.avg
-        return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
+
+
+def _point(result: EvalResult) -> EvalPoint:
+    scores = result.scores
+    extra = {f"pass@{k}": value for k, value in scores.overall.pass_at.items()}
+    extra |= {"turns": scores.turns, "invalid_rate": scores.invalid_rate, "errors": float(scores.errors)}
+    extra |= {f"category/{row.name}": row.avg.mean for row in scores.categories}
+    average = scores.overall.avg
+    return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
 
 
 TOLD = ("on_invalid", "engine", "show_admissible", "list_admissible", "tool_name", "tool_argument")

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.evaluation.held import EvaluationError, seconds_played
 from turngym.agents.evaluation.results import ABOUT, PER_EPISODE
 from turngym.agents.evaluation.scores import score
-from turngym.agents.evaluation.tasks import EvalResult, EvaluationError, seconds_played
+from turngym.agents.evaluation.tasks import EvalResult
 from turngym.envs.episode import Episode
 from turngym.envs.trace import read_trace
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,28 +11,16 @@ from typing import Any
 
 from turngym.agents.agent import Agent
 from turngym.agents.endpoint.usage import usage_of, usage_table
+from turngym.agents.evaluation.held import ELAPSED, EvaluationError, Held, gather_shares, held_in, share_trace
 from turngym.agents.evaluation.results import results_json
 from turngym.agents.evaluation.scores import Scores, score
 from turngym.agents.evaluation.tables import Table, behavior_table, columns, progress_bar, success_table, table_text
 from turngym.agents.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.envs.common.folder_lock import locked_file
-from turngym.envs.core import Task, TurngymError
+from turngym.envs.core import Task
 from turngym.envs.episode import Episode
 from turngym.envs.panels import Panel
-from turngym.envs.trace import TraceProblem, TraceWriter, read_trace
-
-ELAPSED = "elapsed"
-"""Among an episode's timings: seconds from the beginning of its evaluation, over all calls, to its end."""
-
-
-UNSAID = {"dtype": "float32"}
-"""What traces of older versions were played with where they do not say it."""
-ADDED = ("make",)
-"""What evaluations of training runs did not record in older versions; their traces are gone on with."""
-
-
-class EvaluationError(TurngymError):
-    """An evaluation that cannot start or go on: a trace of something else, tasks that are not the panel's."""
+from turngym.envs.trace import TraceProblem, TraceWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +74,103 @@ class EvalResult:
         return found if used is None else {**found, "usage": used.to_json()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEvaluation:
+    """Tasks, who plays them, and where: an evaluation that is played at once, or in shares by several processes."""
+
+    tasks: Panel | Sequence[Task]
+    make_env: MakeEnv
+    agent: Agent
+    samples: int = 4
+    limit: int | None = None
+    temperature: float | None = 0.85
+    seed: int = 0
+    slots: int = 64
+    trace: Path | None = None
+    system: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    progress: bool = False
+    play: PlayJobs = rollout
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or not self.chosen:
+            raise EvaluationError(f"{len(self.chosen)} tasks with {self.samples} samples each: both must be at least 1")
+
+    @property
+    def chosen(self) -> tuple[Task, ...]:
+        """The tasks that are played."""
+        return tuple(self.tasks.tasks if isinstance(self.tasks, Panel) else self.tasks)[: self.limit]
+
+    @property
+    def played(self) -> dict[str, Any]:
+        """What every episode says of how it was played: a trace that says otherwise is of another evaluation."""
+        return {"agent": self.agent.name, "temperature": self.temperature, **self.settings}
+
+    def run(self, *, errors_again: bool = True) -> EvalResult:
+        """Play what the trace, and what shares have left beside it, do not hold, and score everything.
+
+        Without `errors_again`, episodes that ended in an error count as played.
+        """
+        with locked_file(self.trace):  # before it is read: what another process is about to add would be played twice
+            gather_shares(self.trace)
+            held = self._held(errors_again)
+            resumed, seconds = len(held.episodes), self._play(self._jobs(held.episodes), held, self.trace)
+        ordered = tuple(held.episodes[task.task_id, sample] for sample in range(self.samples) for task in self.chosen)
+        settings = {**panel_settings(self.tasks, self.chosen, self.limit), **self.played, **self.about}
+        return EvalResult(
+            episodes=ordered,
+            scores=score(ordered),
+            settings={**settings, "samples": self.samples, "seed": self.seed},
+            seconds=seconds,
+            resumed=resumed,
+            problems=held.problems,
+        )
+
+    def run_share(self, share: tuple[int, int]) -> None:
+        """Play the episodes of process number `share[0]` of `share[1]` into a trace of its own beside the trace.
+
+        Every process must find the same trace: `gather_shares` comes before, in one of them, and `run` afterwards.
+        """
+        assert self.trace is not None, "shares meet in a trace"
+        held = self._held(errors_again=True)
+        rank, size = share
+        self._play(self._jobs(held.episodes)[rank::size], held, share_trace(self.trace, rank))
+
+    def _held(self, errors_again: bool) -> Held:
+        return held_in(self.trace, self.chosen, self.samples, {**self.played, "seed": self.seed}, errors_again)
+
+    def _jobs(self, done: Container[tuple[str, int]]) -> list[Job]:
+        return [
+            Job(task_id=task.task_id, sample=sample, group=place, seed=self.seed, sha256=task.sha256)
+            for sample in range(self.samples)
+            for place, task in enumerate(self.chosen)
+            if (task.task_id, sample) not in done
+        ]
+
+    def _play(self, jobs: Sequence[Job], held: Held, into: Path | None) -> float:
+        """Play `jobs` into the trace `into` and `held`; wall clock of the evaluation until now."""
+        start = time.perf_counter()
+        with ExitStack() as stack:
+            writer = None if into is None else stack.enter_context(TraceWriter(into))
+            report = stack.enter_context(progress_bar("evaluate", len(jobs), enabled=self.progress))
+
+            def keep(episode: Episode) -> None:
+                spent = {ELAPSED: held.seconds + time.perf_counter() - start}
+                episode = replace(episode, timings={**episode.timings, **spent})
+                if writer is not None:
+                    writer.write(episode)
+                held.episodes[episode.task.task_id, episode.sample] = episode
+                report(episode)
+
+            # for whoever reads the trace alone; another panel with these very tasks may go on with it
+            panel = {"panel": panel_note(self.tasks)} if isinstance(self.tasks, Panel) else {}
+            meta = {**self.played, **self.about, **panel}
+            how: dict[str, Any] = {"slots": self.slots, "on_episode": keep, "system": self.system, "meta": meta}
+            self.play(jobs, self.make_env, self.agent, **how)
+        return held.seconds + time.perf_counter() - start
+
+
 def evaluate_tasks(
     tasks: Panel | Sequence[Task],
     make_env: MakeEnv,
@@ -115,89 +200,22 @@ def evaluate_tasks(
         FolderInUseError: another process plays into `trace`.
         TaskError: the environment's task has another sha256 than the panel's.
     """
-    chosen = (tasks.tasks if isinstance(tasks, Panel) else tuple(tasks))[:limit]
-    if samples < 1 or not chosen:
-        raise EvaluationError(f"{len(chosen)} tasks with {samples} samples each: both must be at least 1")
-    played = {"agent": agent.name, "temperature": temperature, **(settings or {})}
-    with ExitStack() as stack:
-        # before it is read: what another process is about to add would be played twice
-        stack.enter_context(locked_file(trace))
-        held = _held(trace, chosen, {**played, "seed": seed})
-        done = held.episodes
-        jobs = [
-            Job(task_id=task.task_id, sample=sample, group=place, seed=seed, sha256=task.sha256)
-            for sample in range(samples)
-            for place, task in enumerate(chosen)
-            if (task.task_id, sample) not in done
-        ]
-        resumed = samples * len(chosen) - len(jobs)
-        start = time.perf_counter()
-        writer = None if trace is None else stack.enter_context(TraceWriter(trace))
-        report = stack.enter_context(progress_bar("evaluate", len(jobs), enabled=progress))
-
-        def keep(episode: Episode) -> None:
-            spent = {ELAPSED: held.seconds + time.perf_counter() - start}
-            episode = replace(episode, timings={**episode.timings, **spent})
-            if writer is not None:
-                writer.write(episode)
-            done[episode.task.task_id, episode.sample] = episode
-            report(episode)
-
-        # for whoever reads the trace alone; another panel with these very tasks may go on with it
-        note = {**(about or {}), **({"panel": panel_note(tasks)} if isinstance(tasks, Panel) else {})}
-        play(jobs, make_env, agent, slots=slots, on_episode=keep, system=system, meta={**played, **note})
-    ordered = tuple(done[task.task_id, sample] for sample in range(samples) for task in chosen)
-    return EvalResult(
-        episodes=ordered,
-        scores=score(ordered),
-        settings={**panel_settings(tasks, chosen, limit), **played, **(about or {}), "samples": samples, "seed": seed},
-        seconds=held.seconds + time.perf_counter() - start,
-        resumed=resumed,
-        problems=held.problems,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What a trace holds already."""
-
-    episodes: dict[tuple[str, int], Episode] = field(default_factory=dict)
-    """Finished ones of the tasks asked for, by (task id, sample)."""
-    seconds: float = 0.0
-    """Wall clock up to the last of all episodes."""
-    problems: tuple[TraceProblem, ...] = ()
-
-
-def seconds_played(episodes: Iterable[Episode]) -> float:
-    """Wall clock from the beginning of an evaluation to the last of its episodes; traces of older versions: 0."""
-    return max((episode.timings.get(ELAPSED, 0.0) for episode in episodes), default=0.0)
-
-
-def _held(trace: str | Path | None, tasks: Iterable[Task], settings: Mapping[str, Any]) -> _Held:
-    """What `trace` holds of these tasks, after checking that it belongs here."""
-    if trace is None or not Path(trace).exists():
-        return _Held()
-    episodes, problems = read_trace(trace)
-    wanted = {task.task_id: task.sha256 for task in tasks}
-    done: dict[tuple[str, int], Episode] = {}
-    for number, episode in enumerate(episodes):
-        where = f"{trace}, episode {number} ({episode.task.task_id} sample {episode.sample})"
-        found = {**episode.meta, "seed": episode.seed}
-        for name, value in settings.items():
-            if found.get(name, UNSAID.get(name, value if name in ADDED else None)) != value:
-                raise EvaluationError(
-                    f"{where}: played with {name} {found.get(name)!r}, this evaluation has {value!r}; continue "
-                    "with the old setting or write to another folder"
-                )
-        if episode.status.is_error or episode.task.task_id not in wanted:
-            continue
-        if episode.task.sha256 != wanted[episode.task.task_id]:
-            raise EvaluationError(
-                f"{where}: sha256 {episode.task.sha256}, the panel says {wanted[episode.task.task_id]}; "
-                "the trace was played on other data: write to another folder"
-            )
-        done[episode.task.task_id, episode.sample] = episode
-    return _Held(done, seconds_played(episodes), tuple(problems))
+    return TaskEvaluation(
+        tasks=tasks,
+        make_env=make_env,
+        agent=agent,
+        samples=samples,
+        limit=limit,
+        temperature=temperature,
+        seed=seed,
+        slots=slots,
+        trace=None if trace is None else Path(trace),
+        system=system,
+        settings=settings or {},
+        about=about or {},
+        progress=progress,
+        play=play,
+    ).run()
 
 
 def panel_settings(tasks: Panel | Sequence[Task], chosen: Sequence[Task], limit: int | None) -> dict[str, Any]:

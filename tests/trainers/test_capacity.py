@@ -119,12 +119,17 @@ def test_memory_by_hand() -> None:
     assert found.peak == pytest.approx(found.states + found.scoring)  # more than the rollout takes
 
 
-def test_evaluations_are_played_by_one_process() -> None:
-    """However many GPUs: 64 slots, as many waves as 536 episodes need."""
-    few, many = (estimate(SHAPES["0.6B"], None, CHIPS["H200"], gpus, Workload()) for gpus in (1, 8))
-    assert many.eval_s > 8 * many.rollout_s
-    one = estimate(SHAPES["0.6B"], None, CHIPS["H200"], 1, Workload(eval_episodes=64))
-    assert one.eval_s == one.rollout_s == few.rollout_s
+def test_evaluations_are_divided_as_the_episodes_of_a_step_are() -> None:
+    """536 episodes over 8 GPUs are 67 each: two waves of at most 64."""
+    for gpus in (1, 8):
+        work = Workload(eval_episodes=64 * gpus)
+        found = estimate(SHAPES["0.6B"], None, CHIPS["H200"], gpus, work)
+        assert (
+            found.eval_s == estimate(SHAPES["0.6B"], None, CHIPS["H200"], gpus, Workload(episodes=64 * gpus)).rollout_s
+        )
+    eight = estimate(SHAPES["0.6B"], None, CHIPS["H200"], 8, Workload())
+    one = estimate(SHAPES["0.6B"], None, CHIPS["H200"], 1, Workload())
+    assert one.eval_s / eight.eval_s == pytest.approx(9 / 2, rel=0.1)
     assert estimate(SHAPES["0.6B"], None, CHIPS["H200"], 1, Workload(eval_episodes=0)).eval_s == 0.0
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.episode import Episode, TopK
-from turngym.envs.protocols import Collect, CollectRequest, Scorer, SupportScorer
+from turngym.envs.protocols import Collect, CollectRequest, DividedEvaluation, EvalPoint, Scorer, SupportScorer
 from turngym.trainers.distributed.world import DistributedError, World, balanced_shares, on_all_ranks, on_rank_zero
 from turngym.trainers.models.scorer import Ids, LocalScorer, Positions
 from turngym.trainers.run.progress import NoProgress
@@ -119,7 +119,7 @@ def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
 
 
 def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = False) -> Any:
-    """A `Trainer` whose run is divided among the processes of `world`; only rank 0 logs, evaluates and shows.
+    """A `Trainer` whose run is divided among the processes of `world`; only rank 0 logs and shows.
 
     `shard_teacher` divides the weights of teacher and reference too: each process holds all of them while it scores,
     and its share while it learns. Raises DistributedError for runs that cannot keep step.
@@ -149,7 +149,7 @@ def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = Fals
         collect=SharedCollect(collect=trainer.collect, **policy),
         teacher=scorer(trainer.teacher),
         reference=scorer(trainer.reference),
-        evaluate=trainer.evaluate and RankZeroEvaluation(evaluate=trainer.evaluate, **policy),
+        evaluate=trainer.evaluate and SharedEvaluation(evaluate=trainer.evaluate, **policy),
         progress=NoProgress() if world.rank else trainer.progress,
     )
 
@@ -171,18 +171,27 @@ class NullMetricsLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankZeroEvaluation:
-    """An evaluation that rank 0 plays while the others wait; its result is broadcast."""
+class SharedEvaluation:
+    """An evaluation whose episodes the ranks divide (`DividedEvaluation`); its result is broadcast.
 
-    evaluate: Callable[[int], Any]
+    One that cannot be divided is played by rank 0 while the others wait.
+    """
+
+    evaluate: Callable[[int], EvalPoint] | DividedEvaluation
     world: World
     model: Any
     servers: SharedServers | None = None
 
-    def __call__(self, step: int) -> Any:
-        with self.world.full_params(self.model):
-            update_servers(self.world, self.servers)
-            return on_rank_zero(self.world, lambda: self.evaluate(step))
+    def __call__(self, step: int) -> EvalPoint:
+        evaluation, world = self.evaluate, self.world
+        with world.full_params(self.model):
+            update_servers(world, self.servers)
+            if callable(evaluation) and not hasattr(evaluation, "play_share"):
+                return on_rank_zero(world, lambda: evaluation(step))
+            divided = cast(DividedEvaluation, evaluation)
+            on_rank_zero(world, lambda: divided.gather(step))
+            on_all_ranks(world, lambda: divided.play_share(step, (world.rank, world.size)))
+            return on_rank_zero(world, lambda: divided.finish(step))
 
 
 def _take(items: Sequence[T], own: NDArray[np.int64]) -> list[T]:

@@ -80,7 +80,7 @@ class Workload:
     shard_teacher: bool = False
     """Divide the teacher over the GPUs; each holds all of it while it scores."""
     eval_episodes: int = 536
-    """Of one evaluation (tasks times samples), which one process plays while the others wait."""
+    """Of one evaluation (tasks times samples); each process plays its share."""
     compute_share: float = 0.4
     """Of the chip's peak that forward and backward passes reach."""
     decode_share: float = 0.5
@@ -197,7 +197,7 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
     # while they play all processes hold all weights; of a single one they are its own
     weights = 4.0 * student.parameters * (1 - 1 / gpus)
     room = chip.memory * (1 - work.reserve)
-    share = math.ceil(work.episodes / gpus)
+    share, evaluated = math.ceil(work.episodes / gpus), math.ceil(work.eval_episodes / gpus)
     cache = float(student.episode_bytes(work.length, work.rollout_dtype))
     fitting = int(max(0.0, room - states - weights) // cache)
     at_once = min(share, work.slots, fitting)
@@ -216,7 +216,7 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
         * _forward_flops(student, work)
         / gpus
         / _operations(chip, work, "float32" if work.precision == "float32" else "bfloat16"),
-        eval_s=_rollout_seconds(student, chip, work, work.eval_episodes, min(work.eval_episodes, work.slots, fitting)),
+        eval_s=_rollout_seconds(student, chip, work, evaluated, min(evaluated, work.slots, fitting)),
         room=room,
     )
 
