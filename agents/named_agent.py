@@ -171,8 +171,6 @@ def _open_endpoint(model: str, options: AgentOptions, tool: ToolSpec) -> OpenedA
         raise AgentError("--observation-role is not for endpoints: results of calls are of role tool, others of user")
     if options.channel not in ("auto", "text", "tool", "tool:hermes"):
         raise AgentError(f"--channel is {options.channel}: an endpoint reads its model's calls; valid: text, tool")
-    if options.memory not in (None, "all"):
-        raise AgentError(f"--memory is {options.memory}: endpoints are sent the whole conversation; valid: all")
     agent = open_endpoint(
         model,
         options.endpoint,
@@ -182,6 +180,7 @@ def _open_endpoint(model: str, options: AgentOptions, tool: ToolSpec) -> OpenedA
         thinking=options.thinking,
         max_tokens=options.max_new_tokens,
         max_context=options.max_context,
+        memory=options.memory or "all",
         slots=options.slots,
     )
     return _opened_endpoint(agent, options.system)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from turngym.agents.agent import AgentError, Conversation, Reply, ResponseWriter
 from turngym.agents.endpoint.answer import Answer
 from turngym.agents.endpoint.client import Address, EndpointClient, Sent
 from turngym.agents.endpoint.errors import ContextOverflow, EndpointError, EndpointTimeout
 from turngym.agents.endpoint.messages import Transcript, content_of, response_of
+from turngym.agents.endpoint.parameters import ChatParameters
 from turngym.agents.endpoint.tokens import add_ids
 from turngym.agents.endpoint.usage import NOTE, Prices, Usage
+from turngym.agents.rendering.memory import ALL, Memory, memory_of
 from turngym.agents.sglang.client.event_loop import LoopThread
 from turngym.envs.channels import Channel
-from turngym.envs.core import ToolSpec, content_hash
+from turngym.envs.core import ToolSpec
 from turngym.envs.episode import Origin, Status
 
 # streams beside those of the scripted agents
@@ -27,29 +29,6 @@ CLOSING = 5.0
 """Seconds that connections get to close."""
 LEAST_TOKENS = 64
 """Below which an answer is not worth asking for, where the context is nearly full."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatParameters:
-    """What every request asks for besides its messages, and what is done with the answers."""
-
-    model: str
-    temperature: float = 0.85
-    max_tokens: int = 4096
-    max_context: int | None = None
-    """Most tokens of history and answer together, by the server's count; None: what the server takes."""
-    send_stop: bool = True
-    send_seed: bool = True
-    reasoning_back: Literal["drop", "send"] = "drop"
-    token_ids: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the body."""
-
-    def fingerprint(self, channel: str, system: str | None) -> str:
-        """Of all that changes answers; where the endpoint is does not."""
-        names = ("model", "temperature", "max_tokens", "max_context", "send_stop", "send_seed", "reasoning_back")
-        known = {name: getattr(self, name) for name in names} | {"extra": dict(self.extra)}
-        return content_hash({"engine": "openai", **known, "channel": channel, "system": system})[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +84,7 @@ class EndpointAgent:
         self.writer = TranscriptWriter()
         self._deadline, self._retries, self._parallel = deadline, retries, parallel
         self._prices = prices
+        self._memory = memory_of(parameters.memory)
         self._started: tuple[LoopThread, EndpointClient] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,7 +97,7 @@ class EndpointAgent:
             return []
         for conversation in waiting:
             self._check_channel(conversation)
-            shown(conversation)
+            shown(conversation, self._memory)
         loop, client = self._open()
         results = loop.run(self._ask_all(client, waiting))
         failures = [result for result in results if isinstance(result, EndpointError)]
@@ -214,7 +194,9 @@ class EndpointAgent:
         used = replace(answer.usage, retries=retries, cut_off=int(answer.finish == "length"))
         if self._prices is not None:
             used = replace(used, cost=self._prices.cost(used))
-        conversation.memory[TOKENS] = used.prompt_tokens + used.completion_tokens
+        # where the next prompt is written anew it is about as long as this one, whatever was answered
+        grown = used.completion_tokens if self.parameters.memory == "all" else 0
+        conversation.memory[TOKENS] = used.prompt_tokens + grown
         total = conversation.memory.get(USED, Usage()) + used
         conversation.memory[USED] = total
         conversation.notes[NOTE] = total.to_json()
@@ -232,11 +214,14 @@ TRANSCRIPT, TOKENS, USED = "endpoint.transcript", "endpoint.tokens", "endpoint.u
 """What a conversation's memory holds: its messages, the size of the last request and answer, and all that was used."""
 
 
-def shown(conversation: Conversation) -> Transcript:
-    """The messages of a conversation, with its waiting observation as the last one."""
+def shown(conversation: Conversation, memory: Memory = ALL) -> Transcript:
+    """The messages that are sent: what `memory` shows of the episode, the waiting observation last."""
     transcript: Transcript = conversation.memory.setdefault(TRANSCRIPT, Transcript())
     if transcript.observed == conversation.turn:
-        transcript.observe(conversation.system, conversation.observation)
+        prompt = memory.prompt(conversation.statement, conversation.past, conversation.observation)
+        if prompt is not None:
+            transcript.forget()
+        transcript.observe(conversation.system, conversation.observation if prompt is None else prompt)
     return transcript
 
 

@@ -40,6 +40,10 @@ class Transcript:
             self.messages.append({"role": "tool", "tool_call_id": name, "content": content})
         self.open_calls = ()
 
+    def forget(self) -> None:
+        """Begin anew, as if nothing had been said."""
+        self.messages, self.open_calls = [], ()
+
     def answer(self, answer: Answer, text: str, *, reasoning: bool = False) -> None:
         """Add what the model said; `text` is its content, `reasoning` says whether its thoughts are sent back."""
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not answer.calls else None}

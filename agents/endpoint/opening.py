@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from turngym.agents.agent import AgentError
-from turngym.agents.endpoint.agent import ChatParameters, EndpointAgent
+from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import Address
 from turngym.agents.endpoint.options import EndpointOptions
+from turngym.agents.endpoint.parameters import ChatParameters
 from turngym.agents.endpoint.usage import Prices
 from turngym.agents.environments import json_object
 from turngym.envs.channels import make_channel
@@ -28,6 +29,7 @@ def open_endpoint(
     thinking: Literal["auto", "on", "off"],
     max_tokens: int | None,
     max_context: int | None,
+    memory: str,
     slots: int,
 ) -> EndpointAgent:
     """The agent; nothing is sent yet. Raises AgentError for settings that cannot be."""
@@ -42,6 +44,7 @@ def open_endpoint(
         send_seed=options.send_seed,
         reasoning_back=options.reasoning_back,
         token_ids=options.token_ids,
+        memory=memory,
         extra=_extra(options.extra_body, thinking),
     )
     return EndpointAgent(

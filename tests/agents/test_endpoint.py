@@ -16,8 +16,9 @@ pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
 from openai_fake import FakeOpenAI, Fault, error, served
 
 from turngym.agents.agent import AgentError
-from turngym.agents.endpoint.agent import ChatParameters, EndpointAgent
+from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import Address
+from turngym.agents.endpoint.parameters import ChatParameters
 from turngym.agents.endpoint.usage import Prices, usage_of
 from turngym.agents.evaluation.tasks import EvaluationError, evaluate_tasks
 from turngym.agents.rollout import Job, rollout
@@ -105,6 +106,25 @@ def test_what_is_sent_and_what_is_recorded(serve: Any, make_doors: Any) -> None:
     assert "seed" not in fake.requests[-1]
     assert "stop" not in fake.requests[-1]
     assert "reasoning_content" not in fake.requests[-1]["messages"][2]
+
+
+@pytest.mark.parametrize("channel", ["text", "tool"])
+def test_a_window_is_one_message(serve: Any, make_doors: Any, channel: str) -> None:
+    """What was said and called before stands in the text; results of calls are of no call any more."""
+    call = {"id": "c", "type": "function", "function": {"name": "door", "arguments": '{"action": "open door 1"}'}}
+    answer = {"content": "Hm.\n<action>open door 1"} if channel == "text" else {"content": None, "tool_calls": [call]}
+    fake, make = serve(message=lambda body: answer), make_doors(channel=channel)
+    agent = agent_for(make, fake.url, channel, memory="window:1", max_context=10_000)
+    (episode,) = rollout([Job(task_id="doors/3", seed=7)], make, agent, max_turns=3)
+    assert len(episode.turns) == 3
+    assert [[m["role"] for m in body["messages"]] for body in fake.requests] == [["system", "user"]] * 3
+    first, second, third = (body["messages"][1]["content"] for body in fake.requests)
+    assert first == episode.turns[0].observation
+    assert second.endswith("Now turn 2. Observation 2: " + episode.turns[1].observation)
+    assert "Observation 1: You see 3 doors.\nAction 1: open door 1\n" in second
+    assert "Observation 2: door 1 is open\nAction 2: open door 1\n" in third
+    assert "Action 1" not in third
+    assert "Hm." not in third
 
 
 def test_failures_that_pass_leave_no_trace(serve: Any, make_doors: Any) -> None:

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
 
 from turngym.agents.agent import AgentError
-from turngym.agents.endpoint.agent import ChatParameters
 from turngym.agents.endpoint.answer import Answer, UnreadableAnswer, read_answer
 from turngym.agents.endpoint.client import Address
 from turngym.agents.endpoint.errors import refused
 from turngym.agents.endpoint.messages import content_of
 from turngym.agents.endpoint.options import EndpointOptions, EndpointSettings
+from turngym.agents.endpoint.parameters import ChatParameters
 from turngym.agents.endpoint.retry import RateGate, pauses, retry_after
 from turngym.agents.endpoint.tokens import add_ids
 from turngym.agents.endpoint.usage import Prices, Usage, read_usage

@@ -73,14 +73,17 @@ def test_a_greedy_model_plays_the_same_behind_the_endpoint(proxy: str, monkeypat
     assert not there.episodes[0].segments
 
 
+@pytest.mark.parametrize("memory", ["all", "window:1", "react"])
 def test_ids_and_logprobs_arrive_as_they_were_sampled(
-    proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
     monkeypatch.setenv("TINY_KEY", "sesame")
-    here = evaluate("alfworld-quickstart", f"model:{STUDENT}", temperature=0.0, threads=1, **PANEL)
-    there = evaluate(
-        "alfworld-quickstart", "openai:tiny", temperature=0.0, out=tmp_path, token_ids=True, **asked(proxy)
-    )
+    how: dict[str, Any] = {"temperature": 0.0, "memory": memory}
+    # a tiny tokenizer spells out what it has never seen: with another memory a prompt grows by 700 ids a turn
+    how |= {} if memory == "all" else {"max_turns": 5}
+    here = evaluate("alfworld-quickstart", f"model:{STUDENT}", threads=1, **how, **PANEL)
+    there = evaluate("alfworld-quickstart", "openai:tiny", out=tmp_path, token_ids=True, **how, **asked(proxy))
+    assert {len(e.segments) == 1 for e in here.episodes} == {memory == "all"}
     for mine, theirs in zip(here.episodes, read_trace(tmp_path / "trace.jsonl")[0], strict=True):
         found = next(e for e in there.episodes if e.task == theirs.task)
         assert [s.tolist() for s in theirs.segments] == [s.tolist() for s in found.segments]

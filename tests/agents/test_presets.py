@@ -287,14 +287,16 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     assert not any(turn.observation.startswith("Nothing happens.") for turn in episode.turns)
 
 
-@pytest.mark.parametrize("name", ["turnopd", "search-r1"])
-def test_an_endpoint_plays_a_preset_that_it_can_show(name: str) -> None:
+@pytest.mark.parametrize("name", ["turnopd", "search-r1", "verl-agent", "react"])
+def test_an_endpoint_plays_every_preset(name: str) -> None:
     pytest.importorskip("openai")
     row = preset(name, SEARCH)
     endpoint: Any = EndpointOptions(base_url="http://127.0.0.1:1/v1")
     options = AgentOptions(agent="openai:m", endpoint=endpoint, **row.chat(row.make()))
     opened = open_agent(options, lambda: probe(SEARCH, row.make()))
     assert (opened.channel, opened.system) == (row.channel, row.chat(row.make()).get("system"))
-    other = replace(options, memory="window:2")
-    with pytest.raises(AgentError, match="--memory is window:2: endpoints are sent the whole conversation"):
-        open_agent(other, lambda: probe(SEARCH, row.make()))
+    assert opened.agent.parameters.memory == row.memory  # type: ignore[attr-defined]
+    other = open_agent(replace(options, memory="window:3"), lambda: probe(SEARCH, row.make()))
+    assert other.fingerprint != opened.fingerprint
+    with pytest.raises(TurngymError, match="memory 'windw:2' is unknown; valid: all, window:N, react"):
+        open_agent(replace(options, memory="windw:2"), lambda: probe(SEARCH, row.make()))
