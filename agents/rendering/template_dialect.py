@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -43,6 +44,12 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> Chat
     if settings.channel != "tool":
         return settings
     learned = learn_dialect(tokenizer, tool)
+    if not learned.exact:
+        warnings.warn(
+            f"this chat template's calls are read as {learned.dialect.name}, but it writes them a little otherwise than "
+            "we do: answers are read and kept as they were said, demonstrations (sft, luffy, expert) differ from it",
+            stacklevel=2,
+        )
     return settings if learned.dialect is HERMES else replace(settings, channel=f"tool:{learned.dialect.name}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from families import FAMILIES, family_tokenizer
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import describe, open_renderer, resolved
 from turngym.agents.rendering.renderer import ChatRenderer, RenderError, TokenHistory
-from turngym.agents.rendering.template_dialect import learn_dialect
+from turngym.agents.rendering.template_dialect import learn_dialect, with_dialect
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.core import ToolSpec
 from turngym.envs.dialects.json_calls import CALL_ID
@@ -51,6 +52,9 @@ def played(renderer: ChatRenderer, responses: Sequence[str]) -> TokenHistory:
 
 
 def test_every_template_that_knows_tools_is_read_in_its_own_dialect() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert all(with_dialect(ChatSettings(channel="tool"), family_tokenizer(name), TOOL) for name in FAMILIES)
     learned = {name: learn_dialect(family_tokenizer(name), TOOL) for name in FAMILIES}
     assert {name: found.dialect.name for name, found in learned.items()} == FAMILIES
     assert all(found.exact for found in learned.values())
@@ -193,6 +197,8 @@ def test_a_dialect_that_is_read_but_not_written_letter_by_letter() -> None:
         tokenizer.chat_template = source.replace('{"name": "', '{ "name" : "')
         learned = learn_dialect(tokenizer, TOOL)
         assert (learned.dialect.name, learned.exact) == ("llama", False)
+        with pytest.warns(UserWarning, match="read as llama, but it writes them a little otherwise"):
+            assert with_dialect(ChatSettings(channel="tool"), tokenizer, TOOL).channel == "tool:llama"
     finally:
         tokenizer.chat_template = source
 
