@@ -46,8 +46,8 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> Chat
     learned = learn_dialect(tokenizer, tool)
     if not learned.exact:
         warnings.warn(
-            f"this chat template's calls are read as {learned.dialect.name}, but it writes them a little otherwise than "
-            "we do: answers are read and kept as they were said, demonstrations (sft, luffy, expert) differ from it",
+            f"this chat template's calls are read as {learned.dialect.name}, but it writes them a little otherwise "
+            "than we do: answers are read and kept as they were said, demonstrations (sft, luffy) differ from it",
             stacklevel=2,
         )
     return settings if learned.dialect is HERMES else replace(settings, channel=f"tool:{learned.dialect.name}")
