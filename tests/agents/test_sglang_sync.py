@@ -172,6 +172,18 @@ def test_a_restarted_server_reads_the_weights_once_for_all_its_requests(tmp_path
         fleet.close()
 
 
+def test_behind_a_router_the_restarted_server_alone_reads_the_weights_again(servers: Any, tmp_path: Path) -> None:
+    with FakeServer(workers=[server.url for server in servers]) as router:
+        fleet = Fleet(urls=[router.url], settings=QUICK).open()
+        DiskSync(fleet=fleet, save=write, folder=tmp_path).publish(4)
+        servers[1].weights = "default"
+        assert fleet.repair is not None
+        fleet.repair(router.url)
+        assert [len(server.of("/update_weights_from_disk")) for server in servers] == [1, 2]
+        assert {server.weights for server in servers} == {fleet.versions.current}
+        fleet.close()
+
+
 def test_the_model_is_sent_before_the_first_request_and_after_each_change(
     servers: Any, fleet: Fleet, tmp_path: Path
 ) -> None:
