@@ -91,12 +91,14 @@ class JobScheduler:
             worker_state.busy = False
             if answer.died:
                 self._on_worker_death(answer, worker_state)
+            # an answer that was owed to the run before, an error too, finds the phase reset, and is dropped
+            elif worker_state.phase == "not_started":
+                continue
             elif answer.error is not None:
                 errors.append(answer.error)
-            # an answer that was owed to the run before finds the phase reset, and is dropped
             elif worker_state.phase == "starting":
                 worker_state.phase, self._failed_starts = "ready", 0
-            elif worker_state.phase == "ready":
+            else:
                 worker_state.jobs.difference_update(number for number, _ in answer.value)
                 self._arrived.extend(answer.value)
         self._flush()

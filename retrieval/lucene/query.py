@@ -47,12 +47,20 @@ class Searcher:
     def search(self, terms: Iterable[tuple[int, int]], k: int) -> tuple[np.ndarray, np.ndarray]:
         """(rows, float32 scores) of the best `k` documents; `terms` are (number, times in the query)."""
         clauses = sorted((self._clause(*term) for term in terms), key=lambda clause: (-clause.bound, clause.start))
-        sums = self._spare.pop() if self._spare else np.zeros(len(self._parts.norms))
+        sums = self._borrow()
         seen, totals = self._collect(clauses, k, sums)
         # only after a search that came to its end: after an error it may not be zero
         self._spare.append(sums)
         # Lucene adds the terms' float scores in double and rounds once, too
         return self._best(seen, totals.astype(np.float32), k)
+
+    def _borrow(self) -> np.ndarray:
+        """One number per document, all zero."""
+        try:
+            # not `if self._spare`: another thread may take the last one in between
+            return self._spare.pop()
+        except IndexError:
+            return np.zeros(len(self._parts.norms))
 
     def _clause(self, number: int, times: int) -> _Clause:
         parts = self._parts

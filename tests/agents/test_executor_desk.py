@@ -260,3 +260,29 @@ def test_what_cannot_be_sent_is_named(jobs: list[Job]) -> None:
         ParallelRollout(ThreadlessWorkers(1), retries=-1)
     with pytest.raises(ExecutorError, match="slots is 0"):
         ParallelRollout(ThreadlessWorkers(1))(jobs, lambda: None, ExpertAgent(), slots=0)
+
+
+class Owing(ThreadlessWorkers):
+    """Worker 0 answers nothing until `late`, and then first with an error."""
+
+    late: bool | None = None
+
+    def wait(self, timeout: float) -> list[Answer]:
+        if self.late:
+            self.late = False
+            self.asked.pop(0)
+            return [Answer(worker=0, error=TaskError("of the run before"))]
+        return super().wait(timeout)
+
+
+def test_an_error_that_was_owed_to_the_run_before_is_not_the_next_ones(
+    spec: EnvSpec, jobs: list[Job], expected: list[Episode]
+) -> None:
+    workers = Owing(2, lambda worker, *call: "never" if worker == 0 and workers.late is None else "")
+    run = ParallelRollout(workers)
+    assert untimed(run(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1})) == expected
+    assert workers.asked[0][0] == "begin"
+    workers.late = True
+    assert untimed(run(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1})) == expected
+    assert workers.late is False
+    assert workers.closed == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,31 @@ def test_a_restarted_server_gets_the_newest_weights_again(servers: Any, fleet: F
     assert [one.ids.tolist() for one in found] == [one.ids.tolist() for one in wanted]
     assert {one.policy_version for one in found} == {4}
     assert name in {server.weights for server in servers}
+
+
+def test_a_restarted_server_reads_the_weights_once_for_all_its_requests(tmp_path: Path) -> None:
+    with FakeServer() as server:
+        fleet = Fleet(urls=[server.url], settings=QUICK).open()
+        policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY)
+        DiskSync(fleet=fleet, save=write, folder=tmp_path).publish(4)
+        for restarts in (1, 2):
+            server.weights = "default"
+            asked = [replace(ask(n), session=str(n)) for n in range(6)]
+            assert [one.policy_version for one in policy.generate(asked)] == [4] * 6
+            assert len(server.of("/update_weights_from_disk")) == 1 + restarts
+        fleet.close()
+
+
+def test_behind_a_router_the_restarted_server_alone_reads_the_weights_again(servers: Any, tmp_path: Path) -> None:
+    with FakeServer(workers=[server.url for server in servers]) as router:
+        fleet = Fleet(urls=[router.url], settings=QUICK).open()
+        DiskSync(fleet=fleet, save=write, folder=tmp_path).publish(4)
+        servers[1].weights = "default"
+        assert fleet.repair is not None
+        fleet.repair(router.url)
+        assert [len(server.of("/update_weights_from_disk")) for server in servers] == [1, 2]
+        assert {server.weights for server in servers} == {fleet.versions.current}
+        fleet.close()
 
 
 def test_the_model_is_sent_before_the_first_request_and_after_each_change(

@@ -204,6 +204,15 @@ def test_an_index_that_does_not_find_its_passages_is_not_finished(corpus: Path, 
     assert not (tmp_path / "i").exists()
 
 
+def test_equal_passages_are_no_sign_of_a_damaged_index(tmp_path: Path) -> None:
+    """Of fifty passages with the same words a search for ten finds ten, and not always the one that asks."""
+    texts = ["a singer on a bridge"] * 50 + ["a battle by the river"] * 50
+    rows = [json.dumps({"id": f"p{row}", "contents": f'"Same"\n{text}'}) for row, text in enumerate(texts)]
+    (tmp_path / "c.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    build_index(plan(tmp_path / "c.jsonl", tmp_path / "i"))
+    assert check_files(tmp_path / "i", read_manifest(tmp_path / "i"), hashes=True) == []
+
+
 STREAMED = ("Flat", "SQ8", "SQfp16", "IVF4,Flat", "IVF4,SQ8", "IVF40,SQ8", "IVF4,PQ4x4")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -179,3 +179,15 @@ def test_threads_share_one_index(tmp_path: Path) -> None:
     alone = [index.search(text, 10) for text in texts]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda text: index.search(text, 10), texts * 5)) == alone * 5
+
+
+def test_the_last_spare_array_may_be_taken_by_another_thread(tmp_path: Path) -> None:
+    index = LuceneIndex.build(numbered(["red shoe", "blue shirt"]), tmp_path / "i")
+    searcher = index._searcher
+
+    class Raced(deque[np.ndarray]):
+        def __bool__(self) -> bool:
+            return True  # it was there when this thread looked
+
+    searcher._spare = Raced()
+    assert [name for name, _ in index.search("red", 1)] == ["B000"]

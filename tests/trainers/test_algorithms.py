@@ -217,6 +217,19 @@ def test_temperature_of_the_rollout_is_the_one_that_is_compared() -> None:
     assert np.abs(columns["logp"] - batch.behavior_logp_N).max() > 0.1
 
 
+def test_greedy_ids_are_compared_at_temperature_1_whatever_is_distilled() -> None:
+    """Engines report log-probabilities of greedy ids at temperature 1."""
+    model = toy.tiny(1, 6.0)
+    batch, algorithm = pack(rollouts(model, temperature=1.0)), ALGORITHMS["sft"]
+    weight_N = algorithm.weight(batch, step=1, total_steps=1)
+    forward = Forward(sampling_temperature=0.0, distill_temperature=1.7)
+    _, columns = accumulate(
+        model, batch, targets=Targets(), weight_N=weight_N, token_loss=algorithm.token_loss, forward=forward
+    )
+    assert np.abs(columns["sampled_logp"] - batch.behavior_logp_N).max() < 1e-4
+    assert np.abs(columns["logp"] - batch.behavior_logp_N).max() > 0.1
+
+
 def test_gradient_that_is_not_finite_changes_nothing() -> None:
     model = toy.tiny(1)
     batch, algorithm = pack(rollouts(model)), ALGORITHMS["sft"]

@@ -13,11 +13,13 @@ import toy_run as toy
 
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest
+from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.run.async_rollout import AsyncConfig, AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.run.metrics import SOME_METRICS, read_metrics
-from turngym.trainers.run.rollout_schedule import Synchronous
+from turngym.trainers.run.rollout_schedule import Planned, Synchronous
+from turngym.trainers.run.train_loop import TrainLoop
 from turngym.trainers.trainer import Trainer
 
 torch.set_num_threads(1)
@@ -117,6 +119,55 @@ def test_a_stopped_run_plays_what_was_under_way_again(tmp_path: Path) -> None:
     assert [(step, version) for step, version, _ in replayed.log] == [(6, 3), (7, 4), (8, 5)]
     with pytest.raises(Exception, match=r"another configuration.*algorithm\.staleness: checkpoint 2, now 1"):
         stale(tmp_path / "stopped", 1)[0].train(resume=True)
+
+
+def test_an_interrupt_between_playing_and_learning_loses_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = stale(tmp_path / "whole", 1, steps=4)
+    whole.train()
+    stopped, _ = stale(tmp_path / "stopped", 1, steps=4)
+    collect = TrainLoop._collect
+
+    def interrupted(loop: TrainLoop) -> Any:
+        handed = collect(loop)
+        if loop.state.step == 2:
+            raise KeyboardInterrupt
+        return handed
+
+    monkeypatch.setattr(TrainLoop, "_collect", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    monkeypatch.undo()
+    again, replayed = stale(tmp_path / "stopped", 1, steps=4)
+    again.train(resume=True)
+    assert untimed(tmp_path / "stopped") == untimed(tmp_path / "whole")
+    assert [step for step, _, _ in replayed.log] == [3, 4]
+
+
+def test_an_interrupt_before_a_batch_is_noted_breaks_it_off(tmp_path: Path) -> None:
+    made, _ = stale(tmp_path / "run", 1)
+    order: Any = made.order
+    stop, begun = threading.Event(), threading.Event()
+    order.cancel = stop.set
+    submit = order._player.submit
+
+    def interrupted(*given: Any) -> Any:
+        submit(*given)
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    def playing(request: CollectRequest) -> list[Episode]:
+        begun.set()
+        assert stop.wait(60), "close waited for the batch"
+        return []
+
+    order._player.submit = interrupted
+    plan, request = DepthPlan(cap=6, probe=True), CollectRequest(step=1, episodes=12, max_turns=6, temperature=1.0)
+    with pytest.raises(KeyboardInterrupt):
+        order(1, lambda step: Planned(plan=plan, request=request), playing)
+    order.close()
+    assert stop.is_set()
 
 
 def test_a_failed_batch_stops_the_run_and_what_is_played_is_broken_off(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from toy_run import trainer
 
 from turngym.envs.core import TurngymError
 from turngym.trainers.config import RunConfig
+from turngym.trainers.run.log_sinks import tensorboard_sink
 from turngym.trainers.run.metrics import read_metrics
 
 torch.set_num_threads(1)
@@ -73,3 +74,15 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path: Path) -
     with pytest.raises(TurngymError, match=r"trackio is not installed: pip install 'turngym\[trackio\]'"):
         trainer(tmp_path / "toy", run=run_config(trackio=True)).train()
     assert not (tmp_path / "toy").exists()
+
+
+def test_tensorboard_hides_what_was_written_after_the_checkpoint_at_step_0(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for number, steps in enumerate([(0, 1, 2, 3), (1,)]):
+        sink = tensorboard_sink(tmp_path, 0)
+        assert sink is not None
+        for step in steps:
+            sink.write({"step": step, "loss": float(number)})
+        sink.close()
+    found = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in found] == [(0, 0.0), (1, 1.0)]

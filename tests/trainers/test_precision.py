@@ -127,6 +127,51 @@ def test_recomputing_activations_keeps_less() -> None:
     assert kept_bytes(Forward(gradient_checkpointing=True)) < 0.6 * kept_bytes(Forward())
 
 
+class Dropping(torch.nn.Module):
+    """A layer that drops out by itself, as OPT's do."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner, self.dropout, self.layerdrop = inner, 0.5, 1
+        self.gradient_checkpointing = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        states = self.inner(*args, **kwargs)
+        return torch.nn.functional.dropout(states, self.dropout, self.training)
+
+
+def dropping() -> Any:
+    """A model with dropout in its attention, in a module of its own, and in its layers."""
+    model = toy.tiny(1, 6.0)
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.attention_dropout = 0.5
+        layer.mlp = torch.nn.Sequential(layer.mlp, torch.nn.Dropout(0.5))
+        model.model.layers[number] = Dropping(layer)
+    return model.eval()
+
+
+def test_recomputing_activations_leaves_dropout_off() -> None:
+    batch = batch_of()
+    model = dropping()
+    exact, slope = gradient(model, batch, Forward())
+    found, near = gradient(model, batch, Forward(gradient_checkpointing=True))
+    assert np.array_equal(found["logp"], exact["logp"])
+    assert torch.allclose(near, slope, atol=1e-6)
+    assert not any(module.training for module in model.modules())
+    assert [layer.dropout for layer in model.model.layers] == [0.5] * len(model.model.layers)
+    # a model that its owner left in training mode
+    assert np.array_equal(gradient(model.train(), batch, Forward())[0]["logp"], exact["logp"])
+
+
+def test_the_critics_head_is_float32_under_autocast() -> None:
+    critic = ValueCritic(toy.tiny(1), CriticConfig(kind="model"), autocast=True)
+    seen = []
+    for layer in critic.module.head:
+        layer.register_forward_hook(lambda layer, given, out: seen.append((given[0].dtype, out.dtype)))
+    critic.values(batch_of())
+    assert set(seen) == {(torch.float32, torch.float32)}
+
+
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_the_critic_follows_precision_and_recomputation(kind: Any) -> None:
     batch, values = batch_of(), []

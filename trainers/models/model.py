@@ -190,22 +190,41 @@ def autocast(model: nn.Module, on: bool) -> AbstractContextManager[Any]:
 
 
 class recomputing:
-    """Training mode only where recomputation needs it: dropout stays off, as it is when the policy samples."""
+    """Training mode only where recomputation needs it: dropout stays off, as it is when the policy samples.
+
+    transformers recomputes a layer that is in training mode; what is inside it stays in evaluation mode, and a layer
+    that drops out by itself has its probability at 0 meanwhile.
+    """
 
     def __init__(self, model: Any, checkpointing: bool) -> None:
         self.model, self.checkpointing = model, checkpointing
+        self._dropout: list[tuple[nn.Module, str, float]] = []
         # transformers 5.2x renamed the switch; the older name still works there, with a warning
         self.word = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
 
     def __enter__(self) -> None:
+        self.model.eval()  # a caller's model may come in training mode
         if self.checkpointing:
             getattr(self.model, f"{self.word}_checkpointing_enable")()
-            self.model.train()  # transformers' layers recompute in training mode only
+            for module in self.model.modules():
+                # the layers' flag has kept its name
+                if getattr(module, "gradient_checkpointing", False):
+                    self._train_without_dropout(module)
 
     def __exit__(self, *error: object) -> None:
         if self.checkpointing:
             getattr(self.model, f"{self.word}_checkpointing_disable")()
+        for module, name, value in self._dropout:
+            setattr(module, name, value)
+        self._dropout.clear()
         self.model.eval()
+
+    def _train_without_dropout(self, module: nn.Module) -> None:
+        module.training = True  # not train(): what is inside would drop out
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                self._dropout.append((module, name, value))
+                setattr(module, name, 0.0)
 
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -124,10 +124,12 @@ class AsyncRollout:
         due = self._batches[0]
         assert due.planned.request.step == step, f"batch {due.planned.request.step} is due at step {step}"
         assert due.episodes is not None
-        episodes = due.episodes.result()
-        # only now: a checkpoint that is written while it waits above still holds the batch
-        self._batches.popleft()
-        return due.planned, episodes
+        # not taken out yet: an interrupt before it is learned from writes a checkpoint that must still hold the batch
+        return due.planned, due.episodes.result()
+
+    def learned(self, step: int) -> None:
+        while self._batches and self._batches[0].planned.request.step <= step:
+            self._batches.popleft()
 
     def _play(self, batch: _Batch, collect: Collect) -> list[Episode]:
         self.snapshot.put(batch.weights, batch.version)
@@ -161,7 +163,8 @@ class AsyncRollout:
 
     def close(self) -> None:
         """Stop playing; waits until the thread has noticed."""
-        if any(batch.episodes is not None and not batch.episodes.done() for batch in self._batches):
+        # also where an interrupt came between the start of a batch and the note of it
+        if any(batch.episodes is None or not batch.episodes.done() for batch in self._batches):
             # shutdown alone would wait for the batch in progress to be played to its end
             self.cancel()
         self._player.shutdown(wait=True, cancel_futures=True)

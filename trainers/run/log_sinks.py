@@ -63,7 +63,7 @@ def tensorboard_sink(folder: Path, step: int) -> TensorboardSink | None:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return TensorboardSink(SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None))
+    return TensorboardSink(SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1))
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -162,8 +162,9 @@ def _forward(
     assert own.entropy_N is not None  # asked for at the distillation temperature
     sampled, entropy_n = own.logp_N, own.entropy_N
     # 0 is greedy: there is nothing to divide by, and engines report such ids at temperature 1
-    if forward.sampling_temperature not in (forward.distill_temperature, 0.0):
-        sampled = _project(model, states, label_n, None, forward, forward.sampling_temperature).logp_N
+    played = forward.sampling_temperature or 1.0
+    if played != forward.distill_temperature:
+        sampled = _project(model, states, label_n, None, forward, played).logp_N
     tokens = Tokens(
         logp_n=own.logp_N,
         sampled_logp_n=sampled,

@@ -27,6 +27,9 @@ class RolloutSchedule(Protocol):
         self, step: int, planned: Callable[[int], Planned], collect: Collect
     ) -> tuple[Planned, list[Episode]]: ...
 
+    def learned(self, step: int) -> None:
+        """The episodes of `step` are in the weights: what a checkpoint holds from now on is without them."""
+
     def save(self, folder: Path) -> None:
         """Add files to a checkpoint that is being written."""
 
@@ -44,6 +47,9 @@ class Synchronous:
     def __call__(self, step: int, planned: Callable[[int], Planned], collect: Collect) -> tuple[Planned, list[Episode]]:
         now = planned(step)
         return now, collect(now.request)
+
+    def learned(self, step: int) -> None:
+        return
 
     def save(self, folder: Path) -> None:
         return

@@ -88,6 +88,7 @@ class TrainLoop:
                 collected = self._collect()
                 with interrupts.protected():
                     self._step(*collected)
+                    trainer.order.learned(self.state.step)
                 self._maybe_evaluate()
                 every = trainer.run.checkpoint_every
                 if self.state.step == total or (every and self.state.step % every == 0):

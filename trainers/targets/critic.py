@@ -53,8 +53,9 @@ class _Values(nn.Module):
 
     def forward(self, ids_BL: NDArray[np.int64], predictor_n: NDArray[np.int64]) -> Tensor:
         states = hidden_states(self.trunk, ids_BL)
-        # the head's weights are float32 whatever the trunk's are
-        return self.head(states[torch.from_numpy(predictor_n).to(states.device)].float())[:, 0]
+        # the head's weights are float32 whatever the trunk's are, and whatever autocast makes of it
+        with torch.autocast(states.device.type, enabled=False):
+            return self.head(states[torch.from_numpy(predictor_n).to(states.device)].float())[:, 0]
 
 
 class ValueCritic:

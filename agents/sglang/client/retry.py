@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -25,7 +26,9 @@ class RetryingClient:
     _numbers: Any = field(default_factory=itertools.count, init=False)
     _name: str = field(default_factory=lambda: secrets.token_hex(4), init=False)
     _running: set[str] = field(default_factory=set, init=False)
-    _repairs: dict[str, asyncio.Lock] = field(default_factory=dict, init=False)
+    _repairing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _repairs: Counter[str] = field(default_factory=Counter, init=False)
+    """By url, how often its server has been given its weights again."""
 
     def rid(self) -> str:
         """A name for a request that no other has."""
@@ -48,7 +51,7 @@ class RetryingClient:
         while True:
             endpoint = self.fleet.endpoint_for(session)
             tries += 1
-            floor = self.fleet.versions.place
+            floor, repairs = self.fleet.versions.place, self._repairs[endpoint.connection.url]
             try:
                 answer = await self._once(endpoint, make, end, where)
                 endpoint.failures = 0
@@ -58,7 +61,7 @@ class RetryingClient:
                 if endpoint.connection.clock() + pause >= end:
                     raise ServerDown(f"{where}: {error} (tried {tries} times)") from error
             except WrongWeights as error:
-                if endpoint.connection.clock() + pause >= end or not await self._repaired(endpoint, floor):
+                if endpoint.connection.clock() + pause >= end or not await self._repaired(endpoint, floor, repairs):
                     raise WrongWeights(f"{error}{self._restart_hint()}") from error
             await asyncio.sleep(pause)
             pause = min(max(2 * pause, 0.05), 5.0)
@@ -103,17 +106,20 @@ class RetryingClient:
             f"{where}: {endpoint.connection.url} gave no answer within {self.fleet.settings.deadline:.0f} s; {state}"
         )
 
-    async def _repaired(self, endpoint: Endpoint, floor: int) -> bool:
-        """Whether the servers have been given their weights again, by this request or another."""
-        repair = self.fleet.repair
+    async def _repaired(self, endpoint: Endpoint, floor: int, repairs: int) -> bool:
+        """Whether the servers have been given their weights again, by this request or another.
+
+        `floor` and `repairs`: the newest weights, and how often the server had been repaired, as the request was sent.
+        """
+        repair, url = self.fleet.repair, endpoint.connection.url
         if repair is None:
             return False
-        lock = self._repairs.setdefault("all", asyncio.Lock())
-        async with lock:
-            # a publish that came while the lock was awaited has moved the place
-            if self.fleet.versions.place == floor:
+        async with self._repairing:
+            # while the lock was awaited, a publish has moved the place, or another request has repaired the server
+            if (self.fleet.versions.place, self._repairs[url]) == (floor, repairs):
                 # repair() waits for calls that run on this very loop
-                await asyncio.to_thread(repair, endpoint.connection.url)
+                await asyncio.to_thread(repair, url)
+                self._repairs[url] += 1
         return True
 
     def _restart_hint(self) -> str:

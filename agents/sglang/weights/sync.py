@@ -122,4 +122,8 @@ class DiskSync:
         name = self.fleet.versions.current
         if self._newest is None or name != self._newest.name:
             raise SyncError(f"{url} has other weights than it was given, and there are none yet to give it again")
-        self.fleet.call_one(url, "POST", "/update_weights_from_disk", self._body(self._newest, name))
+        urls = [server.url for server in self.fleet.servers]
+        for one in [url] if url in urls else urls:
+            # of the servers behind a router only those that need it: reading takes long
+            if self.fleet.call_one(one, "GET", "/model_info").get("weight_version") != name:
+                self.fleet.call_one(one, "POST", "/update_weights_from_disk", self._body(self._newest, name))

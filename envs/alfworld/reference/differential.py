@@ -107,17 +107,20 @@ def plan(
 ) -> list[Play]:
     """`games` plays of different tasks that cycle through categories and scripts; every third has shuffled numbers.
 
-    `ids`: task ids by category. A script gets the next task that has what it is about, if one of the next 40 has.
+    `ids`: task ids by category. A category whose tasks are used up is passed over; only when all are is a task drawn
+    again. A script gets the next task that has what it is about, if one of the next 40 has.
     """
     rng = np.random.default_rng(seed)
-    left = {row: [ids[row][int(i)] for i in rng.permutation(len(ids[row]))] for row in sorted(ids) if ids[row]}
-    rows, scripts = sorted(left), list(SCRIPTS)
+    rows, scripts = [row for row in sorted(ids) if ids[row]], list(SCRIPTS)
+    left: dict[str, list[str]] = {}
     plays = []
     for number in range(games):
-        row = rows[number % len(rows)]
+        if not any(left.values()):
+            left = {row: [ids[row][int(i)] for i in rng.permutation(len(ids[row]))] for row in rows}
+        row = next(row for row in (rows[(number + i) % len(rows)] for i in range(len(rows))) if left[row])
         # one further every round: 6 categories and 8 scripts would otherwise meet in half of the pairs only
         script = scripts[(number + number // len(rows)) % len(scripts)]
-        queue = left[row] or list(ids[row])
+        queue = left[row]
         fits = (i for i, task_id in enumerate(queue[:40]) if suits(script, Game(load(task_id), source=task_id)))
         task_id = queue.pop(next(fits, 0))
         shuffle = number if number % 3 == 2 else None

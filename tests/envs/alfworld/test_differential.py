@@ -74,6 +74,15 @@ def test_six_real_games(reference: Reference, alfworld_data: Path) -> None:
     assert [row.play.shuffle for row in rows] == [None, None, 2, None, None, 5]
 
 
+def test_no_task_is_drawn_twice_before_all_have_been() -> None:
+    ids = {"look": ["a"], "place": ["b", "c", "d"], "two": []}
+    data = house() | {"walkthrough": ["go to fridge 1"]}
+    plays = plan(ids, games=10, steps=3, load=lambda _: data)
+    drawn = [play.task_id for play in plays]
+    assert sorted(drawn[:4]) == sorted(drawn[4:8]) == ["a", "b", "c", "d"]
+    assert len(set(drawn[8:])) == 2
+
+
 def test_the_environment_is_the_same_with_both_engines(reference: Reference) -> None:
     native, textworld = (
         ActionGuard(ALFWorldEnv(engine=name, domain_randomization=True)) for name in ("native", "textworld")
