@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from turngym.scripts.serve.draining import Front
+from turngym.scripts.serve.http.front import Front
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -32,7 +32,6 @@ def retrieval_front(app: Flask, *, threads: int = RETRIEVAL_THREADS) -> Front:
         app=app,
         path="/retrieve",
         threads=threads,
-        connections=1000,
         max_body=service.settings.max_body,
         refuse=refuse,
         leave=service.leave,
@@ -55,6 +54,4 @@ def proxy_front(app: Flask) -> Front:
         leave=service.drain,
         sweep=service.sweep,
         sweep_every=min(settings.idle / 4, 5.0),
-        # a client that waits for its answer is silent: its connection must outlive the deadline
-        patience=int(settings.deadline) + 60,
     )

@@ -45,6 +45,8 @@ class ServeWebshop:
     """Trace file to which visits are appended; None records nothing."""
     host: str = "127.0.0.1"
     """Address to listen on. There is no password: another than this one opens the shop to the network."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: int = 3000
     """Port to listen on; 0 takes a free one."""
     visits: int = 256
