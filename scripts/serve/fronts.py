@@ -55,3 +55,27 @@ def proxy_front(app: Flask) -> Front:
         sweep=service.sweep,
         sweep_every=min(settings.idle / 4, 5.0),
     )
+
+
+def webshop_front(app: Flask, *, threads: int) -> Front:
+    """Of `envs.webshop.web.app.create_app`."""
+    from turngym.envs.webshop.web.app import MAX_FORM
+
+    # the application explains forms that are too large, up to a point
+    return _pages(app, threads, max_body=4 * MAX_FORM)
+
+
+def trace_front(app: Flask) -> Front:
+    """Of `scripts.traces.app.create_app`, which takes no bodies."""
+    return _pages(app, threads=4, max_body=0)
+
+
+def _pages(app: Flask, threads: int, max_body: int) -> Front:
+    return Front(
+        app=app,
+        path="/",
+        threads=threads,
+        max_body=max_body,
+        refuse=lambda status, text: f"{status}: {text}\n".encode(),
+        media="text/plain; charset=utf-8",
+    )
