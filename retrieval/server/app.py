@@ -25,7 +25,7 @@ def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings
         RetrievalError: Flask is not installed.
     """
     try:
-        from flask import Flask, request
+        from flask import Flask, abort, request
     except ImportError as error:
         raise RetrievalError("the retrieval server needs Flask: pip install 'turngym[serve]'") from error
     service = retriever if isinstance(retriever, RetrievalService) else RetrievalService(retriever, settings)
@@ -38,6 +38,9 @@ def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings
     @app.post("/retrieve")
     def retrieve() -> Response:
         began = time.perf_counter()
+        # any page may send text/plain or a form to any address, but JSON only to who allows it (CORS)
+        if request.mimetype != "application/json":
+            abort(415)
         body, status = _retrieve(service, request.get_data(cache=False))
         service.stats.answered(status, time.perf_counter() - began)
         return _json(body, status, {FINGERPRINT_HEADER: service.fingerprint})
@@ -60,6 +63,7 @@ def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings
         said = {
             404: f"there is no {request.method} {request.path}",
             405: f"{request.path} does not take {request.method}",
+            415: "send Content-Type: application/json",
             413: f"the body is larger than {service.settings.max_body} bytes",
         }
         if request.path == "/retrieve":

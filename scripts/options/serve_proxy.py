@@ -35,6 +35,8 @@ class ServeProxy:
     """Folder of the teacher of opd and turnopd, and of opd-hints instead of the student before training."""
     host: str = "127.0.0.1"
     """Address to listen on; another than this one needs a key in TURNGYM_PROXY_KEY."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: int = 8080
     """Port to listen on; 0 takes a free one."""
     drain: float = 30.0

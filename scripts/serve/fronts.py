@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from turngym.scripts.serve.draining import Front
+from turngym.scripts.serve.http.front import Front
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -32,7 +32,6 @@ def retrieval_front(app: Flask, *, threads: int = RETRIEVAL_THREADS) -> Front:
         app=app,
         path="/retrieve",
         threads=threads,
-        connections=1000,
         max_body=service.settings.max_body,
         refuse=refuse,
         leave=service.leave,
@@ -55,6 +54,28 @@ def proxy_front(app: Flask) -> Front:
         leave=service.drain,
         sweep=service.sweep,
         sweep_every=min(settings.idle / 4, 5.0),
-        # a client that waits for its answer is silent: its connection must outlive the deadline
-        patience=int(settings.deadline) + 60,
+    )
+
+
+def webshop_front(app: Flask, *, threads: int) -> Front:
+    """Of `envs.webshop.web.app.create_app`."""
+    from turngym.envs.webshop.web.app import MAX_FORM
+
+    # the application explains forms that are too large, up to a point
+    return _pages(app, threads, max_body=4 * MAX_FORM)
+
+
+def trace_front(app: Flask) -> Front:
+    """Of `scripts.traces.app.create_app`, which takes no bodies."""
+    return _pages(app, threads=4, max_body=0)
+
+
+def _pages(app: Flask, threads: int, max_body: int) -> Front:
+    return Front(
+        app=app,
+        path="/",
+        threads=threads,
+        max_body=max_body,
+        refuse=lambda status, text: f"{status}: {text}\n".encode(),
+        media="text/plain; charset=utf-8",
     )

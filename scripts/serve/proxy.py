@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import tyro
 
 from turngym.envs.core import TurngymError
+from turngym.scripts.serve.http.access import is_loopback
 
 try:
     from turngym.scripts.options.serve_proxy import ServeProxy
@@ -29,7 +30,6 @@ except ImportError as error:
 
 KEY = "TURNGYM_PROXY_KEY"
 """Environment variable with the key that clients must send; on a command line everybody could read it."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,14 +49,16 @@ def serve(config: ServeProxy) -> int:
     from turngym.scripts.serve.proxy_build import build
 
     key = os.environ.get(KEY) or None
-    if key is None and config.host not in LOOPBACK:
+    if key is None and not is_loopback(config.host):
         raise TurngymError(f"--host {config.host} opens the policy to the network: set a key in {KEY} first")
     if config.batch_turns < 1:
         raise TurngymError(f"--batch-turns is {config.batch_turns}; a training step needs at least 1")
     service, training = build(config)
     try:
         app = create_app(service, api_key=key, more_health=None if training is None else training.health)
-        server = DrainingServer(proxy_front(app), host=config.host, port=config.port, drain=config.drain)
+        server = DrainingServer(
+            proxy_front(app), host=config.host, port=config.port, drain=config.drain, hosts=config.hosts
+        )
         server.stop_on_signals()
         print(f"ready: {server.url}, model {service.name!r}, {_what(config)}", flush=True)
         if training is not None:

@@ -4,7 +4,7 @@ Examples:
     turngym serve retrieval --index indexes/wiki
     turngym serve retrieval --index indexes/wiki --port 8001 --topk 5 --window-ms 5
     turngym serve retrieval --index indexes/wiki --rerank hf:models/cross-encoder --device cuda
-    curl -d '{"query": "who wrote Hamlet", "return_scores": true}' http://127.0.0.1:8000/retrieve
+    curl --json '{"query": "who wrote Hamlet", "return_scores": true}' http://127.0.0.1:8000/retrieve
 
 Any Search-R1 client works against it, and `turngym` takes its address wherever it takes an index. SIGTERM or Ctrl-C
 stops listening, answers what was accepted, and ends; a second one ends at once.
@@ -42,6 +42,8 @@ class ServeRetrieval:
     """Of the index's encoder and of the reranker: `cpu`, `cuda`, ..."""
     host: str = "127.0.0.1"
     """Address to listen on. There is no password: another than this one opens the corpus to the network."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     threads: int = RETRIEVAL_THREADS
@@ -86,7 +88,7 @@ def serve(config: ServeRetrieval) -> int:
     service = app.extensions["retrieval"]
     try:
         front = retrieval_front(app, threads=config.threads)
-        server = DrainingServer(front, host=config.host, port=config.port, drain=config.drain)
+        server = DrainingServer(front, host=config.host, port=config.port, drain=config.drain, hosts=config.hosts)
         server.stop_on_signals()
         passages = "?" if service.passages is None else f"{service.passages:,}"
         print(f"ready: {server.url}, {passages} passages, fingerprint {service.fingerprint}", flush=True)

@@ -6,23 +6,21 @@ Examples:
     turngym trace print mine.jsonl
 
 Every visit is appended to a trace as an episode like any other. Pages need no scripts in the browser. SIGTERM or Ctrl-C
-ends the server; visits under way are recorded.
+answers what was accepted, records the visits under way, and ends; a second one ends at once.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
 from turngym.envs.core import TurngymError
-
-if TYPE_CHECKING:
-    from flask import Flask
+from turngym.scripts.serve.draining import DrainingServer
+from turngym.scripts.serve.fronts import webshop_front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +43,8 @@ class ServeWebshop:
     """Trace file to which visits are appended; None records nothing."""
     host: str = "127.0.0.1"
     """Address to listen on. There is no password: another than this one opens the shop to the network."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: int = 3000
     """Port to listen on; 0 takes a free one."""
     visits: int = 256
@@ -55,6 +55,8 @@ class ServeWebshop:
     """Of the goals drawn at random; by default another order every time."""
     threads: int = 8
     """Requests in work at the same time."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,18 +74,18 @@ def serve(config: ServeWebshop) -> int:
     shop = open_shop(config.profile, config.data, progress=lambda what, count: print(f"{what}: {count:,}", flush=True))
     try:
         app = create_app(shop, settings, recorder)
-        server = listen(app, config)
-        signal.signal(signal.SIGTERM, _stop)
+        front = webshop_front(app, threads=config.threads)
+        server = DrainingServer(front, host=config.host, port=config.port, drain=config.drain, hosts=config.hosts)
+        server.stop_on_signals()
         kept = "nothing is recorded" if recorder is None else f"visits are recorded in {recorder.path}"
-        print(
-            f"ready: {address(server)}, {len(shop.products):,} products, {len(shop.goals):,} goals, {kept}", flush=True
-        )
+        print(f"ready: {server.url}, {len(shop.products):,} products, {len(shop.goals):,} goals, {kept}", flush=True)
         server.run()
         app.extensions["webshop"].visits.close()
     finally:
         shop.close()
         if recorder is not None:
             recorder.close()
+    print("stopped; everything accepted was answered" if server.drained else "stopped before all was answered")
     return 0
 
 
@@ -106,39 +108,3 @@ def settings_of(config: ServeWebshop) -> Any:
         seed=config.seed,
         limits=VisitLimits(visits=config.visits, idle=config.idle),
     )
-
-
-def listen(app: Flask, config: ServeWebshop) -> Any:
-    """A waitress server that listens already. Raises TurngymError where it cannot."""
-    from turngym.envs.webshop.web.app import MAX_FORM
-
-    try:
-        from waitress import create_server
-    except ImportError as error:
-        raise TurngymError("the shop's web server needs waitress: pip install 'turngym[serve]'") from error
-    try:
-        return create_server(
-            app,
-            host=config.host,
-            port=config.port,
-            threads=config.threads,
-            max_request_body_size=4 * MAX_FORM,
-            ident="turngym",
-        )
-    except (OSError, ValueError, OverflowError) as error:
-        raise TurngymError(
-            f"cannot listen on {config.host}, port {config.port}: {error}; choose a free port"
-        ) from error
-
-
-def address(server: Any) -> str:
-    """Where the server can be reached."""
-    host, port = next(iter(getattr(server, "effective_listen", [])), None) or (
-        server.effective_host,
-        server.effective_port,
-    )
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-
-def _stop(*_: object) -> None:
-    raise SystemExit

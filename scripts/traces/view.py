@@ -6,11 +6,12 @@ import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
 from turngym.envs.core import TurngymError
+from turngym.scripts.serve.draining import DrainingServer
+from turngym.scripts.serve.fronts import trace_front
 from turngym.scripts.traces.app import create_app
 from turngym.scripts.traces.html import load_decoder
 from turngym.scripts.traces.index import TraceIndex, index_trace
@@ -36,11 +37,11 @@ def view(command: View) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     runs = open_runs(command.files)
     app = create_app(runs, None if command.tokenizer is None else load_decoder(command.tokenizer))
-    server = _listen(app, command.port)
-    address = f"http://{HOST}:{server.effective_port}/"
-    print(f"ready: {address}, {sum(map(len, runs.values())):,} episodes; Ctrl-C ends it", flush=True)
+    server = DrainingServer(trace_front(app), host=HOST, port=command.port)
+    server.stop_on_signals()
+    print(f"ready: {server.url}, {sum(map(len, runs.values())):,} episodes; Ctrl-C ends it", flush=True)
     if command.browser:
-        webbrowser.open(address)
+        webbrowser.open(server.url)
     server.run()
     return 0
 
@@ -60,14 +61,3 @@ def open_runs(files: tuple[str, ...]) -> dict[str, TraceIndex]:
         if runs[name].skipped:
             print(f"{path}: skipped {runs[name].skipped} lines that are no episodes", file=sys.stderr)
     return runs
-
-
-def _listen(app: Any, port: int) -> Any:
-    try:
-        from waitress import create_server
-    except ImportError as error:
-        raise TurngymError("trace view needs waitress: pip install 'turngym[serve]'") from error
-    try:
-        return create_server(app, host=HOST, port=port, threads=4, ident="turngym")
-    except (OSError, ValueError, OverflowError) as error:
-        raise TurngymError(f"cannot listen on port {port}: {error}; choose a free --port") from error

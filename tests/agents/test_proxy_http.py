@@ -16,6 +16,7 @@ pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
 httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 
 import proxy_tools as tools  # noqa: E402
+from malformed import MALFORMED  # noqa: E402
 
 from turngym.agents.proxy.http.app import create_app  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
@@ -24,6 +25,7 @@ from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
 
 user = tools.user
 KEY = "sécret"
+JSON = {"Content-Type": "application/json"}
 PLAIN = httpx.Client(verify=False, timeout=20)  # without certificates, which take a client most of its time to load
 
 
@@ -125,13 +127,38 @@ def test_http_that_is_no_request(serve: Callable[..., Served]) -> None:
     for answer, status in (
         (served.http.get("/nothing"), 404),
         (served.http.get("/chat/completions"), 405),
-        (served.http.post("/chat/completions", content=b"{"), 400),
+        (served.http.post("/chat/completions", content=b"{", headers=JSON), 400),
+        (served.http.post("/chat/completions", content=b"{}", headers={"Content-Type": "text/plain"}), 415),
+        (served.http.post("/chat/completions", content=b"{}"), 415),
         (served.http.post("/chat/completions", content=b"x" * 2000), 413),
         (served.http.post("/sessions/done", json={}), 400),
         (served.http.get("/models", headers={"X-Long": "x" * 100_000}), 431),
     ):
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("form", MALFORMED)
+def test_bodies_that_are_no_json(serve: Callable[..., Served], form: str) -> None:
+    served = serve()
+    for path in ("/chat/completions", "/sessions/done"):
+        answer = served.http.post(path, content=MALFORMED[form], headers=JSON)
+        assert answer.status_code == 400
+        assert "\n" not in answer.json()["error"]["message"]
+    assert served.health()["turns"] == {"main": 0, "side": 0}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "https://elsewhere.example"}, {"Origin": "null"}, {"Host": "rebound.example"}, {"Host": ""}],
+)
+def test_a_page_elsewhere_makes_no_turn(serve: Callable[..., Served], headers: dict[str, str]) -> None:
+    served = serve()
+    answer = served.post({"X-Session-Id": "a", **headers}, messages=[user("hello")])
+    assert (answer.status_code, answer.json()["error"]["type"]) == (403, "invalid_request_error")
+    assert served.health()["turns"] == {"main": 0, "side": 0}
+    own = served.server.url.removesuffix("/v1")
+    assert served.post({"X-Session-Id": "a", "Origin": own}, messages=[user("hello")]).status_code == 200
 
 
 @pytest.mark.parametrize("given", [None, "Bearer", "Bearer wrong", "Basic sécret", "Bearer sécret2", "sécret"])
@@ -165,7 +192,8 @@ def test_a_client_that_hangs_up(serve: Callable[..., Served], stream: bool) -> N
     service, policy = served.bench.service, served.bench.policy
     policy.gate.clear()
     body = json.dumps({"messages": [user("x")], "session_id": "a", "stream": stream}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    sent = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\n{sent}\r\n\r\n".encode()
     with socket.create_connection((served.server.host, served.server.port)) as raw:
         raw.sendall(head + body)
         until(policy.entered.is_set)

@@ -161,7 +161,8 @@ def test_a_client_that_hangs_up_ends_the_drawing_and_is_counted(serve: Callable[
     served.policy.answer = lambda request: "a long answer " * 10 if served.policy.asked == 1 else "fine"
     served.policy.paced = True
     body = json.dumps({"messages": [user("x")], "session_id": "a", "stream": stream}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    sent = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\n{sent}\r\n\r\n".encode()
     with socket.create_connection((served.server.host, served.server.port)) as raw:
         raw.settimeout(20)
         raw.sendall(head + body)

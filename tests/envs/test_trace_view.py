@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from turngym.envs.core import Task, Verdict
 from turngym.envs.episode import Episode, Status, TopK, Turn
 from turngym.envs.trace import TraceError, TraceWriter, episode_to_json
 from turngym.scripts.main import main
+from turngym.scripts.serve.draining import DrainingServer
+from turngym.scripts.serve.fronts import trace_front
 from turngym.scripts.traces.app import create_app
 from turngym.scripts.traces.index import VERDICTS, Query, TraceIndex, index_trace
 from turngym.scripts.traces.view import open_runs
@@ -164,8 +168,18 @@ def test_pages_and_episodes_over_http(index: TraceIndex, episodes: list[Episode]
 @pytest.mark.parametrize(("host", "status"), [("localhost:1", 200), ("127.0.0.1", 200), ("evil.example:8321", 403)])
 def test_only_this_machine_may_ask(index: TraceIndex, host: str, status: int) -> None:
     pytest.importorskip("flask")
-    client = create_app({"a": index}).test_client()
-    assert client.get("/api/runs", headers={"Host": host}).status_code == status
+    pytest.importorskip("waitress")
+    server = DrainingServer(trace_front(create_app({"a": index})))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    client = http.client.HTTPConnection(server.host, server.port, timeout=20)
+    try:
+        client.request("GET", "/api/runs", headers={"Host": host})
+        assert client.getresponse().status == status
+    finally:
+        client.close()
+        server.stop()
+        thread.join(20)
 
 
 def test_a_file_that_changed_meanwhile(index: TraceIndex, path: Path) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from malformed import MALFORMED
 
 from turngym.envs.core import TurngymError
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
@@ -78,11 +79,32 @@ def test_an_original_search_r1_client_works(echo: Any, serve: Serve) -> None:
     assert len(texts) == 2
 
 
-def test_curl_without_a_content_type_works(echo: Any, serve: Serve) -> None:
-    status, found, headers = ask(serve(echo).url, b'{"query": "a"}', "application/x-www-form-urlencoded")
-    assert (status, len(found["result"][0])) == (200, 3)
-    assert headers[FINGERPRINT_HEADER] == "echo:1"
-    assert headers["Content-Type"] == "application/json"
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data", ""])
+def test_what_any_page_may_send_is_no_request(echo: Any, serve: Serve, kind: str) -> None:
+    server = serve(echo)
+    assert ask(server.url, b'{"query": "a"}', kind)[:2] == (
+        415,
+        {"error": "send Content-Type: application/json", "valid": "POST /retrieve, GET /health, GET /stats"},
+    )
+    status, _, headers = ask(server.url, b'{"query": "a"}', "application/json; charset=utf-8")
+    assert (status, headers[FINGERPRINT_HEADER], headers["Content-Type"]) == (200, "echo:1", "application/json")
+
+
+@pytest.mark.parametrize("form", MALFORMED)
+def test_bodies_that_are_no_request(echo: Any, serve: Serve, form: str) -> None:
+    status, found, _ = ask(serve(echo).url, MALFORMED[form])
+    assert status in (400, 422)
+    assert "\n" not in found["error"]
+
+
+def test_a_page_elsewhere_gets_no_answer(echo: Any, serve: Serve) -> None:
+    url = serve(echo).url
+    for header, value in (("Origin", "https://elsewhere.example"), ("Host", "rebound.example")):
+        request = urllib.request.Request(url, b'{"query": "a"}', {"Content-Type": "application/json", header: value})
+        with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(request, timeout=20):
+            pass
+        assert refused.value.code == 403
+        assert f"the header {header} is '{value}'" in json.load(refused.value)["error"]
 
 
 def test_bad_requests_are_json_too(echo: Any, serve: Serve) -> None:

@@ -46,6 +46,12 @@ def create_app(
         if api_key is not None and request.path not in OPEN:
             _check_key(request.headers.get("Authorization", ""), api_key)
 
+    @app.before_request
+    def check_type() -> None:
+        # any page may send text/plain or a form to any address, but JSON only to who allows it (CORS)
+        if request.method == "POST" and request.mimetype != "application/json":
+            raise ApiError(415, "send Content-Type: application/json", code="unsupported_media_type")
+
     @app.post("/v1/chat/completions")
     def chat() -> Response:
         asked = read_request(read_json(request.get_data(cache=False)), request.headers, service.settings, service.name)

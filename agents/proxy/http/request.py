@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from turngym.agents.proxy.conversation.messages import ChatMessage
 from turngym.agents.proxy.errors import ApiError, invalid
 from turngym.agents.proxy.http.read_messages import read_messages, shown
 from turngym.agents.proxy.settings import ProxySettings
+from turngym.envs.common.strict_json import JsonError, strict_json
 from turngym.envs.suggest import did_you_mean
 
 USED = (
@@ -57,13 +57,9 @@ class ChatRequest:
 def read_json(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`. Raises ApiError (400)."""
     try:
-        fields = json.loads(body.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise invalid(f"the body is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}") from None
-    # json answers deep nesting with RecursionError
-    except (ValueError, RecursionError) as error:
-        what = f"the body is not JSON: {shown(str(error))}" if body.strip() else "the body is empty"
-        raise invalid(f"{what}; it must be a JSON object with messages") from None
+        fields = strict_json(body)
+    except JsonError as error:
+        raise invalid(f"{error}; it must be a JSON object with messages") from None
     if not isinstance(fields, dict):
         raise invalid(f"the body is {_kind(fields)}; it must be a JSON object with messages")
     return fields

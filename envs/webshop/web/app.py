@@ -119,7 +119,8 @@ class Web:
             ),
             "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY",
-            "Referrer-Policy": "no-referrer",
+            # with no-referrer a browser sends `Origin: null` with our own forms, which a server would refuse
+            "Referrer-Policy": "same-origin",
         }
 
     def _env(self) -> WebShopEnv:

@@ -18,6 +18,8 @@ from turngym.envs.webshop.shop.shop import Shop, open_shop
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
 from turngym.envs.webshop.web.app import WebSettings, create_app
+from turngym.scripts.serve.draining import DrainingServer
+from turngym.scripts.serve.fronts import webshop_front
 
 WIDTH, HEIGHT = 1000, 800
 
@@ -39,17 +41,14 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def site(request: pytest.FixtureRequest) -> Iterator[Any]:
     """(address, shop, episodes) of a running shop."""
-    from werkzeug.serving import make_server
-
     shop: Shop = getattr(request, "param", open_shop)()
     episodes: list[Episode] = []
-    server = make_server("127.0.0.1", 0, create_app(shop, WebSettings(seed=0), episodes.append), threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
+    server = DrainingServer(webshop_front(create_app(shop, WebSettings(seed=0), episodes.append), threads=8))
+    thread = threading.Thread(target=server.run)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/", shop, episodes
-    server.shutdown()
+    yield server.url, shop, episodes
+    server.stop()
     thread.join()
-    server.server_close()
     shop.close()
 
 

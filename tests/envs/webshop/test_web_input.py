@@ -38,7 +38,7 @@ def test_every_page_forbids_scripts_and_frames(open_web: Callable[..., Any]) -> 
         assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
         assert policy["form-action"] == "'self'"
         assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Referrer-Policy"] == "same-origin"
         assert ("no-store" in headers["Cache-Control"]) == (path != "/static/shop.css")
     closed = create_app(app.extensions["webshop"].shop, WebSettings(split="eval", pictures=False))
     assert "https:" not in closed.test_client().get("/").headers["Content-Security-Policy"]

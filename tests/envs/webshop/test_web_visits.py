@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -205,3 +206,27 @@ def test_bad_options_say_what_is_valid(tmp_path: Path, capsys: pytest.CaptureFix
     assert "--visits is 0" in capsys.readouterr().err
     assert main(["serve", "webshop", "--port", "99999", *out]) == 2
     assert "from 0 to 65535" in capsys.readouterr().err
+
+
+def test_idle_visitors_keep_nobody_out_and_the_end_answers_whom_it_accepted(serve: Callable[..., Any]) -> None:
+    """500 sockets say nothing; 64 clients ask in the moment of SIGTERM, and every answer is whole."""
+    process, address = serve("--profile", "embedded-small", "--out", "None", "--threads", "2")
+    host, port = re.findall(r"//([\d.]+):(\d+)/", address)[0]
+    idle = [socket.create_connection((host, int(port)), timeout=20) for _ in range(500)]
+    try:
+        with urllib.request.urlopen(address, timeout=20) as page:
+            assert page.status == 200
+        clients = [socket.create_connection((host, int(port)), timeout=20) for _ in range(64)]
+        for client in clients:
+            client.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+        process.send_signal(signal.SIGTERM)
+        for client in clients:
+            found = b"".join(iter(lambda client=client: client.recv(65536), b""))
+            assert found.startswith(b"HTTP/1.1 200 OK")
+            assert found.rstrip().endswith(b"</html>")
+        assert process.wait(timeout=30) == 0
+        assert "everything accepted was answered" in process.stdout.read()
+    finally:
+        process.kill()
+        for client in idle:
+            client.close()

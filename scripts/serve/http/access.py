@@ -1,0 +1,75 @@
+"""Who may ask a server on this machine: no page of another site, and no name that was rebound to this address.
+
+A browser sends requests to 127.0.0.1 for any page that is open in it. Two headers, which no page can forge, tell such
+requests: `Origin` names the page, and `Host` the name under which the page found this address (DNS rebinding). Programs
+send no Origin, and the Host that they were told.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from turngym.envs.core import TurngymError
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The rule of one server."""
+
+    host: str
+    """Address that the server listens on."""
+    names: tuple[str, ...] = ()
+    """Further names that clients may use, those of a reverse proxy for example."""
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if _name(name) != name:
+                raise TurngymError(f"--hosts {name!r} is no name of a machine; valid: shop.example.org, without a port")
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the rule holds: elsewhere than on loopback a server has names of its own, and a key protects it."""
+        return bool(self.names) or is_loopback(self.host)
+
+    def refusal(self, host: str | None, origin: str | None) -> str | None:
+        """Why a request with these headers is not answered; None where it is."""
+        if not self.guarded:
+            return None
+        name = _name((host or "").lower())
+        if name is None or not (name in self.names or name == self.host or is_loopback(name)):
+            return (
+                f"the header Host is {_shown(host)}; this server answers to localhost and 127.0.0.1"
+                f"{''.join(f', {known}' for known in self.names)} (more: --hosts)"
+            )
+        if origin is not None and not self._same(host or "", origin.lower()):
+            return f"the header Origin is {_shown(origin)}; this server answers no page of another site"
+        return None
+
+    def _same(self, host: str, origin: str) -> bool:
+        scheme, _, asked = origin.partition("://")
+        # a reverse proxy may rewrite Host, but not what the browser says
+        return scheme in ("http", "https") and (asked == host.lower() or _name(asked) in self.names)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to `host`, a name or an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _name(host: str) -> str | None:
+    """The name in a Host header, without its port; None for what is no such header."""
+    found = _HOST.fullmatch(host)
+    return None if found is None else found[1]
+
+
+def _shown(value: str | None) -> str:
+    return "missing" if value is None else ascii(value[:60])
