@@ -375,6 +375,70 @@ def test_a_torn_record_costs_only_itself(make: Make) -> None:
     assert [message["content"] for message in last["messages"]] == ["a says 1", "answer 2", "next"]
 
 
+def records_with(make: Make, number: int, change: Callable[[bytes], bytes]) -> list[bytes]:
+    """Session a ends before b begins, c goes on: 6 lines, of which line `number` is changed."""
+    first = make()
+    for name in ("a", "b"):
+        first.talk(name, 1)
+        first.service.end(name)
+    first.talk("c", 2)
+    first.service.close()
+    path = first.service.recorder.path
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[number - 1] = change(lines[number - 1])
+    path.write_bytes(b"".join(lines))
+    return lines
+
+
+def flip(line: bytes) -> bytes:
+    """One letter of what was said becomes another: valid JSON of another session."""
+    return line.replace(b'"text":"answer', b'"text":"anTwer').replace(b'"done"', b'"d0ne"')
+
+
+@pytest.mark.parametrize(
+    ("number", "aside", "unused", "underway"),
+    [(1, 1, ["answer 2"], 1), (2, 1, ["answer 2"], 1), (3, 2, [], 1), (5, 3, [], 0), (6, 3, [], 0)],
+)
+def test_a_damaged_record_sets_aside_what_it_may_belong_to(
+    make: Make, number: int, aside: int, unused: list[str], underway: int
+) -> None:
+    """Line 2 is the end of a; with line 5, c lacks its first turn, and its second alone would be another session."""
+    records_with(make, number, flip)
+    with pytest.warns(UserWarning, match=rf"1 damaged records \(line {number}: it was changed.*; {aside} sessions"):
+        second = make()
+    assert [episode.turns[0].response for episode in second.service.unused] == unused
+    assert len(second.service.sessions) == underway
+    assert second.service.sessions.serial == 3
+
+
+def test_records_of_older_versions_have_no_checksums_and_a_bare_torn_line(make: Make) -> None:
+    first = make()
+    first.talk("a", 3)
+    first.service.close()
+    path = first.service.recorder.path
+    old = [line[: line.rindex(b',"crc"')] + b"}\n" for line in path.read_bytes().splitlines()]
+    path.write_bytes(old[0] + old[1] + old[2][:-40] + b"\n")
+    second = make()
+    assert second.service.sessions.serial == 1
+    assert len(kinds(path.parent)) == 2
+
+
+def test_a_record_that_was_cut_by_a_kill_is_no_damage_after_a_restart(make: Make) -> None:
+    first = make()
+    first.talk("a", 2)
+    first.service.close()
+    path = first.service.recorder.path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    make().service.close()
+    assert path.read_bytes() == whole[:-30] + b" (torn)\n"
+    make().service.close()
+    path.write_bytes(whole[:-1])  # nothing is missing but the end of the line
+    assert len(make().service.sessions.expired()) == 0
+    assert path.read_bytes() == whole
+    assert kinds(path.parent) == ["turn", "turn"]
+
+
 def test_two_processes_cannot_share_a_folder(make: Make) -> None:
     make()
     with pytest.raises(ProxyError, match="another process serves"):

@@ -1,4 +1,4 @@
-"""Records of turns and session ends as JSON lines, flushed one by one; open sessions are rebuilt from them."""
+"""Records of turns and session ends as sealed JSON lines, flushed one by one; open sessions are rebuilt from them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,20 @@ from numpy.typing import NDArray
 
 from turngym.agents.proxy.conversation.messages import ChatMessage, Tools
 from turngym.agents.proxy.errors import ProxyError
+from turngym.envs.common.sealed_line import check_seal, is_sealed, seal
 
 SCHEMA = 1
 FILE = "records.jsonl"
+TORN = b" (torn)\n"
+"""Ends a line in whose middle a process was killed: its turn was never answered, so nothing is missing without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordProblem:
+    """A line that is damaged; `line` counts from 1. What it said is not known."""
+
+    line: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +112,13 @@ class Recorder:
         self._file = self.path.open("a+b")
         # before the end is looked at: another process may be in the middle of a line
         _only_writer(self._file, self.path)
-        if self._file.seek(0, 2):
-            self._file.seek(-1, 2)
-            if self._file.read(1) != b"\n":
-                # a torn line of a killed process stays one, instead of spoiling the next
-                self._file.write(b"\n")
+        if rest := _last_line(self._file):
+            # a torn line of a killed process stays one, instead of spoiling the next
+            self._file.write(TORN if isinstance(_record(1, rest), RecordProblem) else b"\n")
+            self._file.flush()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps({"v": SCHEMA, **record}, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+        line = seal(json.dumps({"v": SCHEMA, **record}, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
         with self._lock:
             self._file.write(line)
             self._file.flush()
@@ -133,20 +143,55 @@ def _only_writer(file: IO[bytes], path: Path) -> None:
 
 
 def read_records(folder: Path) -> Iterator[dict[str, Any]]:
-    """Every whole record of `folder`, in order; a torn line is skipped. Raises ProxyError for a newer schema."""
-    path = folder / FILE
+    """Every whole record of `folder`, in order. Raises ProxyError for a newer schema."""
+    return (item for item in iter_records(folder) if not isinstance(item, RecordProblem))
+
+
+def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
+    """Every record of `folder` in order, and each damaged line where it stands; what a kill tore off is skipped.
+
+    Raises ProxyError for a newer schema.
+    """
+    path, sealed = folder / FILE, False
     if not path.exists():
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            try:
-                record = json.loads(line)
-                version = record["v"]
-            except (ValueError, KeyError, TypeError):
+            if not line.strip():
                 continue
-            if version > SCHEMA:
-                raise ProxyError(f"{path}, line {number}: records of version {version}; this reads up to {SCHEMA}")
-            yield record
+            found = _record(number, line)
+            if isinstance(found, RecordProblem):
+                # older versions ended a torn line with a bare newline
+                if line.endswith(TORN) or not line.endswith(b"\n") or not (sealed or line.endswith(b"}\n")):
+                    continue
+            elif found["v"] > SCHEMA:
+                raise ProxyError(f"{path}, line {number}: records of version {found['v']}; this reads up to {SCHEMA}")
+            sealed = sealed or is_sealed(line)
+            yield found
+
+
+def _record(number: int, line: bytes) -> dict[str, Any] | RecordProblem:
+    try:
+        check_seal(line)
+        record = json.loads(line)
+        if not isinstance(record["v"], int) or not isinstance(record["kind"], str):
+            raise ValueError("its version or kind is not one")
+    except KeyError as error:
+        return RecordProblem(line=number, reason=f"the field {error} is missing")
+    except (ValueError, TypeError) as error:
+        return RecordProblem(line=number, reason=str(error))
+    return record
+
+
+def _last_line(file: IO[bytes]) -> bytes:
+    """What stands behind the last newline."""
+    size, block = file.seek(0, 2), 1 << 16
+    while True:
+        file.seek(max(size - block, 0))
+        tail = file.read()
+        if b"\n" in tail or block >= size:
+            return tail.rpartition(b"\n")[2]
+        block *= 4
 
 
 def messages_from_json(messages: list[dict[str, Any]]) -> tuple[ChatMessage, ...]:
