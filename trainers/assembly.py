@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from turngym.envs.common.provenance import FILE, write_config
+from turngym.envs.common.rewards import find_reward
 from turngym.envs.common.rollout_side import PlayedModel, Rollouts, StudentRun
 from turngym.envs.common.settings import read_toml
 from turngym.envs.common.weights_hash import weights_hash
@@ -32,6 +33,7 @@ from turngym.trainers.models.model import vocabulary_size
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.models.weight_source import ModelWeights
 from turngym.trainers.registry import find_algorithm
+from turngym.trainers.rollout_plan.rewarded import RewardedCollect
 from turngym.trainers.run.async_rollout import AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.run.offline_rollouts import DatasetCollect
@@ -188,7 +190,7 @@ class _Assembly:
         return Trainer(
             model=self.model,
             algorithm=algorithm,
-            collect=self._judged(self._collect(teacher)),
+            collect=self._rewarded(self._judged(self._collect(teacher))),
             out=config.models.out,
             run=run_of(config),
             optimizer=config.optimizer,
@@ -252,6 +254,18 @@ class _Assembly:
             record=rollouts.keep_judged,
             unread=UnreadVotes(limit=rollouts.judge_unread),
         )
+
+    def _rewarded(self, collect: Collect) -> Collect:
+        """`collect` itself, or with the run's own reward in the place of the environment's return."""
+        name, kind = self.config.run.reward, getattr(self.config.own, "reward", "return")
+        if name is None:
+            return collect
+        if kind in ("success", "score"):
+            raise ConfigError(
+                f"--reward {name} takes the place of the return, but --{self.config.section.replace('_', '-')}.reward "
+                f"is {kind}: leave one of them out"
+            )
+        return RewardedCollect(collect=collect, reward=find_reward(name))
 
     def _order(self) -> RolloutSchedule:
         if self.actor is None:

@@ -134,6 +134,9 @@ class RunConfig:
     max_turns: int | None = None
     """Full depth of an episode, also in evaluations, where it goes before a panel's own limit; by default as the preset
     says, else 50."""
+    reward: str | None = None
+    """What an episode is worth, in the place of its return: a function of the episode as `package.module:function`.
+    Algorithms that read another reward (--grpo.reward success) refuse it."""
     dual_clip: float | None = None
     """Policy gradients: where the advantage is negative, a token's ratio new / old counts for at most this, above 1 (a
     dual clip). By default 3 where episodes may be stale (--staleness, --traces, the proxy), else none; 0: never one."""
@@ -234,6 +237,7 @@ SINCE: Mapping[str, Any] = MappingProxyType(
     {
         "run.dual_clip": None,
         "run.reference_every": 0,
+        "run.reward": None,
         "algorithm.whiten": "population",
         "algorithm.advantage": "gae",
         "algorithm.w": 1.0,

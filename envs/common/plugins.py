@@ -9,6 +9,7 @@ A seam is a group of entry points. What stands behind each group, and what it is
 - `turngym.judges`: `make(context) -> Judge` (turngym.agents.judges.make_judge.JudgeContext;
   turngym.envs.protocols.Judge)
 - `turngym.algorithms`: an algorithm's specification (turngym.trainers)
+- `turngym.rewards`: a function `Episode -> float` (turngym.envs.common.rewards)
 - `turngym.encoders`: `make(device) -> Encoder` (turngym.retrieval.encoders.find, which has a finder of its own)
 """
 

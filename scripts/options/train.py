@@ -43,6 +43,7 @@ TITLES: Mapping[str, str] = {
 }
 ONLY: Mapping[str, str] = {
     **dict.fromkeys(("expert",), "expert"),
+    "reward": "reward",
     **dict.fromkeys(("noise", "mistakes", "players", "loop_after", "loop_slips", "hints"), "noise"),
     **dict.fromkeys(("teacher", "teacher_dtype", "shard_teacher"), "teacher"),
 }

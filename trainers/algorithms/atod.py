@@ -87,5 +87,5 @@ ALGORITHM = AlgorithmSpec(
     name="atod",
     config=AtodConfig,
     build=lambda config, given: build(config, given.run),
-    uses=frozenset({"teacher"}),
+    uses=frozenset({"teacher", "reward"}),
 )

@@ -81,4 +81,9 @@ def build(config: GrpoConfig, run: RunConfig) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(name="grpo", config=GrpoConfig, build=lambda config, given: build(config, given.run))
+ALGORITHM = AlgorithmSpec(
+    name="grpo",
+    config=GrpoConfig,
+    build=lambda config, given: build(config, given.run),
+    uses=frozenset({"reward"}),
+)

@@ -103,13 +103,13 @@ ALGORITHM = AlgorithmSpec(
     name="grpo-kd",
     config=GrpoKdConfig,
     build=lambda config, given: build(config, given.run),
-    uses=frozenset({"teacher"}),
+    uses=frozenset({"teacher", "reward"}),
 )
 WITH_TEXT = AlgorithmSpec(
     name="grpo-minillm",
     config=GrpoKdConfig,
     build=_with_text,
     section="grpo-kd",
-    uses=frozenset({"teacher", "text"}),
+    uses=frozenset({"teacher", "text", "reward"}),
     about="GRPO with knowledge-distillation rewards, and a loss on pre-training text (L_PT).",
 )

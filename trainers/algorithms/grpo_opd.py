@@ -79,5 +79,5 @@ ALGORITHM = AlgorithmSpec(
     name="grpo-opd",
     config=GrpoOpdConfig,
     build=lambda config, given: build(config, given.run),
-    uses=frozenset({"teacher"}),
+    uses=frozenset({"teacher", "reward"}),
 )

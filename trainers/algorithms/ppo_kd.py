@@ -127,13 +127,13 @@ ALGORITHM = AlgorithmSpec(
     name="ppo-kd",
     config=PpoKdConfig,
     build=lambda config, given: build(config, given.run),
-    uses=frozenset({"teacher"}),
+    uses=frozenset({"teacher", "reward"}),
 )
 WITH_TEXT = AlgorithmSpec(
     name="ppo-minillm",
     config=PpoKdConfig,
     build=_with_text,
     section="ppo-kd",
-    uses=frozenset({"teacher", "text"}),
+    uses=frozenset({"teacher", "text", "reward"}),
     about="PPO with knowledge-distillation rewards, and a loss on pre-training text (L_PT).",
 )

@@ -39,6 +39,8 @@ SOME_METRICS: Mapping[str, str] = {
     "judge/turns_masked": "turns of the policy that were not trained on (unjudged, neutral, without a hint)",
     "judge/hints": "turns whose prompt got a hint",
     "judge/hints_refused": "hints with control or special tokens, or too long for the context",
+    "environment_return/mean": "with --reward: mean of what the environment paid (`return/...` is the reward)",
+    "environment_return/std": "its standard deviation over episodes",
     "groups/kept": "groups of episodes that were compared and trained on",
     "groups/lost": "groups left out because failed episodes left less than two to compare (LUFFY: none of its own)",
     "groups/uniform": "groups left out because all of their episodes are worth the same",

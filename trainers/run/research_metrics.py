@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from turngym.envs.episode import Episode
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.rollout_plan.rewarded import PAID
 
 
 def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
@@ -26,9 +27,11 @@ def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targ
 def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Returns, scores and lengths of all episodes that were played, whether or not they are trained on."""
     played = [episode for episode in episodes if not episode.status.is_error]
+    paid = [float(episode.meta[PAID]) for episode in played if PAID in episode.meta]
     policy = [turn for episode in played for turn in episode.turns if turn.origin == "policy"]
     return {
         **_spread("return", np.array([episode.episode_return for episode in played])),
+        **(_spread(PAID, np.array(paid)) if paid else {}),
         **_spread("score", np.array([episode.score for episode in played])),
         "response_tokens": float(np.mean([turn.response_length for turn in policy])) if policy else None,
     }

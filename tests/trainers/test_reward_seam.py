@@ -1,0 +1,132 @@
+"""A reward of one's own: from its name on the command line to advantages, group filters, metrics and the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from own_rewards import thrift
+
+from turngym.envs.common.plugins import PluginError
+from turngym.envs.common.rewards import NamedReward, RewardError, find_reward
+from turngym.envs.common.settings import read_toml
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Status
+from turngym.envs.protocols import CollectRequest
+from turngym.scripts import train
+from turngym.scripts.options.train import help_lines
+from turngym.trainers.algorithm import Scorers
+from turngym.trainers.assembly import build_trainer
+from turngym.trainers.batch import pack
+from turngym.trainers.rollout_plan.rewarded import RewardedCollect
+from turngym.trainers.run.metrics import known_metric, read_metrics
+
+torch.set_num_threads(1)
+THRIFT = ("--reward", "own_rewards:thrift")
+REQUEST = CollectRequest(step=1, episodes=2, max_turns=3)
+
+
+def command(student: Path, out: Path, algorithm: str, *more: str) -> list[str]:
+    words = [algorithm, "--student", str(student), "--out", str(out), "--episodes", "4", "--max-turns", "2"]
+    words += ["--env", "turngym/ALFWorld-v0", "--env-kwargs", '{"config": "small", "on_invalid": "noop"}']
+    return [*words, "--steps", "1", "--eval-every", "0", "--no-tensorboard", "--threads", "1", "--device", "cpu", *more]
+
+
+@pytest.fixture(scope="module")
+def student() -> Path:
+    from turngym.agents.worlds import load_world
+
+    return load_world("alfworld").checkpoint("student")
+
+
+def test_the_reward_takes_the_place_of_the_return(make_episode: Any) -> None:
+    lost = make_episode([([1], [2])], number=1, status=Status.ERROR_ENGINE)
+    paid = make_episode([([1], [2]), ([3], [4])], episode_return=0.75)
+    collect = RewardedCollect(collect=lambda request: [paid, lost], reward=find_reward("own_rewards:thrift"))
+    found, failed = collect(REQUEST)
+    assert found.episode_return == pytest.approx(9.8)
+    assert found.meta == {"environment_return": 0.75, "reward": "own_rewards:thrift"}
+    assert [turn.reward for turn in found.turns] == [0.0, 0.0]
+    assert failed is lost
+
+
+@pytest.mark.parametrize("value", [True, np.bool_(True), np.float32(1.0), np.int64(1), 1])
+def test_numbers_of_any_kind_are_rewards(make_episode: Any, value: Any) -> None:
+    assert NamedReward("one", lambda episode: value)(make_episode([([1], [2])])) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("endless", "the answer is inf; valid: a finite number"),
+        ("wordy", "the answer is '1'; valid: a finite number"),
+        ("broken", "KeyError: 'no such key'"),
+    ],
+)
+def test_an_answer_that_is_no_reward_is_one_clear_error(make_episode: Any, name: str, said: str) -> None:
+    with pytest.raises(RewardError) as error:
+        find_reward(f"own_rewards:{name}")(make_episode([([1], [2])], number=7))
+    assert str(error.value) == f"--reward own_rewards:{name}: episode task/7 sample 0: {said}"
+
+
+def test_names_that_are_none() -> None:
+    with pytest.raises(PluginError, match=r"unknown reward 'thrift'; rewards are: package.module:name"):
+        find_reward("thrift")
+    with pytest.raises(PluginError, match=r"has no 'thrifty'\. Did you mean 'thrift'"):
+        find_reward("own_rewards:thrifty")
+    with pytest.raises(PluginError, match="reward 'own_rewards:LIMIT' is 3; valid: a function"):
+        find_reward("own_rewards:LIMIT")
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "luffy"])
+def test_the_option_reaches_advantages_filters_and_metrics(student: Path, tmp_path: Path, algorithm: str) -> None:
+    """Two turns are never a success here: all returns are 0, and without the reward no group would differ."""
+    out, group = tmp_path / "run", f"--{algorithm}.n"
+    # luffy's first episode of a group is demonstrated, and its baseline comes from the other three
+    trainer = build_trainer(train.parse(command(student, out, algorithm, group, "4", *THRIFT)))
+    found = trainer.collect(CollectRequest(step=1, episodes=4, max_turns=2, group=4))
+    assert [e.episode_return for e in found] == [pytest.approx(thrift(e)) for e in found]
+    assert max(e.episode_return for e in found) > 9.0
+    assert trainer.algorithm.select is not None
+    assert len(trainer.algorithm.select(found)) == 4
+    batch = pack(found)
+    targets = trainer.algorithm.target_fn(batch, found, Scorers(student=None))  # type: ignore[arg-type]
+    assert targets.reward is not None
+    assert targets.reward.tolist() == [pytest.approx(thrift(e)) for e in found]
+    trainer.train()
+    (row,) = read_metrics(out)
+    assert all(known_metric(name) for name in row)
+    assert (row["groups/kept"], row["environment_return/mean"], row["environment_return/std"]) == (1, 0.0, 0.0)
+    assert 4.0 < row["return/mean"] < 6.0
+    assert row["reward/mean"] == pytest.approx(row["return/mean"])
+
+
+def test_the_name_is_in_the_configuration_and_a_resumed_run_must_share_it(student: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = command(student, out, "grpo", "--grpo.n", "4")
+    train.main([*words, *THRIFT])
+    assert read_toml(out / "config.toml")["reward"] == "own_rewards:thrift"
+    state = json.loads(next(out.glob("checkpoints/step_*/state.json")).read_text())
+    assert state["fingerprint"]["run.reward"] == "own_rewards:thrift"
+    with pytest.raises(TurngymError, match=r"run\.reward: checkpoint 'own_rewards:thrift', now None"):
+        train.main([*words, "--resume", "--steps", "2"])
+
+
+def test_two_rewards_at_once_are_refused(student: Path, tmp_path: Path) -> None:
+    words = command(student, tmp_path / "run", "grpo", "--grpo.reward", "success", *THRIFT)
+    with pytest.raises(TurngymError, match=r"takes the place of the return, but --grpo.reward is success"):
+        build_trainer(train.parse(words))
+
+
+def test_a_bad_reward_ends_the_run_in_a_line(student: Path, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match=r"^--reward own_rewards:endless: episode .* the answer is inf"):
+        train.main(command(student, tmp_path / "run", "grpo", "--grpo.n", "4", "--reward", "own_rewards:endless"))
+
+
+def test_help_names_it_where_it_is_used() -> None:
+    assert any("--reward" in line for line in help_lines("luffy", ""))
+    assert not any(line.strip().startswith("--reward") for line in help_lines("turnopd", ""))
