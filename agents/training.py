@@ -70,7 +70,13 @@ class StudentRollouts:
             print(describe(self.settings), file=sys.stderr)
         # with an actor the learner only evaluates, in this process
         self._learner, self._servers = self._player(run.learner, served=run.actor is None)
-        self._actor = self._learner if run.actor is None else self._player(run.actor, served=True)[0]
+        self._actor = self._learner
+        if run.actor is not None:
+            self._actor, self._servers = self._player(run.actor, served=True)
+        if isinstance(self._play, ParallelRollout):
+            # now: where several processes train, the model is soon divided among them and cannot be copied any more
+            for player in {id(player): player for player in (self._learner, self._actor)}.values():
+                self._play.prepare(player.engine)
         self._panel: Panel | None = None if config.play.panel is None else load_panel(config.play.panel)
         if self._panel is not None:
             made = eval_make(self._panel, config.play.preset, self._given, run)

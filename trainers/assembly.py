@@ -64,16 +64,11 @@ def run_training(
 
 
 def _checked_for_processes(config: TrainConfig, world: World) -> TrainConfig:
-    if config.stale.staleness:
+    workers: Any = getattr(config.rollouts, "workers", None)
+    if getattr(workers, "executor", "local") == "ray" and getattr(workers, "ray_address", None) is None:
         raise TurngymError(
-            f"--staleness {config.stale.staleness} with {world.size} training processes: playing ahead needs one "
-            "training process; leave staleness at 0"
-        )
-    workers = getattr(getattr(config.rollouts, "workers", None), "workers", 0)
-    if workers:
-        raise TurngymError(
-            f"--workers {workers} with {world.size} training processes: each of them plays its share of the episodes "
-            "itself; leave out --workers"
+            f"--executor ray with {world.size} training processes: each would start a Ray of its own; name the cluster "
+            "with --ray-address (auto, HOST:PORT)"
         )
     if config.models.device == "auto":
         return replace(config, models=replace(config.models, device=local_device()))

@@ -98,6 +98,11 @@ class ParallelRollout:
             )
             return self._run(scheduler)
 
+    def prepare(self, engine: Any) -> None:
+        """Copy a local engine now from which later runs make those of the workers; engines on servers need none."""
+        for local in pack(engine)[1]:
+            self._engine_number(local)
+
     @property
     def playing(self) -> tuple[int, ...]:
         """Number of episodes that each worker plays now."""

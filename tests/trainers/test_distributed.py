@@ -32,7 +32,7 @@ from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
 from turngym.trainers.distributed.model import blocks
 from turngym.trainers.distributed.processes import world_of
-from turngym.trainers.distributed.run import SharedCollect, distribute_trainer, shared_scorer, update_servers
+from turngym.trainers.distributed.run import SharedCollect, shared_scorer, update_servers
 from turngym.trainers.distributed.world import (
     SINGLE,
     DistributedError,
@@ -91,12 +91,10 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert named - torchruns - {"--algorithm"} <= known
 
 
-@pytest.mark.parametrize(("more", "named"), [("--workers", "leave out --workers"), ("--staleness", "staleness at 0")])
-def test_playing_elsewhere_or_ahead_is_for_one_training_process(tmp_path: Path, more: str, named: str) -> None:
-    with pytest.raises(TurngymError, match=named):
-        run(parse([*worker.words("opd", tmp_path / "run"), more, "2"]), SingleProcess(rank=0, size=2))
-    with pytest.raises(DistributedError, match="plays ahead in a thread"):
-        distribute_trainer(SimpleNamespace(order=object()), SingleProcess(rank=0, size=2))
+def test_a_ray_of_its_own_for_every_training_process_is_refused(tmp_path: Path) -> None:
+    words = [*worker.words("opd", tmp_path / "run"), "--workers", "2", "--executor", "ray"]
+    with pytest.raises(TurngymError, match=r"each would start a Ray of its own; name the cluster with --ray-address"):
+        run(parse(words), SingleProcess(rank=0, size=2))
 
 
 def test_layers_are_found_by_name_or_by_number() -> None:

@@ -13,8 +13,8 @@ from turngym.envs.episode import Episode, TopK
 from turngym.envs.protocols import Collect, CollectRequest, DividedEvaluation, EvalPoint, Scorer, SupportScorer
 from turngym.trainers.distributed.world import DistributedError, World, balanced_shares, on_all_ranks, on_rank_zero
 from turngym.trainers.models.scorer import Ids, LocalScorer, Positions
+from turngym.trainers.run.async_rollout import AsyncRollout
 from turngym.trainers.run.progress import NoProgress
-from turngym.trainers.run.rollout_schedule import Synchronous
 
 T = TypeVar("T")
 
@@ -53,16 +53,17 @@ class SharedCollect:
     servers: SharedServers | None = None
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
+        with self.world.full_params(self.model):
+            update_servers(self.world, self.servers)
+            return gather_shares(self.world, request, lambda: self.own(request))
+
+    def own(self, request: CollectRequest) -> list[Episode]:
+        """This rank's share, played without a word to the others."""
         rank, size = self.world.rank, self.world.size
         mine = replace(request, share=(rank, size))
         wanted = len(mine.own(range(request.episodes)))
-        with self.world.full_params(self.model):
-            update_servers(self.world, self.servers)
-            # with fewer episodes than processes some play none, but all must meet here
-            played = on_all_ranks(self.world, lambda: self._checked(mine, wanted) if wanted else [])
-        parts = self.world.all_gather(played)
-        # `CollectRequest.own` deals the episodes out round robin
-        return [parts[place % size][place // size] for place in range(request.episodes)]
+        # with fewer episodes than processes some play none
+        return self._checked(mine, wanted) if wanted else []
 
     def _checked(self, request: CollectRequest, wanted: int) -> list[Episode]:
         episodes = self.collect(request)
@@ -73,6 +74,46 @@ class SharedCollect:
                 "processes a rollout source must play CollectRequest.own(...) of its jobs"
             )
         return episodes
+
+
+def gather_shares(world: World, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+    """All episodes of `request`, on every rank; all meet here, also those whose share is empty."""
+    parts = world.all_gather(on_all_ranks(world, own))
+    # `CollectRequest.own` deals the episodes out round robin
+    return [parts[place % world.size][place // world.size] for place in range(request.episodes)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedAheadTogether:
+    """Implements `Together` (`AsyncRollout`): threads play shares, ranks meet to gather them and to update servers."""
+
+    world: World
+    servers: SharedServers | None = None
+
+    @property
+    def in_turn(self) -> bool:
+        return self.servers is not None
+
+    def own(self, collect: Collect) -> Collect:
+        return cast(SharedCollect, collect).own
+
+    def begin(self) -> None:
+        update_servers(self.world, self.servers)
+
+    def gather(self, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+        return gather_shares(self.world, request, own)
+
+
+def _ahead_together(order: AsyncRollout, world: World, servers: SharedServers | None) -> AsyncRollout:
+    """`order` for all ranks: a snapshot gathers the sharded student; the copy that plays is whole on each of them."""
+    student = order.snapshot.student
+    return AsyncRollout(
+        staleness=order.staleness,
+        last=order.last,
+        snapshot=replace(order.snapshot, whole=lambda: world.full_params(student)),
+        cancel=order.cancel,
+        together=PlayedAheadTogether(world=world, servers=servers),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +167,6 @@ def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = Fals
     """
     if world.size == 1:
         return trainer
-    if not isinstance(trainer.order, Synchronous):
-        raise DistributedError(
-            f"{type(trainer.order).__name__} plays ahead in a thread of its own, where {world.size} processes cannot "
-            "keep step: train in one process, or play every batch in its step"
-        )
     if shard_teacher and (trainer.algorithm.teacher_mix or trainer.algorithm.guide):
         raise DistributedError(
             "a teacher that plays (teacher_mix, guided-opd) cannot be sharded; leave out --shard-teacher"
@@ -143,10 +179,16 @@ def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = Fals
         return None if own is None else shared_scorer(own, world, model)
 
     policy = {"world": world, "model": trainer.model, "servers": trainer.servers}
+    collect, order = SharedCollect(collect=trainer.collect, **policy), trainer.order
+    if isinstance(order, AsyncRollout):
+        # the servers follow the copy that plays ahead; the student itself evaluates, in its own processes
+        order = _ahead_together(order, world, trainer.servers)
+        policy["servers"] = None
     return replace(
         trainer,
         world=world,
-        collect=SharedCollect(collect=trainer.collect, **policy),
+        order=order,
+        collect=collect,
         teacher=scorer(trainer.teacher),
         reference=scorer(trainer.reference),
         evaluate=trainer.evaluate and SharedEvaluation(evaluate=trainer.evaluate, **policy),

@@ -6,9 +6,10 @@ import copy
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,11 +59,14 @@ class WeightSnapshot:
     """The copy (`frozen_copy`), which nobody trains."""
     announce: Callable[[int], None]
     """Called with the version of the weights that have just been put in place."""
+    whole: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Inside, the student has all of its parameters; several processes hold shares of them otherwise."""
 
     def take(self) -> Weights:
         """The student's weights as they are now."""
-        # cloned: the optimizer goes on changing the student's tensors in place
-        return {name: value.detach().clone() for name, value in self.student.state_dict().items()}
+        with self.whole():
+            # cloned: the optimizer goes on changing the student's tensors in place
+            return {name: value.detach().clone() for name, value in self.student.state_dict().items()}
 
     def put(self, weights: Weights, version: int) -> None:
         """Play with `weights` from now on."""
@@ -76,6 +80,39 @@ def frozen_copy(student: Any) -> Any:
     return copy.deepcopy(student).requires_grad_(False)
 
 
+class Together(Protocol):
+    """How the processes of a run play ahead: what each does by itself in its thread, and what all do at one time."""
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a batch may only begin when every process has ended the one before, because they share servers."""
+
+    def own(self, collect: Collect) -> Collect:
+        """What this process plays of a batch; talks to no other process."""
+
+    def begin(self) -> None:
+        """Where `in_turn`: a batch begins, and this process has put its weights in place."""
+
+    def gather(self, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+        """All episodes of a batch; `own` waits for those of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One process plays everything."""
+
+    in_turn: bool = False
+
+    def own(self, collect: Collect) -> Collect:
+        return collect
+
+    def begin(self) -> None:
+        return
+
+    def gather(self, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+        return own()
+
+
 @dataclass(slots=True)
 class _Batch:
     planned: Planned
@@ -83,6 +120,8 @@ class _Batch:
     """Steps done when it was planned: whose weights play it."""
     weights: Weights
     episodes: Future[list[Episode]] | None = None
+    """This process's share."""
+    gathered: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,6 +131,9 @@ class AsyncRollout:
     The schedule is fixed: batch t is played with the weights after step max(0, t - 1 - K), its depth planned with the
     depth state of then, however long playing and learning take. One thread plays, a batch at a time, in order; it
     leaves the processor to training only if the episodes are played by other processes or servers.
+
+    Of several processes each plays its share in a thread that talks to no other; they meet where a step waits for its
+    batch (`together`). Where they share servers, one batch is played at a time, beside the step before it.
 
     A checkpoint holds the plans and weights of the batches that were not yet learned from; a resumed run plays them
     again (the same episodes, since those follow from weights and request). It costs K copies of the weights.
@@ -103,6 +145,7 @@ class AsyncRollout:
     snapshot: WeightSnapshot
     cancel: Callable[[], None] = lambda: None
     """Breaks off what is being played."""
+    together: Together = field(default_factory=Alone)
     _batches: deque[_Batch] = field(default_factory=deque)
     _player: ThreadPoolExecutor = field(init=False)
 
@@ -117,15 +160,29 @@ class AsyncRollout:
             # batches that are planned together share one copy: at the start these are K + 1 batches
             weights = self.snapshot.take() if weights is None else weights
             self._batches.append(_Batch(planned(number), step - 1, weights))
-        for batch in self._batches:
-            # also the batches of a checkpoint, which come back without episodes
-            if batch.episodes is None:
-                batch.episodes = self._player.submit(self._play, batch, collect)
+        self._begin(collect)
         due = self._batches[0]
         assert due.planned.request.step == step, f"batch {due.planned.request.step} is due at step {step}"
         assert due.episodes is not None
+        episodes = self.together.gather(due.planned.request, due.episodes.result)
+        due.gathered = True
+        self._begin(collect)
         # not taken out yet: an interrupt before it is learned from writes a checkpoint that must still hold the batch
-        return due.planned, due.episodes.result()
+        return due.planned, episodes
+
+    def _begin(self, collect: Collect) -> None:
+        """Let the thread play what it may, in order."""
+        own = self.together.own(collect)
+        for batch in self._batches:
+            # also the batches of a checkpoint, which come back without episodes
+            if batch.episodes is not None:
+                continue
+            if not self.together.in_turn:
+                batch.episodes = self._player.submit(self._play, batch, own)
+            elif all(other.gathered for other in self._batches if other.episodes is not None):
+                self.snapshot.put(batch.weights, batch.version)
+                self.together.begin()
+                batch.episodes = self._player.submit(own, batch.planned.request)
 
     def learned(self, step: int) -> None:
         while self._batches and self._batches[0].planned.request.step <= step:
