@@ -12,6 +12,7 @@ from turngym.agents.evaluation.tables import Table, print_table
 from turngym.envs.core import TurngymError
 from turngym.trainers.models.capacity import CHIPS, Chip, Estimate, Workload, estimate
 from turngym.trainers.models.shapes import ModelShape, shape_named, shape_of
+from turngym.trainers.models.traffic import traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,27 @@ def plan_table(options: PlanOptions) -> Table:
     return header, rows
 
 
+def traffic_table(options: PlanOptions) -> Table:
+    """What each GPU receives in a step, one line per number of GPUs."""
+    student, teacher = _shape(options.student), None if options.teacher is None else _shape(options.teacher)
+    header = [
+        "GPUs",
+        "to play GB",
+        "update GB",
+        "teacher GB",
+        "top K GB",
+        "episodes GB",
+        "together GB",
+        "to a server GB",
+    ]
+    rows = []
+    for gpus in options.gpus:
+        found = traffic(student, teacher, gpus, options.work)
+        parts = (found.to_play, found.update, found.teacher, found.top_k, found.episodes, found.all, found.to_server)
+        rows.append([str(gpus), *(f"{value / 1e9:.2f}" for value in parts)])
+    return header, rows
+
+
 def notes(options: PlanOptions) -> list[str]:
     """What the figures rest on, in sentences."""
     chip, work = _chip(options.chip), options.work
@@ -58,6 +80,8 @@ def notes(options: PlanOptions) -> list[str]:
         f"Times assume {work.compute_share:.0%} of the chip's operations and {work.decode_share:.0%} of its bandwidth, "
         "and no waiting for the environments or the network: measure yours with `turngym bench loss` and `turngym "
         "bench rollout`, and say --compute-share and --decode-share.",
+        "to play: the student's weights before it plays. update: weights for each pass, gradients back. top K: 50 ids "
+        "a sampled token. to a server: what each engine that plays gets instead of its own rollout.",
     ]
 
 
@@ -66,6 +90,7 @@ def main(argv: Sequence[str]) -> int:
     options = tyro.cli(PlanOptions, args=list(argv), prog="turngym plan", description=(__doc__ or "").split("\n")[0])
     table = plan_table(options)
     print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {options.chip}")
+    print_table(traffic_table(options), "what each GPU receives in a step")
     print("\n".join(notes(options)))
     return 0 if any(row[6] == "yes" for row in table[1]) else 1
 
