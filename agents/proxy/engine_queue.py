@@ -6,58 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 from turngym.agents.proxy.errors import ApiError, busy
+from turngym.agents.proxy.pending_request import PendingRequest
+from turngym.agents.sglang.client.stop_strings import StopFinder
 from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Policy, StreamingPolicy
 
 STOPPING = "the server is stopping"
-
-
-@dataclass(slots=True, eq=False)
-class PendingRequest:
-    """One request to the engine. Cancel it and it is not generated, or, if it is being generated, no further."""
-
-    request: GenerateRequest
-    streaming: bool = False
-    """Whether `new_tokens` is called while the answer is generated."""
-    answer: Future[Generation] = field(default_factory=Future)
-    _drawn: list[tuple[int, float]] = field(default_factory=list, init=False)
-    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
-    _cancelled: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        if self.streaming:
-            self.answer.add_done_callback(self._wake)
-
-    def cancel(self) -> None:
-        # a future that runs cannot be cancelled; drawn() then tells the engine to stop
-        self._cancelled = True
-        self.answer.cancel()
-
-    def begin(self) -> None:
-        """Generation starts; a second time if the batch that this request was in failed."""
-        self._drawn = []
-
-    def drawn(self, token: int, logprob: float) -> bool:
-        """The engine has drawn an id. A `Watch`."""
-        if self.streaming:
-            with self._changed:
-                self._drawn.append((token, logprob))
-                self._changed.notify_all()
-        return not self._cancelled
-
-    def new_tokens(self, known: int, seconds: float) -> list[tuple[int, float]]:
-        """Ids and log-probabilities after the first `known`, awaited for `seconds`; empty once the answer is there."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._drawn) > known or self.answer.done(), seconds)
-            return self._drawn[known:]
-
-    def _wake(self, _: Future[Generation]) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 class EngineQueue:
@@ -73,15 +29,18 @@ class EngineQueue:
         max_batch: int = 64,
         max_waiting: int = 128,
         window: float = 0.005,
+        stops: StopFinder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`stops` finds stop texts that began before a response was broken off, and end behind."""
         self._policy, self._max_batch, self._max_waiting = policy, max_batch, max_waiting
+        self._stops = stops
         self._window, self._clock = window, clock
         self._changed = threading.Condition()
         self._queue: deque[PendingRequest] = deque()
         self._released: deque[str] = deque()
         self._pauses = 0
-        self._running = False
+        self._running: list[PendingRequest] | None = None
         self._closed = False
         self._last_batch_size = 1
         self.batches = 0
@@ -91,6 +50,8 @@ class EngineQueue:
         """Most requests generated together so far."""
         self.aborted = 0
         """Answers that were cancelled before their end, because the client had disconnected."""
+        self.broken_off = 0
+        """Answers that were held while the weights changed, and continued by the new ones."""
         self._thread = threading.Thread(target=self._work, name="proxy-engine", daemon=True)
         self._thread.start()
 
@@ -126,11 +87,18 @@ class EngineQueue:
             self._released.append(session)
             self._changed.notify_all()
 
-    def pause(self) -> None:
-        """Return when nothing is being generated; nothing will be until `resume`. Pauses add up."""
+    def pause(self, patience: float | None = None) -> None:
+        """Return when nothing is being generated; nothing will be until `resume`. Pauses add up.
+
+        After `patience` seconds responses that are being drawn are broken off, and continued after `resume`, by an
+        engine that streams; another one ends them first. None waits for them.
+        """
         with self._changed:
             self._pauses += 1
-            self._changed.wait_for(lambda: not self._running)
+            if not self._changed.wait_for(lambda: self._running is None, patience):
+                for pending in self._running or ():
+                    pending.break_off()
+                self._changed.wait_for(lambda: self._running is None)
 
     def resume(self) -> None:
         """Take back one pause; without one it does nothing."""
@@ -156,7 +124,7 @@ class EngineQueue:
                 self._answer(batch)
             finally:
                 with self._changed:
-                    self._running = False
+                    self._running = None
                     self._changed.notify_all()
 
     def _next_batch(self) -> list[PendingRequest] | None:
@@ -173,11 +141,11 @@ class EngineQueue:
                 batch: list[PendingRequest] = []
                 while self._queue and len(batch) < self._max_batch:
                     pending = self._queue.popleft()
-                    if pending.answer.set_running_or_notify_cancel():
+                    if pending.may_begin():
                         batch.append(pending)
                 # a turn that only released sessions says nothing about how many clients are busy
                 self._last_batch_size = len(batch) or self._last_batch_size
-                self._running = True
+                self._running = batch
                 return batch
 
     def _has_work(self) -> bool:
@@ -219,21 +187,27 @@ class EngineQueue:
         self._resolve(batch, generations)
 
     def _resolve(self, batch: list[PendingRequest], generations: Sequence[Generation | BaseException]) -> None:
-        """Resolve every request with its generation or with its own error."""
+        """Resolve every request with its generation or with its own error; those broken off wait first in the queue."""
+        again: list[PendingRequest] = []
         for pending, result in zip(batch, generations, strict=True):
             if isinstance(result, BaseException):
                 _fail(pending, _engine_failed(result))
                 continue
             self.generated += len(result.ids)
-            self.aborted += result.finish == "aborted"
-            pending.answer.set_result(result)
+            whole = pending.take(result, self._stops)
+            if whole is None:
+                again.append(pending)
+                continue
+            self.aborted += whole.finish == "aborted"
+            pending.answer.set_result(whole)
+        with self._changed:
+            self.broken_off += len(again)
+            self._queue.extendleft(reversed(again))
 
     def _draw(self, batch: list[PendingRequest]) -> list[Generation]:
-        requests = [pending.request for pending in batch]
+        requests = [pending.begin() for pending in batch]
         if not isinstance(self._policy, StreamingPolicy):
             return self._policy.generate(requests)
-        for pending in batch:
-            pending.begin()
         return self._policy.stream(requests, [pending.drawn for pending in batch])
 
     def as_json(self) -> dict[str, Any]:
@@ -245,6 +219,7 @@ class EngineQueue:
             "generated_tokens": self.generated,
             "streams": self.streams,
             "aborted": self.aborted,
+            "broken_off": self.broken_off,
         }
 
 

@@ -9,9 +9,9 @@ from typing import Protocol
 from turngym.agents.proxy.conversation.answer import AnswerReader
 from turngym.agents.proxy.conversation.chat import ChatListRenderer, Prompt
 from turngym.agents.proxy.conversation.messages import ChatMessage
-from turngym.agents.proxy.engine_queue import PendingRequest
 from turngym.agents.proxy.errors import busy
 from turngym.agents.proxy.http.request import ChatRequest
+from turngym.agents.proxy.pending_request import PendingRequest
 from turngym.agents.proxy.sessions.records import TurnRecord
 from turngym.agents.proxy.sessions.session import ProxySession
 from turngym.envs.protocols import Generation

@@ -24,6 +24,7 @@ from turngym.agents.proxy.sessions.records import Recorder, TurnRecord
 from turngym.agents.proxy.sessions.restore import restore, usage_record
 from turngym.agents.proxy.sessions.session import ProxySession, SessionTable
 from turngym.agents.proxy.settings import ProxySettings
+from turngym.agents.sglang.client.stop_strings import StopFinder
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import GenerateRequest, Generation, Policy, Sampling
 
@@ -40,6 +41,7 @@ class ProxyService:
             mean the same to it. None: what the client asks for, as side turns always get.
         resumed_from: step of the checkpoint that training goes on from: what later steps used is unused again.
         on_episode: gets every session that ended with at least one main turn.
+        on_close: called when nothing is generated any more; it ends the policy.
 
     Raises:
         ProxyError: records of a newer version.
@@ -57,6 +59,7 @@ class ProxyService:
         seed: int = 0,
         resumed_from: int | None = None,
         on_episode: Callable[[Episode], None] | None = None,
+        on_close: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or ProxySettings()
@@ -68,7 +71,7 @@ class ProxyService:
         self.counts: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
         """Fields of requests that were not honored."""
-        self._seed, self._clock, self._on_episode = seed, clock, on_episode
+        self._seed, self._clock, self._on_episode, self._on_close = seed, clock, on_episode, on_close
         self._numbers = count(1)
         self._lock = threading.Lock()
         self.engine = EngineQueue(
@@ -76,6 +79,7 @@ class ProxyService:
             max_batch=self.settings.max_batch,
             max_waiting=self.settings.max_waiting,
             window=self.settings.window_ms / 1000,
+            stops=StopFinder(renderer.tokenizer),
         )
         self.recorder = Recorder(folder)
         # before restore(), which reads it
@@ -166,6 +170,8 @@ class ProxyService:
         """Answer what waits and close the records; open sessions stay in them for the next start. Twice is fine."""
         self.drain()
         self.engine.close()
+        if self._on_close is not None:
+            self._on_close()
         self.recorder.close()
 
     def _enter(self, session_id: str, deadline: float) -> ProxySession:
@@ -205,7 +211,7 @@ class ProxyService:
             name, stream = f"side/{number}", (self._seed, 0, number if request.seed is None else 0)
         else:
             segment = len(session.history.segments) - (0 if prompt.opens else 1)
-            name, stream = f"{session.key}/{segment}", (self._seed, task_number(session.key), len(session.turns))
+            name, stream = f"{session.key}/{segment}", (self._seed, task_number(session.key), session.answers)
         if request.seed is not None:
             # clients may send negative seeds, of which no stream can be made
             stream = (request.seed & (2**63 - 1), *stream[1:])
@@ -253,6 +259,7 @@ class ProxyService:
             text=text,
             finish=generation.finish,
             version=generation.policy_version,
+            version_spans=generation.version_spans,
             temperature=inflight.pending.request.sampling.temperature,
             retry=prompt.retry,
         )

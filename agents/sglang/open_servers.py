@@ -18,6 +18,7 @@ from turngym.agents.sglang.options import PolicyServer, TrainServers
 from turngym.agents.sglang.policy import SglangPolicy
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.settings import SglangSettings
+from turngym.agents.sglang.weights.live_policy import LivePolicy
 from turngym.agents.sglang.weights.sync import DiskSync
 from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
 from turngym.envs.common.weights_hash import weights_hash
@@ -56,20 +57,36 @@ def train_policy(
 ) -> SyncedPolicy:
     """Servers that play with the weights of `model`, whatever they have now; `weights` hands them on.
 
+    They get them before the first request, and whenever `model` has changed.
     Raises ServerError where a server has another architecture, shape or vocabulary.
     """
     from turngym.agents.local_engine.model import CausalModel
 
+    policy, sink, compare = _followed(options, model, tokenizer, max_length, out, weights)
+    return SyncedPolicy(policy=policy, sink=sink, stamp=CausalModel(model).weights_stamp, first=compare)
+
+
+def live_policy(
+    options: TrainServers, model: Any, tokenizer: Any, max_length: int | None, out: Path, *, weights: WeightSource
+) -> LivePolicy:
+    """As `train_policy`, but the servers get the weights only when told so, and answer while `model` is changed."""
+    policy, sink, compare = _followed(options, model, tokenizer, max_length, out, weights)
+    return LivePolicy(policy=policy, sink=sink, first=compare)
+
+
+def _followed(
+    options: TrainServers, model: Any, tokenizer: Any, max_length: int | None, out: Path, weights: WeightSource
+) -> tuple[SglangPolicy, WeightSink, Callable[[], None]]:
+    """Servers that play, who gives them weights, and a comparison of what they compute with the model."""
     fleet = open_fleet(options, options.policy_server)
     config = model.config.to_dict()
     _checked(fleet, lambda: check_model(fleet, config))
     policy = _policy(fleet, config, tokenizer, max_length)
-    sink = _sink(options, fleet, weights, out)
 
     def compare() -> None:
         check_numbers(fleet, weights.scorer(), policy.vocabulary)
 
-    return SyncedPolicy(policy=policy, sink=sink, stamp=CausalModel(model).weights_stamp, first=compare)
+    return policy, _sink(options, fleet, weights, out), compare
 
 
 def teacher_scorer(

@@ -12,6 +12,7 @@ VERBS = {
     "distributed": "turngym.scripts.bench.distributed",
     "intervals": "turngym.scripts.bench.intervals",
     "learn": "turngym.scripts.bench.learn.main",
+    "live": "turngym.scripts.bench.live",
     "loss": "turngym.scripts.bench.loss.main",
     "packing": "turngym.scripts.bench.packing",
     "proxy": "turngym.scripts.bench.proxy",

@@ -49,6 +49,8 @@ class BenchProxy:
     """How long clients begin new sessions."""
     train: bool = True
     """Train meanwhile."""
+    think: float = 0.0
+    """Seconds that a client waits between two turns."""
     out: Path | None = None
     """Folder of the run; a temporary one by default."""
 
@@ -78,7 +80,7 @@ def bench(config: BenchProxy, out: Path) -> int:
     server, url = _start(config, out)
     tally = Tally()
     try:
-        memory, health, spent = _load(config, url, server.pid, tally)
+        memory, health, spent = load(config, url, server.pid, tally)
     finally:
         server.send_signal(signal.SIGTERM)
         said = server.communicate(timeout=300)[0]
@@ -107,7 +109,7 @@ def _start(config: BenchProxy, out: Path) -> tuple[subprocess.Popen[str], str]:
     return server, found.group()
 
 
-def _load(config: BenchProxy, url: str, pid: int, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
+def load(config: BenchProxy, url: str, pid: int, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
     """(server's memory in MB over time, /healthz while clients are busy, seconds)."""
     import httpx
 
@@ -123,7 +125,7 @@ def _load(config: BenchProxy, url: str, pid: int, tally: Tally) -> tuple[list[fl
     health: dict[str, Any] = {}
     while any(client.is_alive() for client in clients):
         time.sleep(min(2.0, config.seconds / 20))
-        memory.append(_megabytes(pid))
+        memory.append(megabytes(pid))
         if time.perf_counter() < began + config.seconds:
             health = http.get(url.removesuffix("/v1") + "/healthz").json()
     spent = time.perf_counter() - began
@@ -137,6 +139,7 @@ def _client(config: BenchProxy, http: Any, number: int, until: float, tally: Tal
         name = f"client {number} session {session}"
         messages = [{"role": "system", "content": "You are in a house."}]
         for turn in range(config.turns):
+            time.sleep(config.think)
             messages.append({"role": "user", "content": f"{name} turn {turn}"})
             headers = {"X-Session-Id": name, "X-Session-Done": "1" if turn == config.turns - 1 else "0"}
             reply = _ask(http, messages, headers, tally)
@@ -213,7 +216,7 @@ def _report(config: BenchProxy, tally: Tally, memory: list[float], health: dict[
     return lines
 
 
-def _megabytes(pid: int) -> float:
+def megabytes(pid: int) -> float:
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:

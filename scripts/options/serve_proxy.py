@@ -41,6 +41,13 @@ class ServeProxy:
     """Port to listen on; 0 takes a free one."""
     drain: float = 30.0
     """Seconds that accepted requests get to finish when the server is stopped."""
+    serve_from: Literal["auto", "process", "copy", "student"] = "auto"
+    """What answers while the student learns: a copy of it in a `process` of its own (CPU), a `copy` in this process, or
+    the `student` itself, which takes no further memory; requests then wait for every update. auto: process on the CPU,
+    copy on an accelerator. Servers (--policy-server) answer during updates unless this is student."""
+    swap_wait: float = 0.5
+    """Seconds that answers being drawn get to end when new weights come; then they are held, and continued by the new
+    ones. Not for servers: they have --when-busy."""
     batch_turns: int = 16
     """Turns that a training step waits for; whole sessions are taken, at most --run.episodes of them."""
     proxy: ProxySettings = field(default_factory=ProxySettings)
@@ -52,7 +59,9 @@ class ServeProxy:
     opd: OpdConfig = field(default_factory=OpdConfig)
     turnopd: TurnOpdConfig = field(default_factory=TurnOpdConfig)
     judging: Annotated[JudgeOptions, tyro.conf.arg(name="")] = field(default_factory=JudgeOptions)
-    servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(default_factory=TrainServers)
+    servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: TrainServers(when_busy="retract")
+    )
     device: str = "auto"
     """`cpu`, `cuda`, ...; auto: cuda where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"

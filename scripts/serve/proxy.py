@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -28,8 +29,13 @@ try:
 except ImportError as error:
     raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
+if TYPE_CHECKING:
+    from turngym.scripts.serve.proxy_training import Training
+
 KEY = "TURNGYM_PROXY_KEY"
 """Environment variable with the key that clients must send; on a command line everybody could read it."""
+SWITCH = 0.0005
+"""Seconds after which a thread lets others of this process go on."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,8 +47,8 @@ def parse(argv: Sequence[str]) -> ServeProxy:
     return tyro.cli(ServeProxy, args=list(argv), prog="turngym serve proxy", description=__doc__)
 
 
-def serve(config: ServeProxy) -> int:
-    """Serve until a signal, or until training fails (status 1)."""
+def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = None) -> int:
+    """Serve until a signal, or until training fails (status 1). `prepare` gets the training before it begins."""
     from turngym.agents.proxy.http.app import create_app
     from turngym.scripts.serve.draining import DrainingServer
     from turngym.scripts.serve.fronts import proxy_front
@@ -53,6 +59,8 @@ def serve(config: ServeProxy) -> int:
         raise TurngymError(f"--host {config.host} opens the policy to the network: set a key in {KEY} first")
     if config.batch_turns < 1:
         raise TurngymError(f"--batch-turns is {config.batch_turns}; a training step needs at least 1")
+    # a trainer in Python must not hold up the threads that answer: they get their turn ten times as often
+    sys.setswitchinterval(SWITCH)
     service, training = build(config)
     try:
         app = create_app(service, api_key=key, more_health=None if training is None else training.health)
@@ -62,6 +70,8 @@ def serve(config: ServeProxy) -> int:
         server.stop_on_signals()
         print(f"ready: {server.url}, model {service.name!r}, {_what(config)}", flush=True)
         if training is not None:
+            if prepare is not None:
+                prepare(training)
             training.start(on_failure=server.stop)
         server.run()
     finally:

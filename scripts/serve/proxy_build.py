@@ -11,17 +11,17 @@ import torch
 
 from turngym.agents.judges.keyword import WordJudge
 from turngym.agents.judges.make_judge import make_judge
-from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.proxy.conversation.chat import ChatListRenderer
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.sessions.hints import SessionHints
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.sglang.open_servers import eval_policy, teacher_scorer, train_policy
+from turngym.agents.sglang.open_servers import teacher_scorer
 from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Scorer
 from turngym.scripts.options.serve_proxy import ServeProxy, named
+from turngym.scripts.serve.proxy_engine import open_engine
 from turngym.scripts.serve.proxy_training import Lines, Training
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BuildContext
@@ -31,7 +31,6 @@ from turngym.trainers.losses.dual_clip import bounded
 from turngym.trainers.models.load import load_scorer, load_student
 from turngym.trainers.models.model import vocabulary_size
 from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.models.weight_source import ModelWeights
 from turngym.trainers.registry import find_algorithm
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.trainer import Trainer
@@ -47,7 +46,8 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
     chat = ChatSettings.load(config.student)
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, config.student, chat)
-    engine = _engine(config, model, tokenizer, chat.max_context, settings.max_batch)
+    serving = open_engine(config, model, tokenizer, chat.max_context, settings.max_batch)
+    engine = serving.engine
     renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=_stop_ids(model))
     seed, max_context = config.run.seed, engine.max_length
     if not config.train:
@@ -68,8 +68,9 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         seed=seed,
         resumed_from=step,
         on_episode=training.put,
+        on_close=serving.close,
     )
-    source = training.connect(service, judge, engine.weights_changed, config.batch_turns)
+    source = training.connect(service, judge, serving.behind(service.engine), config.batch_turns)
 
     def save_extra(folder: Path) -> None:
         tokenizer.save_pretrained(str(folder))
@@ -107,15 +108,6 @@ def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:
     elif config.servers.teacher_server:
         identity["teacher"] = config.servers.teacher_server
     return identity
-
-
-def _engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Any:
-    """What answers: the model in this process, or servers that have its weights, or get them as it learns."""
-    if not config.servers.policy_server:
-        return LocalEngine(model, tokenizer=tokenizer, max_length=max_length, max_batch=batch)
-    if not config.train:
-        return eval_policy(config.servers, config.student, tokenizer, max_length)
-    return train_policy(config.servers, model, tokenizer, max_length, config.out, weights=ModelWeights(model))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

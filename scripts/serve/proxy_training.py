@@ -15,6 +15,7 @@ from turngym.agents.proxy.sessions.session_buffer import Judge, SessionBuffer
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.trace import TraceWriter, iter_trace
+from turngym.scripts.serve.proxy_engine import Serving
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.judge.episodes import is_trainable
 from turngym.trainers.trainer import Trainer
@@ -38,15 +39,14 @@ class Training:
     step: int = 0
     """Of the weights."""
     _service: ProxyService | None = field(default=None, init=False)
+    _serving: Serving | None = field(default=None, init=False)
     _source: SessionBuffer | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _trace: TraceWriter | None = field(default=None, init=False)
 
-    def connect(
-        self, service: ProxyService, judge: Judge | None, set_version: Callable[[int], None], batch_turns: int
-    ) -> SessionBuffer:
+    def connect(self, service: ProxyService, judge: Judge | None, serving: Serving, batch_turns: int) -> SessionBuffer:
         """The source that the trainer collects from; what an earlier process left unused goes into it first."""
-        self._service = service
+        self._service, self._serving = service, serving
         judged = self._judged_before({episode.task.task_id for episode in service.unused})
         self._trace = TraceWriter(self.out / SESSIONS)
         self._source = SessionBuffer(
@@ -54,7 +54,8 @@ class Training:
             count_trainable=self._usable,
             pause_engine=service.engine.pause,
             resume_engine=service.engine.resume,
-            set_version=set_version,
+            set_version=serving.set_version,
+            live=serving.live,
             on_sessions=self._written,
             batch_turns=batch_turns,
         )
@@ -74,8 +75,9 @@ class Training:
     def updated(self, step: int) -> None:
         """The trainer has changed the weights."""
         assert self._source is not None
-        self.step = step
         self._source.updated(step)
+        # after it: whoever reads the step finds its weights being served
+        self.step = step
 
     def start(self, on_failure: Callable[[], None]) -> None:
         """Train in a thread; `on_failure` is called if that fails."""
@@ -94,7 +96,9 @@ class Training:
     def health(self) -> Mapping[str, Any]:
         state = "failed" if self.error else "finished" if self.finished else "running"
         sessions = {} if self._source is None else self._source.as_json()
-        return {"training": {"state": state, "algorithm": self.algorithm.name, "step": self.step, **sessions}}
+        serving = {} if self._serving is None else self._serving.as_json()
+        training = {"state": state, "algorithm": self.algorithm.name, "step": self.step, **sessions}
+        return {"training": training, "serving": serving}
 
     def _run(self, on_failure: Callable[[], None]) -> None:
         assert self.trainer is not None

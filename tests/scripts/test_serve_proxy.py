@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,109 +13,33 @@ import pytest
 
 pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
-httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
+pytest.importorskip("httpx", reason="these tests speak HTTP")
 torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 
-from turngym.agents.environments import env_maker  # noqa: E402
+import proxy_run  # noqa: E402
+from proxy_run import options, play  # noqa: E402
+
 from turngym.agents.judges.make_judge import JudgeOptions  # noqa: E402
-from turngym.agents.proxy.http.app import create_app  # noqa: E402
-from turngym.agents.proxy.settings import ProxySettings  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.envs.trace import read_trace  # noqa: E402
-from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
-from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
-from turngym.scripts.serve.proxy import ServeProxy, serve  # noqa: E402
-from turngym.scripts.serve.proxy_build import _algorithm, build  # noqa: E402
-from turngym.trainers.config import OptimizerConfig, RunConfig  # noqa: E402
+from turngym.scripts.serve.proxy import serve  # noqa: E402
+from turngym.scripts.serve.proxy_build import _algorithm  # noqa: E402
+from turngym.trainers.config import RunConfig  # noqa: E402
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
 from turngym.trainers.run.metrics import read_metrics  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
-STUDENT = ROOT / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
-
-
-def options(out: Path, **more: Any) -> ServeProxy:
-    settings: dict[str, Any] = {
-        "student": STUDENT,
-        "out": out,
-        "port": 0,
-        "batch_turns": 6,
-        "device": "cpu",
-        "threads": 1,
-        "proxy": ProxySettings(max_waiting=8, name="tiny"),
-        "run": RunConfig(steps=100, eval_every=0, tensorboard=False),
-        "optimizer": OptimizerConfig(lr=1e-3),
-        **more,
-    }
-    return ServeProxy(**settings)
-
-
-class Running:
-    """What `serve` does, in this process and without signals."""
-
-    def __init__(self, config: ServeProxy) -> None:
-        self.service, self.training = build(config)
-        health = None if self.training is None else self.training.health
-        self.server = DrainingServer(proxy_front(create_app(self.service, more_health=health)), port=0)
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-        if self.training is not None:
-            self.training.start(on_failure=self.server.stop)
-        self.http = httpx.Client(base_url=self.server.url, timeout=60, verify=False)
-
-    def ask(self, messages: list[Any], session: str, **body: Any) -> dict[str, Any]:
-        answer = self.http.post("/chat/completions", json={"messages": messages, "session_id": session, **body})
-        assert answer.status_code == 200, answer.text
-        message: dict[str, Any] = answer.json()["choices"][0]["message"]
-        return message
-
-    def health(self) -> Any:
-        return self.http.get(self.server.url.removesuffix("/v1") + "/healthz").json()
-
-    def until_step(self, step: int) -> None:
-        tick = threading.Event()
-        for _ in range(3000):
-            assert self.training is not None
-            assert not self.training.error, self.training.error
-            if self.training.step >= step and not self.service.engine.paused:
-                return
-            tick.wait(0.02)
-        raise AssertionError(self.health())
-
-    def stop(self) -> None:
-        self.http.close()
-        self.server.stop()
-        self.thread.join(60)
-        if self.training is not None:
-            self.training.stop()
-        self.service.close()
 
 
 @pytest.fixture
 def run() -> Iterator[Any]:
-    made: list[Running] = []
+    made: list[proxy_run.Running] = []
 
-    def start(config: ServeProxy) -> Running:
-        made.append(Running(config))
+    def start(config: Any) -> proxy_run.Running:
+        made.append(proxy_run.Running(config))
         return made[-1]
 
     yield start
     for one in made:
-        if one.thread.is_alive():
-            one.stop()
-
-
-def play(ask: Any, sessions: int, turns: int, first: int = 0) -> None:
-    """An agent from outside plays a generated house through nothing but chat messages."""
-    env = env_maker("turngym/ALFWorld-v0", split="generated", config="small", channel="text")()
-    for number in range(first, first + sessions):
-        observation, _ = env.reset(seed=number)
-        messages: list[Any] = [{"role": "system", "content": "You are in a house. Do the task."}]
-        for turn in range(turns):
-            messages.append({"role": "user", "content": observation})
-            messages.append(ask(messages, f"house {number}", session_done=turn == turns - 1))
-            observation = env.step(messages[-1]["content"])[0]
-    env.close()
+        one.stop_if_running()
 
 
 def test_the_loss_of_sessions_has_a_dual_clip(tmp_path: Path) -> None:
@@ -225,7 +148,7 @@ def test_launch_scripts(tmp_path: Path, name: str) -> None:
     stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     stub.chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "STUDENT": "models/s", "RESULTS": str(tmp_path / "results")}
-    script = ROOT / "scripts" / "launch" / name
+    script = proxy_run.ROOT / "scripts" / "launch" / name
     found = subprocess.run([str(script), "--port", "0"], env=env, capture_output=True, text=True, check=True)
     words = found.stdout.splitlines()
     assert words[:2] == ["serve", "proxy"]

@@ -81,6 +81,8 @@ class StreamingEcho(EchoPolicy):
         found = self.generate(requests)
         ends: list[int | None] = [None] * len(found)
         for step in range(max(len(generation.ids) for generation in found)):
+            if None not in ends:
+                break
             if self.paced:
                 assert self.steps.acquire(timeout=20)
             if len(found) > 1 and step == self.fail_after:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ class ChatListRenderer:
         self.template = ChatTemplate(tokenizer, thinking=thinking)
         self.stop_ids = tuple(dict.fromkeys((*self.template.stop_ids, *stop_ids)))
         """Ids that end an answer."""
-        self._tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
         # Fast tokenizers refuse to be used by two threads at once.
         self._lock = threading.Lock()
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -222,14 +222,14 @@ class ChatListRenderer:
 
     def _encode(self, text: str) -> NDArray[np.int32]:
         # not the template's own cache: prompts are long, all different, and a server runs for weeks
-        return np.asarray(self._tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
     def _decode_locked(self, ids: list[int]) -> str:
         with self._lock:
             return self._decode(ids)
 
     def _decode(self, ids: list[int]) -> str:
-        decoded = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        decoded = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(decoded)
 
 

@@ -72,6 +72,7 @@ def _turn(index: int, turn: SessionTurn, excluded: str | None) -> Turn:
         logprobs=turn.logprobs,
         finish=turn.finish,
         policy_version=turn.version,
+        version_spans=turn.version_spans,
         excluded=excluded,
     )
 

@@ -18,6 +18,8 @@ from turngym.envs.common.sealed_line import check_seal, is_sealed, seal
 
 SCHEMA = 1
 FILE = "records.jsonl"
+VersionSpans = tuple[tuple[int, int, int], ...]
+"""(policy version, start, end) of each stretch of an answer's ids."""
 TORN = b" (torn)\n"
 """Ends a line in whose middle a process was killed: its turn was never answered, so nothing is missing without it."""
 
@@ -54,6 +56,8 @@ class TurnRecord:
     finish: str
     version: int
     temperature: float
+    version_spans: VersionSpans = ()
+    """As in `Generation`."""
     retry: bool = False
     """The client asked for the previous answer again, so that one is superseded."""
 
@@ -76,6 +80,7 @@ class TurnRecord:
             "version": self.version,
             "temperature": self.temperature,
             "retry": self.retry,
+            **({"version_spans": [list(span) for span in self.version_spans]} if self.version_spans else {}),
         }
 
     @classmethod
@@ -96,6 +101,7 @@ class TurnRecord:
             version=record["version"],
             temperature=record["temperature"],
             retry=record["retry"],
+            version_spans=tuple((version, start, end) for version, start, end in record.get("version_spans", ())),
         )
 
 

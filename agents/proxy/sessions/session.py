@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from turngym.agents.proxy.conversation.chat import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.conversation.messages import ChatMessage, Tools, as_observation, common_prefix
 from turngym.agents.proxy.errors import busy
-from turngym.agents.proxy.sessions.records import TurnRecord
+from turngym.agents.proxy.sessions.records import TurnRecord, VersionSpans
 from turngym.agents.rendering.answers import Message
 from turngym.envs.episode import Span
 
@@ -41,6 +41,7 @@ class SessionTurn:
     logprobs: NDArray[np.float32]
     finish: str
     version: int
+    version_spans: VersionSpans
     temperature: float
 
 
@@ -87,6 +88,7 @@ class ProxySession:
                 logprobs=record.logprobs,
                 finish=record.finish,
                 version=record.version,
+                version_spans=record.version_spans,
                 temperature=record.temperature,
             )
         )
@@ -101,6 +103,11 @@ class ProxySession:
         """The request's messages after the last answer; where the client rewrote the past, only its last message."""
         known, common = len(self.history.client_messages), common_prefix(self.history.client_messages, messages)
         return tuple(messages[common:] if common == known else messages[common:][-1:])
+
+    @property
+    def answers(self) -> int:
+        """Answers that were drawn under this key, superseded ones included: each has a random stream of its own."""
+        return len(self.turns) + self.superseded
 
     @property
     def system(self) -> str:

@@ -18,8 +18,9 @@ class SessionBuffer:
     """Implements `Collect` over live sessions; safe for several threads.
 
     A step takes whole sessions, oldest first, until they hold `batch_turns` turns that can be trained on. From then
-    until `updated` the engine is paused, so that no answer is sampled while the weights change. It is
-    paused from the start, too, until the trainer asks for the first time (a resumed run loads its weights before that).
+    until `updated` the engine is paused, so that no answer is sampled while the weights change, unless it answers with
+    a copy of them (`live`). It is paused from the start, too, until the trainer asks for the first time (a resumed run
+    loads its weights before that).
 
     Args:
         judge: called in a thread of its own; an exception costs the sessions it was given, counted and kept in
@@ -27,7 +28,8 @@ class SessionBuffer:
         count_trainable: number of turns of a judged episode that can be trained on; episodes with none are counted and
             left out.
         pause_engine, resume_engine: pausing returns when the engine is idle.
-        set_version: called with the version of the weights, while the engine is paused.
+        set_version: called with the version of the weights, while the engine is paused; with `live` whenever there are
+            new ones, which it has to give to the engine.
         on_sessions: called with ("judged" | "trained" | "unused", step or 0, episodes) for records and traces.
         backlog: most sessions that wait for the trainer; the oldest are dropped and counted.
     """
@@ -44,10 +46,12 @@ class SessionBuffer:
         batch_turns: int = 16,
         backlog: int = 4096,
         judge_batch: int = 16,
+        live: bool = False,
     ) -> None:
         self._judge, self._usable, self._written = judge, count_trainable, on_sessions
         self._pause_engine, self._resume_engine, self._set_version = pause_engine, resume_engine, set_version
         self._batch_turns, self._backlog, self._judge_batch = batch_turns, backlog, judge_batch
+        self._live = live
         self._changed = threading.Condition()
         self._inbox: deque[Episode] = deque()
         self._ready: deque[tuple[Episode, int]] = deque()
@@ -87,7 +91,7 @@ class SessionBuffer:
                 self._changed.notify_all()
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
-        """Wait for a step's sessions, at most `request.episodes`; the engine is paused when this returns.
+        """Wait for a step's sessions, at most `request.episodes`; the engine is then paused, unless `live`.
 
         Raises KeyboardInterrupt, which the training loop takes as the wish to save and stop, once closed.
         """
@@ -101,8 +105,9 @@ class SessionBuffer:
             taken = self._next_step(request.episodes)
         # before the update: a run resumed from an older checkpoint takes back what later steps used
         self._written("trained", request.step, taken)
-        self._pause_engine()
-        self._paused = True
+        if not self._live:
+            self._pause_engine()
+            self._paused = True
         return taken
 
     def updated(self, step: int) -> None:

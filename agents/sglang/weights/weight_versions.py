@@ -29,12 +29,13 @@ class WeightVersions:
     @property
     def current(self) -> str | None:
         """Name of the weights that all servers have; None before the first."""
-        return next((name for name, (place, _) in self._known.items() if place == self._place), None)
+        # a list: another thread may be announcing others
+        return next((name for name, (place, _) in list(self._known.items()) if place == self._place), None)
 
     @property
     def version(self) -> int:
         """Policy version of those weights."""
-        return next((version for place, version in self._known.values() if place == self._place), 0)
+        return next((version for place, version in list(self._known.values()) if place == self._place), 0)
 
     @property
     def place(self) -> int:

@@ -1,0 +1,132 @@
+"""A local engine in a process of its own draws what one in this process draws, and follows mapped weights."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the local engine needs turngym[train]")
+pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
+
+from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
+from turngym.agents.local_engine.model import EngineError  # noqa: E402
+from turngym.agents.local_engine.process import EngineProcess  # noqa: E402
+from turngym.agents.local_engine.shared_weights import mapped_model, share_parameters, skeleton  # noqa: E402
+from turngym.envs.protocols import GenerateRequest, Sampling  # noqa: E402
+from turngym.trainers.models.model import tiny_qwen3  # noqa: E402
+
+
+def request(name: str, *ids: int, count: int = 12) -> GenerateRequest:
+    return GenerateRequest(
+        session=name,
+        prompt_ids=np.array(ids, np.int32),
+        sampling=Sampling(max_new_tokens=count, temperature=1.0),
+        stream=(1, sum(ids)),
+    )
+
+
+def model(seed: int = 0) -> Any:
+    return tiny_qwen3(32, width=16, layers=1, heads=2, max_length=256, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineProcess]:
+    one = EngineProcess(model(), threads=1, max_batch=4)
+    yield one
+    one.close()
+
+
+REQUESTS = [request("a", 3, 4, 5), request("b", 6), request("c", 7, 8)]
+
+
+def test_it_draws_the_same_and_says_so_while_it_draws(engine: EngineProcess) -> None:
+    here = LocalEngine(engine.model, max_batch=4)
+    said: list[list[tuple[int, float]]] = [[], [], []]
+    watches: list[Any] = [lambda *pair, row=row: bool(said[row].append(pair)) or True for row in range(3)]
+    found = engine.stream(REQUESTS, watches)
+    for one, same, heard in zip(found, here.generate(REQUESTS), said, strict=True):
+        assert one.ids.tolist() == same.ids.tolist() == [token for token, _ in heard]
+        np.testing.assert_allclose(one.logprobs, same.logprobs, atol=1e-6)
+    assert engine.max_length == here.max_length == 256
+
+
+def test_a_row_that_is_wanted_no_more_ends(engine: EngineProcess) -> None:
+    (long,) = engine.stream([request("d", 1, count=240)], [lambda token, logprob: False])
+    assert long.finish == "aborted"
+    assert 1 <= len(long.ids) < 240
+    engine.release("d")
+    assert len(engine.generate([request("e", 1, count=4)])[0].ids) == 4  # a late word does not disturb the next
+
+
+def test_new_values_in_the_mapped_memory_are_new_weights(engine: EngineProcess) -> None:
+    other = model(seed=1)
+    with torch.no_grad():
+        for mine, theirs in zip(engine.model.parameters(), other.parameters(), strict=True):
+            mine.copy_(theirs)
+    engine.weights_changed(5)
+    found = engine.generate(REQUESTS)
+    assert {one.policy_version for one in found} == {5}
+    for one, same in zip(found, LocalEngine(other).generate(REQUESTS), strict=True):
+        assert one.ids.tolist() == same.ids.tolist()
+        np.testing.assert_allclose(one.logprobs, same.logprobs, atol=1e-6)
+
+
+def test_what_the_engine_refuses_is_raised_here(engine: EngineProcess) -> None:
+    with pytest.raises(EngineError, match=r"prompt_ids spans 99\.\.99; the model knows ids 0\.\.31"):
+        engine.generate([request("x", 99)])
+    assert len(engine.generate([request("y", 1)])) == 1
+
+
+def test_a_process_that_dies_is_started_again_with_the_weights_of_now(engine: EngineProcess) -> None:
+    engine.weights_changed(9)
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="ended with status -9"):
+        engine.generate(REQUESTS)
+    assert engine.pid is None
+    engine.release("a")
+    engine.weights_changed(10)
+    found = engine.generate(REQUESTS)
+    assert {one.policy_version for one in found} == {10}
+    assert found[0].ids.tolist() == LocalEngine(engine.model).generate(REQUESTS)[0].ids.tolist()
+    assert engine.starts == 2
+
+
+def test_closing_ends_the_process_and_gives_the_memory_back(engine: EngineProcess) -> None:
+    pid, path = engine.pid, engine._path
+    assert path.exists()
+    engine.close()
+    engine.close()
+    assert not path.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid or 0, 0)
+
+
+def test_a_skeleton_is_small_and_its_tied_head_stays_tied() -> None:
+    source = tiny_qwen3(4096, width=64, layers=1)
+    before = copy.deepcopy(source.state_dict())
+    path = share_parameters(source)
+    try:
+        payload = skeleton(source)
+        assert len(payload) < 300_000 < path.stat().st_size
+        twin = mapped_model(payload, path)
+        assert twin.lm_head.weight is twin.model.embed_tokens.weight
+        assert all(torch.equal(value, before[name]) for name, value in twin.state_dict().items())
+        with torch.no_grad():
+            source.model.embed_tokens.weight[5, 7] = 42.0
+        assert twin.lm_head.weight[5, 7].item() == 42.0
+    finally:
+        Path(path).unlink()
+
+
+def test_a_model_on_an_accelerator_is_refused() -> None:
+    elsewhere = torch.nn.Linear(1, 1, device="meta")
+    with pytest.raises(EngineError, match="the model is on meta"):
+        EngineProcess(elsewhere)

@@ -1,0 +1,99 @@
+"""`turngym serve proxy` in this process, over the tiny policy, and an agent that plays through it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from turngym.agents.environments import env_maker
+from turngym.agents.proxy.http.app import create_app
+from turngym.agents.proxy.settings import ProxySettings
+from turngym.scripts.options.serve_proxy import ServeProxy
+from turngym.scripts.serve.draining import DrainingServer
+from turngym.scripts.serve.fronts import proxy_front
+from turngym.scripts.serve.proxy_build import build
+from turngym.trainers.config import OptimizerConfig, RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDENT = ROOT / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
+
+
+def options(out: Path, **more: Any) -> ServeProxy:
+    settings: dict[str, Any] = {
+        "student": STUDENT,
+        "out": out,
+        "port": 0,
+        "batch_turns": 6,
+        "device": "cpu",
+        "threads": 1,
+        "serve_from": "copy",
+        "proxy": ProxySettings(max_waiting=8, name="tiny"),
+        "run": RunConfig(steps=100, eval_every=0, tensorboard=False),
+        "optimizer": OptimizerConfig(lr=1e-3),
+        **more,
+    }
+    return ServeProxy(**settings)
+
+
+class Running:
+    """What `serve` does, in this process and without signals."""
+
+    def __init__(self, config: ServeProxy, before: Callable[[Any], None] | None = None) -> None:
+        self.service, self.training = build(config)
+        if before is not None:
+            before(self)
+        health = None if self.training is None else self.training.health
+        self.server = DrainingServer(proxy_front(create_app(self.service, more_health=health)), port=0)
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        if self.training is not None:
+            self.training.start(on_failure=self.server.stop)
+        self.http = httpx.Client(base_url=self.server.url, timeout=60, verify=False)
+
+    def ask(self, messages: list[Any], session: str, **body: Any) -> dict[str, Any]:
+        answer = self.http.post("/chat/completions", json={"messages": messages, "session_id": session, **body})
+        assert answer.status_code == 200, answer.text
+        message: dict[str, Any] = answer.json()["choices"][0]["message"]
+        return message
+
+    def health(self) -> Any:
+        return self.http.get(self.server.url.removesuffix("/v1") + "/healthz").json()
+
+    def until_step(self, step: int) -> None:
+        tick = threading.Event()
+        for _ in range(3000):
+            assert self.training is not None
+            assert not self.training.error, self.training.error
+            if self.training.step >= step and not self.service.engine.paused:
+                return
+            tick.wait(0.02)
+        raise AssertionError(self.health())
+
+    def stop_if_running(self) -> None:
+        if self.thread.is_alive():
+            self.stop()
+
+    def stop(self) -> None:
+        self.http.close()
+        self.server.stop()
+        self.thread.join(60)
+        if self.training is not None:
+            self.training.stop()
+        self.service.close()
+
+
+def play(ask: Any, sessions: int, turns: int, first: int = 0) -> None:
+    """An agent from outside plays a generated house through nothing but chat messages."""
+    env = env_maker("turngym/ALFWorld-v0", split="generated", config="small", channel="text")()
+    for number in range(first, first + sessions):
+        observation, _ = env.reset(seed=number)
+        messages: list[Any] = [{"role": "system", "content": "You are in a house. Do the task."}]
+        for turn in range(turns):
+            messages.append({"role": "user", "content": observation})
+            messages.append(ask(messages, f"house {number}", session_done=turn == turns - 1))
+            observation = env.step(messages[-1]["content"])[0]
+    env.close()
