@@ -15,6 +15,10 @@ from turngym.envs.core import TurngymError
 
 Texts = tuple[str, ...]
 Bools = NDArray[np.bool_]
+Infos = list[dict[str, Any]]
+Finals = dict[int, dict[str, Any]]
+"""By the number of an environment."""
+_NUMBERS, _OBJECTS = {int, float, bool}, {str, list, tuple, type(None)}
 
 
 class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
@@ -46,7 +50,8 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+        self._ended = [False] * self.num_envs
+        self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._texts: list[str] = [""] * self.num_envs
 
     def reset(  # type: ignore[override]
@@ -65,34 +70,29 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         infos: dict[str, Any] = {}
         for index in np.flatnonzero(mask).tolist():
             chosen = options if tasks[index] is None else {**options, "task": tasks[index]}
-            self._reset_one(index, infos, seeds[index], chosen)
+            self._add_info(infos, self._reset_one(index, seeds[index], chosen), index)
         return tuple(self._texts), infos
 
     def step(self, actions: Sequence[str]) -> tuple[Texts, NDArray[np.float64], Bools, Bools, dict[str, Any]]:
         """Play one action in every environment (see the class for what happens after an end)."""
-        if isinstance(actions, str) or len(actions) != self.num_envs:
-            given = "one string" if isinstance(actions, str) else f"{len(actions)} actions"
-            raise TurngymError(
-                f"TextVectorEnv.step() got {given} for {self.num_envs} environments; give one action each"
-            )
-        rewards = np.zeros(self.num_envs, dtype=np.float64)
-        terminations = np.zeros(self.num_envs, dtype=np.bool_)
-        truncations = np.zeros(self.num_envs, dtype=np.bool_)
-        infos: dict[str, Any] = {}
-        for index, env in enumerate(self.envs):
-            if self._ended[index] and self.autoreset_mode is AutoresetMode.NEXT_STEP:
-                self._reset_one(index, infos)
-                continue
-            text, reward, terminated, truncated, info = env.step(actions[index])
-            rewards[index], terminations[index], truncations[index] = reward, terminated, truncated
-            self._texts[index] = text
-            self._ended[index] = terminated or truncated
-            if self._ended[index] and self.autoreset_mode is AutoresetMode.SAME_STEP:
-                infos = self._add_info(infos, {"final_obs": text, "final_info": info}, index)
-                self._reset_one(index, infos)
-            else:
-                infos = self._add_info(infos, info, index)
-        return tuple(self._texts), rewards, terminations, truncations, infos
+        self._require_one_each(actions)
+        texts, rewards, terminations, truncations, infos, finals = self._play(actions)
+        batched = self._batched(infos)
+        for index, final in finals.items():
+            batched = self._add_info(batched, final, index)
+        ends = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
+        return tuple(texts), np.array(rewards, np.float64), *ends, batched
+
+    def step_lists(
+        self, actions: Sequence[str]
+    ) -> tuple[list[str], list[float], list[bool], list[bool], list[dict[str, Any]]]:
+        """As `step`, in plain lists of `num_envs`, and every environment's own info: for callers that go through them.
+
+        With `SameStep` the infos of ended environments have `final_obs` and `final_info`, too.
+        """
+        self._require_one_each(actions)
+        texts, rewards, terminations, truncations, infos, finals = self._play(actions)
+        return texts, rewards, terminations, truncations, [info | finals.get(i, {}) for i, info in enumerate(infos)]
 
     def render(self) -> tuple[Any, ...] | None:
         """The frames of all environments."""
@@ -129,13 +129,55 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         """The seed of every environment."""
         return self.get_attr("np_random_seed")
 
-    def _reset_one(
-        self, index: int, infos: dict[str, Any], seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> None:
-        text, info = self.envs[index].reset(seed=seed, options=options)
-        self._texts[index] = text
+    def _play(self, actions: Sequence[str]) -> tuple[list[str], list[float], list[bool], list[bool], Infos, Finals]:
+        """One step of all: what each gave, and what an ended episode gave last where another has begun at once."""
+        rewards, terminations, truncations = [0.0] * self.num_envs, [False] * self.num_envs, [False] * self.num_envs
+        infos: Infos = []
+        finals: Finals = {}
+        next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        for index, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            if next_step and self._ended[index]:
+                infos.append(self._reset_one(index))
+                continue
+            text, reward, terminated, truncated, info = env.step(action)
+            self._texts[index], rewards[index] = text, float(reward)
+            terminations[index], truncations[index] = terminated, truncated
+            self._ended[index] = ended = terminated or truncated
+            if ended and same_step:
+                finals[index] = {"final_obs": text, "final_info": info}
+                info = self._reset_one(index)
+            infos.append(info)
+        return list(self._texts), rewards, terminations, truncations, infos, finals
+
+    def _batched(self, infos: Infos) -> dict[str, Any]:
+        """Infos of all environments in Gymnasium's vector form; column by column where all have the same keys."""
+        batched: dict[str, Any] = {}
+        keys = list(infos[0])
+        if all(list(info) == keys for info in infos):
+            for key, values in zip(keys, zip(*map(dict.values, infos), strict=True), strict=True):
+                if (column := _column(values)) is None:
+                    break
+                # a copy for every key, for callers may write into their own; np.ones costs several times as much
+                batched[key], batched[f"_{key}"] = column, self._all.copy()
+            else:
+                return batched
+        batched = {}
+        for index, info in enumerate(infos):
+            batched = self._add_info(batched, info, index)
+        return batched
+
+    def _reset_one(self, index: int, seed: int | None = None, options: dict[str, Any] | None = None) -> dict[str, Any]:
+        self._texts[index], info = self.envs[index].reset(seed=seed, options=options)
         self._ended[index] = False
-        self._add_info(infos, info, index)
+        return info
+
+    def _require_one_each(self, actions: Sequence[str]) -> None:
+        if isinstance(actions, str) or len(actions) != self.num_envs:
+            given = "one string" if isinstance(actions, str) else f"{len(actions)} actions"
+            raise TurngymError(
+                f"TextVectorEnv.step() got {given} for {self.num_envs} environments; give one action each"
+            )
 
     def _mask(self, mask: Any) -> Bools:
         if mask is None:
@@ -166,3 +208,13 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         if len(task) != self.num_envs:
             raise TurngymError(f"reset() got {len(task)} tasks for {self.num_envs} environments")
         return list(task)
+
+
+def _column(values: tuple[Any, ...]) -> NDArray[Any] | None:
+    """What Gymnasium would make of one value from each environment; None where it looks closer than at types."""
+    kind = type(values[0])
+    # Gymnasium takes the first one's type for all
+    if kind in _OBJECTS:
+        # not np.array: lists of one length would become a matrix, texts be cut
+        return np.fromiter(values, dtype=object, count=len(values))
+    return np.array(values, dtype=kind) if kind in _NUMBERS and {*map(type, values)} == {kind} else None

@@ -1,4 +1,4 @@
-"""Set up a fresh machine and run: `python3 scripts/bootstrap.py quickstart`, `test`, `evaluators` or `sglang`.
+"""Set up a fresh machine and run: `python3 scripts/bootstrap.py JOB`; quickstart, test, newest, evaluators or sglang.
 
 Creates `.venv` beside this checkout (or the folder in TURNGYM_VENV), installs torch first so that the pinned CPU-sized
 build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap. It needs no package.
@@ -6,7 +6,9 @@ build wins, then turngym with the extras that the job needs, and runs the job. R
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -15,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-JOBS = ("quickstart", "test", "evaluators", "sglang")
+JOBS = ("quickstart", "test", "newest", "evaluators", "sglang")
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
 OPTIONAL = {
     "alfworld": "it needs cmake and g++: tests against TextWorld",
@@ -46,8 +48,7 @@ def set_up(extras: str) -> None:
     if not PYTHON.exists():
         say(f"creating {VENV.name}")
         venv.create(VENV, with_pip=True)
-    pinned = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
-    install(pinned)
+    install(pinned_torch())
     install("-e", f".[{extras}]")
 
 
@@ -90,6 +91,48 @@ def evaluators(arguments: list[str]) -> int:
     return run(str(python), "-m", "pytest", *tests, *arguments, check=False)
 
 
+def newest(arguments: list[str]) -> int:
+    """The tests with the newest versions that pyproject.toml allows, and not those of constraints.txt.
+
+    torch stays at its pinned version, since others pull gigabytes on machines without a GPU; `--newest-torch` frees it.
+    """
+    free = "--newest-torch" in arguments
+    arguments = [word for word in arguments if word != "--newest-torch"]
+    folder = VENV.with_name(f"{VENV.name}-newest")
+    python = folder / PYTHON.relative_to(VENV)
+    if not python.exists():
+        say(f"creating {folder.name}")
+        venv.create(folder, with_pip=True)
+    wanted = [] if free else [pinned_torch()]
+    extras = "train,parquet,serve,endpoint,dense,dev"
+    run(str(python), "-m", "pip", "install", "-q", "-U", *wanted, "-e", f".[{extras}]")
+    listed = [str(python), "-m", "pip", "list", "--outdated", "--format=json"]
+    behind = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
+    for row in held_back(json.loads(behind or "[]"), (ROOT / "pyproject.toml").read_text(encoding="utf-8")):
+        say(f"held back by pyproject.toml: {row}")
+    return run(str(python), "-m", "pytest", "-n", "2", "-m", "not sglang", *arguments, check=False)
+
+
+def held_back(outdated: list[dict[str, str]], pyproject: str) -> list[str]:
+    """Of the packages that have newer versions, those whose bounds in `pyproject` forbid them."""
+    bounds = dict(re.findall(r'"([\w.-]+)(?:\[[^\]]*\])?[^"<]*,?<=?([\d.]+)"', pyproject))
+    names = {re.sub(r"[-_.]+", "-", name).lower(): bound for name, bound in bounds.items()}
+    rows = [(re.sub(r"[-_.]+", "-", row["name"]).lower(), row) for row in outdated]
+    return [
+        f"{row['name']} {row['version']}: {row['latest_version']} is out (bound: <{names[name]})"
+        for name, row in rows
+        if name in names and numbers(row["latest_version"]) >= numbers(names[name])
+    ]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
+
+
+def pinned_torch() -> str:
+    return next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
+
+
 def site_packages(python: Path) -> Path:
     asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     return Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
@@ -110,8 +153,8 @@ def main() -> int:
         sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
         sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
-    job = {"quickstart": quickstart, "test": test, "evaluators": evaluators, "sglang": sglang}[sys.argv[1]]
-    return job(sys.argv[2:])
+    jobs = {"quickstart": quickstart, "test": test, "newest": newest, "evaluators": evaluators, "sglang": sglang}
+    return jobs[sys.argv[1]](sys.argv[2:])
 
 
 if __name__ == "__main__":

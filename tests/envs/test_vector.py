@@ -159,3 +159,72 @@ def test_wrong_numbers_are_errors() -> None:
         envs.set_attr("max_turns", [1, 2, 3])
     with pytest.raises(TurngymError, match="at least one"):
         TextVectorEnv([])
+
+
+class Uneven(gym.Wrapper[str, str, str, str]):
+    """Infos whose keys and types differ from turn to turn, as another package's may."""
+
+    turns = 0
+
+    def step(self, action: str) -> Any:
+        self.turns += 1
+        *most, info = self.env.step(action)
+        info |= {"mixed": 1 if self.turns % 2 else 0.5, "deep": {"turn": self.turns}, "row": np.arange(2)}
+        return *most, info | ({"rare": "x"} if action == "fly" else {})
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("wrap", [None, Uneven])
+def test_every_info_is_gymnasiums(mode: str, wrap: Any) -> None:
+    def env() -> Any:
+        return wrap(gym.make(TOY, max_turns=3)) if wrap else gym.make(TOY, max_turns=3)
+
+    ours, theirs = (kind([env] * 3, autoreset_mode=AutoresetMode(mode)) for kind in (TextVectorEnv, SyncVectorEnv))
+    for number in range(9):
+        actions = ["fly", "wave", "go right"] if number % 2 else ["wave", "go left", "fly"]
+        found, wanted = (envs.step(actions) if number else envs.reset(seed=3) for envs in (ours, theirs))
+        assert found[0] == wanted[0]
+        for mine, other in zip(found[1:-1], wanted[1:-1], strict=True):
+            assert (mine.dtype, mine.tolist()) == (other.dtype, other.tolist())
+        same_infos(found[-1], wanted[-1])
+
+
+def same_infos(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, column in wanted.items():
+        if isinstance(column, dict):
+            same_infos(found[name], column)
+        else:
+            assert (name, found[name].dtype, found[name].tolist()) == (name, column.dtype, column.tolist())
+            assert type(found[name].flat[0]) is type(column.flat[0])
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_lists_hold_what_arrays_hold(mode: str) -> None:
+    arrays, lists = make(2, mode, max_turns=2), make(2, mode, max_turns=2)
+    for envs in (arrays, lists):
+        envs.reset(seed=0, options={"task": "corridor/3"})
+    for number in range(4 if mode != "Disabled" else 2):
+        actions = ["fly", "wave" if number else "go right"]
+        *most, infos = arrays.step(actions)
+        *found, each = lists.step_lists(actions)
+        assert found == [list(column) for column in most]
+        assert [type(column[0]) for column in found] == [str, float, bool, bool]
+        for index, info in enumerate(each):
+            for name, value in info.items():
+                if name != "final_info":
+                    assert (name, infos[name][index], infos[f"_{name}"][index]) == (name, value, True)
+            assert ("final_obs" in info) == (mode == "SameStep" and number % 2 == 1)
+    with pytest.raises(TurngymError, match="1 actions for 2 environments"):
+        lists.step_lists(["wave"])
+
+
+def test_infos_are_put_together_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gymnasium's way costs as much for every environment as playing a turn does."""
+    envs = make(8)
+    envs.reset(seed=0)
+    monkeypatch.setattr(TextVectorEnv, "_add_info", lambda *given: pytest.fail("one environment at a time"))
+    infos = envs.step(["wave"] * 8)[-1]
+    infos["_verdict"][0] = False
+    assert infos["_turn"].all()
+    assert envs.step(["wave"] * 8)[-1]["_turn"].all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,20 +14,30 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build_wheel(folder: Path, work: Path, keep: Callable[[str], bool] = lambda name: True) -> Path:
-    """A wheel of a clean copy of `folder` (its tracked and not ignored files), built by the installed setuptools."""
-    source, out = work / "source", work / "wheel"
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\0")
-    for name in filter(None, files):
+def tracked(folder: Path) -> list[str]:
+    """Names of the files of a checkout, tracked and not ignored; of an unpacked source distribution all but caches."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if (folder / ".git").exists():
+        done = subprocess.run(listing, cwd=folder, capture_output=True, text=True, check=True)
+        return [name for name in done.stdout.split("\0") if name]
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return [name for name in names if not re.search(r"(^|/)(\.\w+_cache|__pycache__|[^/]+\.egg-info)/", name)]
+
+
+def clean_copy(folder: Path, work: Path, keep: Callable[[str], bool] = lambda name: True) -> Path:
+    """A copy of the tracked and not ignored files of `folder`, in `work`."""
+    source = work / "source"
+    for name in tracked(folder):
         if (folder / name).is_file() and keep(name):
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((folder / name).read_bytes())
+    return source
+
+
+def build_wheel(folder: Path, work: Path, keep: Callable[[str], bool] = lambda name: True) -> Path:
+    """A wheel of a clean copy of `folder` (its tracked and not ignored files), built by the installed setuptools."""
+    source, out = clean_copy(folder, work, keep), work / "wheel"
     code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
     out.mkdir()
     done = subprocess.run([sys.executable, "-c", code, str(out)], cwd=source, capture_output=True, text=True)

@@ -1,0 +1,233 @@
+"""What is shipped: bounded dependencies, cards beside checkpoints, a source distribution that can run its tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+import struct
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wheels import ROOT, clean_copy, tracked
+
+from turngym.agents.worlds import WORLDS, load_world
+
+ROOMS = ("envs", "agents", "trainers", "retrieval", "scripts")
+UNBOUNDED = {
+    "regex": "its versions are dates",
+    "pyarrow": "a major version every quarter, by the calendar; reading and writing Parquet has stayed as it was",
+}
+"""Dependencies without an upper bound, and why: one would shut users out and protect them from nothing."""
+
+
+def dependencies() -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return {"": project["dependencies"], **project["optional-dependencies"]}
+
+
+@pytest.mark.parametrize("extra", dependencies())
+def test_every_dependency_has_both_bounds(extra: str) -> None:
+    for line in dependencies()[extra]:
+        name = re.split(r"[\s\[<>=!~]", line)[0]
+        assert "<" in line or "==" in line or name in UNBOUNDED, f"[{extra}] {line}: no upper bound"
+        # another extra gives the lower one
+        assert ">" in line or "==" in line or extra in ("verl", "mcp"), f"[{extra}] {line}: no lower bound"
+
+
+def test_what_has_no_bound_is_still_needed() -> None:
+    lines = {line for lines in dependencies().values() for line in lines}
+    assert {name for name in UNBOUNDED if any(re.match(rf"{name}\b[^<]*$", line) for line in lines)} == set(UNBOUNDED)
+
+
+def test_constraints_are_within_the_bounds() -> None:
+    version = pytest.importorskip("packaging.version").Version
+    requirement = pytest.importorskip("packaging.requirements").Requirement
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    lines = [requirement(line) for name, lines in dependencies().items() if name != "verl" for line in lines]
+    tested = [one for one in lines if one.name in pins]
+    assert {one.name for one in tested} == set(pins) - {"tokenizers"}  # transformers bounds it
+    assert [one for one in tested if version(pins[one.name]) not in one.specifier] == []
+
+
+def bootstrap() -> Any:
+    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "scripts" / "bootstrap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_newest_takes_no_constraints_but_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool, calls = bootstrap(), []
+    (tmp_path / "venv-newest" / "bin").mkdir(parents=True)
+    monkeypatch.setattr(tool, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(tool, "PYTHON", tmp_path / "venv" / "bin" / "python")
+    (tmp_path / "venv-newest" / "bin" / "python").touch()
+    monkeypatch.setattr(tool, "run", lambda *words, check=True: calls.append(words) or 0)
+    asked = subprocess.CompletedProcess([], 0, stdout="[]")
+    monkeypatch.setattr(tool.subprocess, "run", lambda *words, **more: asked)
+    assert tool.newest(["-x"]) == 0
+    assert tool.newest(["--newest-torch"]) == 0
+    pinned, tests, free, _ = calls
+    torch = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
+    assert torch in pinned
+    assert torch not in free
+    assert "-U" in pinned
+    assert "constraints.txt" not in {*pinned, *free}
+    assert tests[-1] == "-x"
+
+
+def test_newest_names_what_the_bounds_hold_back() -> None:
+    rows = [
+        {"name": "Flask", "version": "3.1", "latest_version": "4.0.1"},
+        {"name": "numpy", "version": "2.4", "latest_version": "2.5"},
+        {"name": "torch", "version": "2.13", "latest_version": "2.15"},
+        {"name": "of-others", "version": "1", "latest_version": "9"},
+        {"name": "inspect_ai", "version": "0.3.285", "latest_version": "0.4.0"},
+    ]
+    found = bootstrap().held_back(rows, (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert found == [
+        "Flask 3.1: 4.0.1 is out (bound: <4)",
+        "inspect_ai 0.3.285: 0.4.0 is out (bound: <0.4)",
+    ]
+
+
+def tensors(path: Path) -> dict[str, dict[str, Any]]:
+    """Names of a safetensors file with their types and shapes."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        found = json.loads(file.read(length))
+    return {name: row for name, row in found.items() if name != "__metadata__"}
+
+
+@pytest.mark.parametrize("role", ["student", "teacher"])
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_card_of_a_checkpoint_says_what_it_is(name: str, role: str) -> None:
+    world = load_world(name)
+    folder, recipe = world.checkpoint(role), world.recipes[role]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    stored = tensors(folder / "model.safetensors")
+    (kind,) = {{"F32": "float32", "F16": "float16"}[row["dtype"]] for row in stored.values()}
+    said = dict(re.findall(r"^\| (\w[^|]*?) \| ([^|]+?) \|$", card, re.MULTILINE))
+    layers, width, heads = (config[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    shape = f"{layers} layers, width {width}, {heads} heads, feed-forward {config['intermediate_size']}"
+    assert said["architecture"] == f"{config['architectures'][0]}, {shape}"
+    assert said["parameters"] == f"{sum(math.prod(row['shape']) for row in stored.values()):,}"
+    assert said["vocabulary"] == f"{config['vocab_size']} phrases"
+    assert said["context"] == f"{config['max_position_embeddings']:,} tokens"
+    assert said["stored as"] == f"{kind}, {(folder / 'model.safetensors').stat().st_size:,} bytes"
+    assert said["license"].startswith("MIT")
+    flowing = " ".join(card.split())
+    assert f"{recipe.steps} updates of {recipe.episodes} episodes, learning rate {recipe.lr:g}" in flowing
+    assert f"seed {recipe.seed}, loss averaged by {recipe.weight.removesuffix('_mean')}" in flowing
+    assert recipe.players in card
+    assert f"turngym pretrain --world {name} --role {role} " in flowing
+    assert f"ost {world.max_turns} turns" in flowing
+    assert f"`{world.panel}`" in card
+    page = ROOT / re.findall(r"from `(docs/\w+\.md)`", flowing)[0]
+    for figure in re.findall(r"\d+\.\d \[\d+\.\d, \d+\.\d\]", card):
+        assert figure in page.read_text(encoding="utf-8"), f"{figure} is not on {page.name}"
+
+
+def test_every_file_is_declared_or_only_for_a_checkout() -> None:
+    """Nothing lies in a package that the wheel neither has nor leaves out on purpose."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    declared = {
+        path for room in ("envs", "agents", "trainers", "retrieval", "scripts") for path in declared_in(room, tool)
+    }
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    if listed == [""]:
+        pytest.skip("not a checkout of git")
+    rooms = ("envs/", "agents/", "trainers/", "retrieval/", "scripts/")
+    data = {name for name in listed if name.startswith(rooms) and not name.endswith(".py")}
+    assert data - declared == {
+        "scripts/launch/proxy_opd_hints.sh",
+        "scripts/launch/proxy_prm_rl.sh",
+        "scripts/serve/sglang_cpu.txt",
+    }
+
+
+def declared_in(room: str, tool: dict[str, Any]) -> set[str]:
+    found: set[str] = set()
+    for package, patterns in tool["package-data"].items():
+        if package.split(".")[1] == room:
+            folder = ROOT / package.removeprefix("turngym.").replace(".", "/")
+            for pattern in patterns:
+                matched = [path for path in folder.glob(pattern) if path.is_file()]
+                assert matched, f"{package}: {pattern} matches nothing"
+                found |= {path.relative_to(ROOT).as_posix() for path in matched}
+    return found
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution of a clean copy, unpacked."""
+    pytest.importorskip("setuptools")
+    work = tmp_path_factory.mktemp("sdist")
+    source = clean_copy(ROOT, work)
+    code = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, str(work)], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (archive,) = work.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(work / "out", filter="data")
+    (folder,) = (work / "out").iterdir()
+    return folder
+
+
+def test_the_source_distribution_is_the_checkout(sdist: Path) -> None:
+    missing = {name for name in tracked(ROOT) if not (sdist / name).exists()}
+    # links for type checkers, and what git itself reads
+    assert {name for name in missing if not name.startswith(".links/")} <= {".gitignore"}
+    for name in ("NOTICE", "LICENSE"):
+        assert (sdist / name).read_bytes() == (ROOT / name).read_bytes()
+
+
+def test_the_source_distribution_runs_its_tests(sdist: Path) -> None:
+    tests = ["tests/project/test_floors.py", "tests/envs/test_guard.py", "tests/retrieval/test_lucene_words.py"]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=sdist, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_the_notice_has_the_license_of_what_it_is_derived_from() -> None:
+    notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
+    assert "Copyright (c) 2020 Mohit Shridhar and others" in notice
+    assert "The above copyright notice and this permission notice shall be included" in notice
+    for name in re.findall(r"(?:envs|retrieval|scripts|agents|docs)/[\w./*-]+\w", notice):
+        assert list(ROOT.glob(name)), f"NOTICE names {name}, which is not there"
+
+
+def test_images_are_pinned_and_without_root() -> None:
+    lines = (ROOT / "Containerfile").read_text(encoding="utf-8").splitlines()
+    stages: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith("FROM "):
+            stages[line.split(" AS ")[1]] = []
+        elif stages:
+            stages[[*stages][-1]].append(line)
+    assert list(stages) == ["base", "eval", "train"]
+    for name in ("eval", "train"):
+        stage = stages[name]
+        assert "USER 1000" in stage
+        after = stage[stage.index("USER 1000") :]
+        assert not [line for line in after if line.startswith(("RUN", "COPY", "USER root"))]
+        installs = [line for line in stage if line.startswith("RUN pip")]
+        assert all("constraints.txt" in line for line in installs)
+        extras = re.findall(r"'\.\[([\w,]+)\]'", " ".join(installs))[0].split(",")
+        assert set(extras) <= set(dependencies())
+
+
+def test_pages_install_from_a_clone() -> None:
+    """The package is not on PyPI: by its name pip finds it only where it is installed."""
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        found = re.findall(r"pip install [^`\n]*'turngym\[([a-z,]+)\]'", page.read_text(encoding="utf-8"))
+        assert not found, f"{page.name}: pip install 'turngym[{found[0]}]'; write pip install -e '.[{found[0]}]'"
