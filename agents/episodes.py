@@ -33,7 +33,7 @@ from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.common.folder_lock import locked_file
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.trace import TraceWriter, read_trace
+from turngym.envs.trace import TraceWriter, read_episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ def _held(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
         return set()
     if not append:
         raise TurngymError(f"{out} exists: add to it with --append (append=True), or name another file")
-    episodes = read_trace(out)[0]
+    episodes = read_episodes(out)
     # episodes that ended in errors are not held: adding to the trace is how they are played again
     return {(e.task.task_id, e.sample, e.seed) for e in episodes if not e.status.is_error}
 

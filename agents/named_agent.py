@@ -24,7 +24,7 @@ from turngym.envs.channels import make_channel
 from turngym.envs.common.plugins import find, installed
 from turngym.envs.core import ToolSpec, content_hash
 from turngym.envs.protocols import Sampling
-from turngym.envs.trace import read_trace
+from turngym.envs.trace import read_episodes
 
 KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
 
@@ -72,7 +72,7 @@ def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: Pol
     if name == "random":
         return OpenedAgent(agent=RandomAgent(), channel=channel, system=options.system)
     if kind == "replay" and argument:
-        replay = ReplayAgent(read_trace(argument)[0], name=f"replay {Path(argument).name}")
+        replay = ReplayAgent(read_episodes(argument), name=f"replay {Path(argument).name}")
         return OpenedAgent(agent=replay, channel=channel, system=options.system)
     if kind == "model" and argument:
         env = probe()

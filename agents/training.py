@@ -42,7 +42,7 @@ from turngym.envs.core import Task, TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.envs.protocols import Collect, CollectRequest, Judge, Scorer
-from turngym.envs.trace import read_trace
+from turngym.envs.trace import read_episodes
 
 
 class StudentRollouts:
@@ -186,7 +186,7 @@ class StudentRollouts:
         traces = self.config.play.traces
         if not traces:
             return None
-        episodes = [episode for path in traces for episode in read_trace(path)[0]]
+        episodes = [episode for path in traces for episode in read_episodes(path)]
         assert_disjoint([episode.task for episode in episodes], self._held_out)
         # what another agent said is text; this student's ids are made of it
         player = self._actor

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, overload
+from zlib import crc32
 
 import numpy as np
 
@@ -96,12 +97,17 @@ def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndar
 
 
 class BlobWriter:
-    """Appends bytes records: `<path>.bin` holds them end to end, `<path>.offsets.npy` (int64) where each starts."""
+    """Appends bytes records: `<path>.bin` holds them end to end, `<path>.offsets.npy` (int64) where each starts.
 
-    def __init__(self, path: str | Path) -> None:
+    With `checked` there is `<path>.crc.npy` (uint32) too, the CRC-32 of each, compared whenever a record is read.
+    """
+
+    def __init__(self, path: str | Path, *, checked: bool = False) -> None:
         data, offsets = _names(path)
         self._data: IO[bytes] | None = data.open("wb", buffering=_SPOOL)
         self._offsets = ArrayWriter(offsets, np.int64)
+        self._sums = ArrayWriter(_sums(path), np.uint32) if checked else None
+        self._fresh_sums: list[int] = []
         self._offsets.extend([0])
         self._fresh: list[int] = []
         self._end = 0
@@ -118,6 +124,8 @@ class BlobWriter:
         self._data.write(record)
         self._end += len(record)
         self._fresh.append(self._end)
+        if self._sums is not None:
+            self._fresh_sums.append(crc32(record))
         self._count += 1
         if len(self._fresh) >= _SPOOL // 8:
             self._spill()
@@ -136,12 +144,16 @@ class BlobWriter:
             return
         self._spill()
         self._offsets.close()
+        if self._sums is not None:
+            self._sums.close()
         self._data.close()
         self._data = None
 
     def _spill(self) -> None:
         self._offsets.extend(np.array(self._fresh, np.int64))
-        self._fresh = []
+        if self._sums is not None:
+            self._sums.extend(np.array(self._fresh_sums, np.uint32))
+        self._fresh, self._fresh_sums = [], []
 
     def __enter__(self) -> BlobWriter:
         return self
@@ -166,6 +178,10 @@ class BlobStore(Sequence[bytes]):
         if self._offsets.ndim != 1 or not len(self._offsets) or self._offsets[0] != 0:
             raise BlobError(f"{offsets}: not the offsets of records; build the index again")
         self._count = len(self._offsets) - 1
+        self._path, sums = Path(path), _sums(path)
+        self._checks: np.ndarray | None = map_array(sums, np.uint32) if sums.exists() else None
+        if self._checks is not None and len(self._checks) != self._count:
+            raise BlobError(f"{sums}: {len(self._checks)} checksums of {self._count} records; build the index again")
         try:
             size = data.stat().st_size
             if size != self._offsets[-1]:
@@ -191,14 +207,19 @@ class BlobStore(Sequence[bytes]):
         if self._offsets is None:
             raise ValueError("this BlobStore is closed")
         number %= self._count
-        return self._data[self._offsets[number] : self._offsets[number + 1]]
+        record = self._data[self._offsets[number] : self._offsets[number + 1]]
+        if self._checks is not None and crc32(record) != self._checks[number]:
+            raise BlobError(
+                f"{self._path}.bin: record {number} was changed after it was written; build the index again"
+            )
+        return record
 
     def __iter__(self) -> Iterator[bytes]:
         return (self[number] for number in range(self._count))
 
     def close(self) -> None:
         """Unmap the files; twice is fine."""
-        self._offsets = None
+        self._offsets = self._checks = None
         if isinstance(self._data, mmap.mmap):
             self._data.close()
 
@@ -214,3 +235,7 @@ class BlobStore(Sequence[bytes]):
 def _names(path: str | Path) -> tuple[Path, Path]:
     base = os.fspath(path)
     return Path(base + ".bin"), Path(base + ".offsets.npy")
+
+
+def _sums(path: str | Path) -> Path:
+    return Path(os.fspath(path) + ".crc.npy")

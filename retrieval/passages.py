@@ -13,6 +13,7 @@ from typing import overload
 import numpy as np
 
 from turngym.retrieval.blobs import BlobStore, BlobWriter
+from turngym.retrieval.checksums import check_manifest, sealed
 from turngym.retrieval.core import Passage, RetrievalError
 
 _HEAD = struct.Struct("<II")
@@ -55,7 +56,7 @@ class PassageWriter:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._blobs = BlobWriter(self._folder / "passages")
+        self._blobs = BlobWriter(self._folder / "passages", checked=True)
         self._digests: list[np.ndarray] = []
         self._fresh: list[int] = []
         self._sha = CorpusHash()
@@ -76,7 +77,7 @@ class PassageWriter:
         order = np.argsort(digests, kind="stable")
         np.save(self._folder / "ids.npy", np.stack([digests[order], order.astype(np.uint64)]))
         head = {"count": self._sha.count, "sha256": self._sha.hexdigest()}
-        (self._folder / "passages.json").write_text(json.dumps(head) + "\n", encoding="utf-8")
+        (self._folder / "passages.json").write_text(json.dumps(sealed(head)) + "\n", encoding="utf-8")
 
     def _pack(self) -> None:
         self._digests.append(np.array(self._fresh, np.uint64))
@@ -95,6 +96,7 @@ class PassageStore(Sequence[Passage]):
         folder = Path(folder)
         try:
             head = json.loads((folder / "passages.json").read_text(encoding="utf-8"))
+            check_manifest(head)
             self.sha256: str = head["sha256"]
             self._ids = np.load(folder / "ids.npy", mmap_mode="r")
             self._blobs = BlobStore(folder / "passages")

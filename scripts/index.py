@@ -1,9 +1,9 @@
-"""Build, inspect and plan retrieval indexes.
+"""Build, inspect, verify and plan retrieval indexes.
 
 Examples:
     turngym index build --corpus wiki.jsonl --kind bm25 --out wiki-bm25
     turngym index build --corpus wiki.jsonl --kind dense --encoder hf:models/e5-base-v2 --factory IVF4096,SQ8 --out wiki
-    turngym index inspect wiki --verify
+    turngym index verify wiki
     turngym index plan --passages 21000000 --dim 768 --html plan.html
 """
 
@@ -67,6 +67,14 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Compare the hash of every file with the manifest; status 1 if any differs (as `inspect --verify`)."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of the index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to choose for a corpus of a given size: memory, disk and time, from measured slopes."""
 
@@ -83,11 +91,12 @@ def main(argv: Sequence[str]) -> int:
     verbs: Any = Annotated[
         Annotated[Build, tyro.conf.subcommand(name="build")]
         | Annotated[Inspect, tyro.conf.subcommand(name="inspect")]
+        | Annotated[Verify, tyro.conf.subcommand(name="verify")]
         | Annotated[Plan, tyro.conf.subcommand(name="plan")],
         tyro.conf.arg(name=""),
     ]
     chosen = tyro.cli(verbs, args=list(argv), prog="turngym index", description=(__doc__ or "").split("\n")[0])
-    run: dict[type, Callable[[Any], int]] = {Build: _build, Inspect: _inspect, Plan: _plan}
+    run: dict[type, Callable[[Any], int]] = {Build: _build, Inspect: _inspect, Verify: _verify, Plan: _plan}
     try:
         return run[type(chosen)](chosen)
     except RetrievalError as error:
@@ -133,6 +142,10 @@ def _inspect(options: Inspect) -> int:
     if options.verify and not problems:
         print(f"all {len(manifest.files)} files are as built")
     return 1 if problems else 0
+
+
+def _verify(options: Verify) -> int:
+    return _inspect(Inspect(folder=options.folder, verify=True))
 
 
 def _plan(options: Plan) -> int:

@@ -1,4 +1,4 @@
-"""Read recorded episodes: print, filter, export to Parquet, view in a browser, or one HTML page of a few.
+"""Read recorded episodes: print, filter, verify, export to Parquet, view in a browser, or one HTML page of a few.
 
 Examples:
     turngym trace print runs/a/eval.jsonl --outcome lost
@@ -20,6 +20,7 @@ from turngym.envs.episode import Episode, Turn
 from turngym.envs.spaces import printable
 from turngym.envs.trace import TraceWriter
 from turngym.scripts.traces.select import Select, selected
+from turngym.scripts.traces.verify import Verify, verify
 from turngym.scripts.traces.view import View, view
 
 Files = tyro.conf.Positional[tuple[Path, ...]]
@@ -90,6 +91,7 @@ def main(argv: Sequence[str]) -> int:
         | Annotated[Filter, tyro.conf.subcommand(name="filter")]
         | Annotated[Parquet, tyro.conf.subcommand(name="parquet")]
         | Annotated[Html, tyro.conf.subcommand(name="html")]
+        | Annotated[Verify, tyro.conf.subcommand(name="verify")]
         | Annotated[View, tyro.conf.subcommand(name="view")],
         tyro.conf.arg(name=""),
     ]
@@ -99,6 +101,7 @@ def main(argv: Sequence[str]) -> int:
         Filter: _filter,
         Parquet: _parquet,
         Html: _html,
+        Verify: verify,
         View: view,
     }
     return actions[type(command)](command)
@@ -118,11 +121,8 @@ def _print(command: Print) -> int:
 
 def _filter(command: Filter) -> int:
     _must_be_new(command.out)
-    count = 0
     with TraceWriter(command.out) as writer:
-        for episode in selected(command.files, command.select):
-            writer.write(episode)
-            count += 1
+        count = len([writer.write(episode) for episode in selected(command.files, command.select)])
     print(f"{count} episodes in {command.out}")
     return 0
 

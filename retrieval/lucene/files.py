@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,19 @@ from typing import Any
 import numpy as np
 
 from turngym.retrieval.blobs import BlobStore, map_array
+from turngym.retrieval.checksums import CHECKED, check_manifest, describe_file, sealed
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.lucene.analysis import ANALYSIS
 from turngym.retrieval.lucene.parts import SMALL, VERSION, Names, Parts, Settings, Statistics, TermTable
 
 MANIFEST = "manifest.json"
 FORMAT = "turngym-lucene-bm25"
-CHECKED = 1 << 25
-"""Up to this many bytes the checksums are compared whenever an index is opened: tens of milliseconds."""
 _AGAIN = "build the index again"
 
 
 def write_manifest(folder: Path, settings: Settings, statistics: Statistics) -> None:
     """Describe the finished files of `folder`."""
-    files = {path.name: _describe(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    files = {path.name: describe_file(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -35,7 +33,7 @@ def write_manifest(folder: Path, settings: Settings, statistics: Statistics) -> 
         "fingerprint": statistics.fingerprint(settings),
         "files": files,
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n", encoding="utf-8")
 
 
 def is_index(folder: Path) -> bool:
@@ -66,8 +64,11 @@ def read_manifest(folder: Path) -> tuple[Settings, Statistics, dict[str, dict[st
         if manifest.get(key) != valid:
             raise RetrievalError(f"{path}: {key} is {manifest.get(key)!r}, this program reads {valid!r}; {_AGAIN}")
     try:
+        check_manifest(manifest)
         settings, statistics = Settings(**manifest["settings"]), Statistics(**manifest["statistics"])
         files, fingerprint = dict(manifest["files"]), manifest["fingerprint"]
+    except ValueError as error:
+        raise RetrievalError(f"{path}: damaged ({error}); {_AGAIN}") from error
     except (TypeError, KeyError) as error:
         raise RetrievalError(f"{path}: damaged ({error!r}); {_AGAIN}") from error
     if statistics.fingerprint(settings) != fingerprint:
@@ -121,14 +122,6 @@ def check_files(folder: Path) -> None:
 def _compare(folder: Path, files: dict[str, dict[str, int]]) -> None:
     for name, facts in files.items():
         path = folder / name
-        found = _describe(path) if path.exists() else None
+        found = describe_file(path) if path.exists() else None
         if found != facts:
             raise RetrievalError(f"{path}: {found}, but the manifest says {facts}; {_AGAIN}")
-
-
-def _describe(path: Path) -> dict[str, int]:
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            checksum = zlib.crc32(block, checksum)
-    return {"bytes": path.stat().st_size, "crc32": checksum}

@@ -13,7 +13,7 @@ import numpy as np
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.tables import write_json
 from turngym.envs.core import TurngymError
-from turngym.envs.trace import read_trace
+from turngym.envs.trace import read_episodes
 from turngym.scripts.study.cells import RECORD, Cell
 from turngym.trainers.rollout_plan.regime import TurnSums, full_depth_rows, turn_sums
 from turngym.trainers.run.metrics import read_metrics
@@ -79,7 +79,7 @@ def make_record(cell: Cell) -> Record:
     samples = 0
     for step in sorted(costs_of_evals(rows)):
         path = cell.job.folder / "eval" / f"step_{step:06d}.jsonl"
-        episodes = [episode for episode in read_trace(path)[0] if not episode.status.is_error]
+        episodes = [episode for episode in read_episodes(path) if not episode.status.is_error]
         if not episodes:
             raise TurngymError(f"{path}: no episode that counts")
         samples = max(episode.sample for episode in episodes) + 1

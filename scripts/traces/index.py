@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.envs.common.sealed_line import check_seal
 from turngym.envs.core import Verdict
 from turngym.envs.episode import Episode
 from turngym.envs.trace import TraceError, episode_from_json
@@ -176,7 +177,11 @@ def _facts(line: bytes) -> tuple[Any, ...] | None:
     head = HEAD.match(line)
     if head is None or not line.endswith(b"\n"):
         return _parsed(line)
-    task = json.loads(head[1])
+    try:
+        check_seal(line)
+        task = json.loads(head[1])
+    except ValueError:
+        return None
     # inside strings quotes are escaped, so these bytes are always a turn
     turns, ret, score = line.count(_TURN), *(float(head[at].strip(b'"')) for at in (7, 8))
     return task["task_id"], int(head[3]), turns, ret, score, head[6] == b"true", head[5].decode(), task["category"]

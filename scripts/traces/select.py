@@ -12,7 +12,7 @@ import tyro
 
 from turngym.envs.core import TurngymError, Verdict
 from turngym.envs.episode import Episode, Status
-from turngym.envs.trace import iter_trace
+from turngym.envs.trace import TraceError, TraceProblem, iter_trace
 
 T = TypeVar("T")
 Repeated = Annotated[T, tyro.conf.UseAppendAction, tyro.conf.EnumChoicesFromValues]
@@ -48,16 +48,35 @@ class Select:
 
 
 def selected(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
-    """The chosen episodes of the files, in order; lines that cannot be read are reported on standard error."""
+    """The chosen episodes of the files, in order; lines that cannot be read are reported on standard error.
+
+    Raises TurngymError for a file in which no line is an episode.
+    """
     if not paths:
         raise TurngymError("no trace file was given; name one or more files of JSON lines")
     taken = 0
     for path in paths:
-        for item in iter_trace(path):
+        for episode in _readable(path):
             if select.limit is not None and taken >= select.limit:
                 return
-            if not isinstance(item, Episode):
-                print(f"{path}: skipped {item}", file=sys.stderr)
-            elif select.takes(item):
+            if select.takes(episode):
                 taken += 1
-                yield item
+                yield episode
+
+
+def _readable(path: Path) -> Iterator[Episode]:
+    """The episodes of one file; TraceError at its end where it had lines and none was an episode."""
+    found, problems = False, list[TraceProblem]()
+    for item in iter_trace(path):
+        if isinstance(item, Episode):
+            found = True
+        else:
+            problems.append(item)
+        if found:  # so it is a trace, and not any file with a thousand lines to complain of
+            for problem in problems:
+                print(f"{path}: skipped {problem}", file=sys.stderr)
+            problems.clear()
+        if isinstance(item, Episode):
+            yield item
+    if not all(problem.torn for problem in problems):
+        raise TraceError(f"{path} is no trace: none of its {len(problems)} lines is an episode ({problems[0]})")

@@ -23,6 +23,7 @@ from turngym.envs.trace import (
     episode_from_json,
     episode_to_json,
     iter_trace,
+    read_episodes,
     read_trace,
 )
 
@@ -244,6 +245,99 @@ def test_a_newer_schema_is_an_error_not_a_skip(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(json.dumps(record) + "\n")
     with pytest.raises(TraceError, match=r"t\.jsonl, line 1: schema version 2.*upgrade turngym"):
         read_trace(tmp_path / "t.jsonl")
+
+
+def flipped(path: Path, place: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_no_changed_bit_becomes_another_episode(place: int, bit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("flip") / "t.jsonl"
+    original = episode(
+        turn(logprobs=np.array([-0.5], np.float32), response_span=(0, 1)), segments=(np.ones(1, np.int32),)
+    )
+    with TraceWriter(path) as writer:
+        for _ in range(3):
+            writer.write(original)
+    flipped(path, place % path.stat().st_size, bit)
+    try:
+        read, problems = read_trace(path)
+    except TraceError:  # the version of the schema
+        return
+    line = episode_to_json(original)
+    assert all(episode_to_json(item) == line for item in read)
+    # what is changed in the name of the checksum or in the last newline is no change of an episode
+    assert len(read) == 3 or problems
+
+
+def test_a_line_with_another_checksum_says_what_to_do_and_one_without_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    line = episode_to_json(episode(turn()))
+    assert line.endswith('"}')
+    old = line[: line.index(',"crc":"')] + "}"
+    edited = line.replace('"observation":"o"', '"observation":"p"')
+    path.write_text("\n".join([line, edited, old, old.replace('"observation":"o"', '"observation":"q"'), ""]))
+    read, problems = read_trace(path)
+    assert [item.turns[0].observation for item in read] == ["o", "o", "q"]
+    assert [problem.line for problem in problems] == [2]
+    assert 'checksum differs); a line that was edited on purpose is read without its field "crc"' in str(problems[0])
+    with pytest.warns(UserWarning, match=r"t\.jsonl: 1 of 4 lines are damaged and left out: line 2: it was changed"):
+        assert len(read_episodes(path)) == 3
+
+
+def test_a_torn_last_line_alone_is_no_reason_to_warn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    (tmp_path / "t.jsonl").write_text(episode_to_json(episode()) + "\n" + episode_to_json(episode())[:-40])
+    assert len(read_episodes(tmp_path / "t.jsonl")) == 1
+    assert not list(recwarn)
+
+
+def test_a_full_disk_leaves_whole_lines_and_writing_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "t.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with TraceWriter(path) as writer:
+        writer.write(episode(sample=0))
+        before = path.read_bytes()
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, hard))
+            for _ in range(2):
+                with pytest.raises(
+                    TraceError, match=r"t\.jsonl cannot be written: no room left on the disk; the ep.* whole"
+                ):
+                    writer.write(episode(sample=1))
+                assert path.read_bytes() == before
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        writer.write(episode(sample=2))
+    read, problems = read_trace(path)
+    assert ([item.sample for item in read], problems) == ([0, 2], [])
+
+
+def test_two_writers_share_a_file_and_each_sees_what_the_other_tore(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with TraceWriter(path) as one, TraceWriter(path) as two:
+        one.write(episode(sample=0))
+        two.write(episode(sample=1))
+        with path.open("ab") as killed:
+            killed.write(b'{"schema":1,"ta')
+        one.write(episode(sample=2))
+        two.write(episode(sample=3))
+    read, problems = read_trace(path)
+    assert [item.sample for item in read] == [0, 1, 2, 3]
+    assert [problem.line for problem in problems] == [3]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TraceError, match=r"t\.jsonl cannot be written: .*; nothing was written"):
+        TraceWriter(tmp_path / "file" / "t.jsonl")
+    with pytest.raises(TraceError, match=r"cannot be written: Is a directory"):
+        TraceWriter(tmp_path)
 
 
 def test_missing_files_and_bad_meta_are_errors(tmp_path: Path) -> None:

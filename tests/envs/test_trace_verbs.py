@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from turngym.agents.proxy.sessions.records import Recorder
 from turngym.envs.core import Task, TurngymError, Verdict
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.trace import TraceWriter
@@ -174,3 +175,43 @@ def test_html_verb(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert embedded(out.read_text())["title"] == "Mine"
     assert trace.main([*words, "--overwrite", "--limit", "1"]) == 0
     assert len(embedded(out.read_text())["episodes"]) == 1  # type: ignore[arg-type]
+
+
+def test_verify_names_damaged_lines_and_forgives_a_torn_last_one(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = file.read_bytes().rpartition(b"\n")[0] + b"\n"  # without the torn line that the file has
+    file.write_bytes(whole)
+    assert trace.main(["verify", str(file)]) == 0
+    count = whole.count(b"\n")
+    assert capsys.readouterr().out == f"{file}: {count} lines are whole\n"
+    file.write_bytes(whole[:-40])
+    assert trace.main(["verify", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: {count - 1} lines are whole, the last line is torn\n"
+    first, rest = whole.split(b"\n", 1)
+    unsealed = first[: first.rindex(b',"crc"')] + b"}\n"
+    file.write_bytes(unsealed + rest.replace(b'"seed":0', b'"seed":9', 1))
+    assert trace.main(["verify", str(file)]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{file}: {count - 1} lines are whole, 1 damaged, 1 without a checksum\n"
+    assert said.err.startswith(f"{file}: line 2: it was changed after it was written")
+
+
+def test_verify_reads_the_records_of_a_proxy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder(tmp_path)
+    for step in range(3):
+        recorder.write({"kind": "trained", "step": step, "sessions": ["a-1"]})
+    recorder.close()
+    assert trace.main(["verify", str(recorder.path)]) == 0
+    recorder.path.write_bytes(recorder.path.read_bytes().replace(b'"step":1', b'"step":7'))
+    assert trace.main(["verify", str(recorder.path)]) == 1
+    assert "records.jsonl: line 2: it was changed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["print", "html", "filter"])
+def test_a_file_that_is_no_trace_is_an_error(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("one\ntwo\n")
+    out = [] if verb == "print" else ["--out", str(tmp_path / "out")]
+    with pytest.raises(TurngymError, match=r"notes\.txt is no trace: none of its 2 lines is an episode \(line 1: not "):
+        trace.main([verb, str(tmp_path / "notes.txt"), *out])
+    assert not (tmp_path / "out").exists() or verb == "filter"

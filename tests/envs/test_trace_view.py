@@ -85,7 +85,8 @@ def path(episodes: list[Episode], tmp_path: Path) -> Path:
     with TraceWriter(out) as writer:
         for item in episodes[:2]:
             writer.write(item)
-    other = episode_to_json(episodes[2]).replace('{"schema":1,', '{ "schema": 1, ')
+    unsealed = episode_to_json(episodes[2]).rpartition(',"crc"')[0] + "}"
+    other = unsealed.replace('{"schema":1,', '{ "schema": 1, ')
     with out.open("a") as file:
         file.write(f'\n{{"schema":1,"task":\n{other}\n')
     with TraceWriter(out) as writer:

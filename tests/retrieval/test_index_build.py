@@ -26,6 +26,7 @@ from turngym.retrieval.index.manifest import IndexFolderError, IndexManifest, ch
 from turngym.retrieval.index.stream import streams_ivf
 from turngym.retrieval.index.vectors import add_vectors, default_parameters, sample
 from turngym.retrieval.open import open_retriever
+from turngym.retrieval.passages import PassageStore
 
 WORDS = ["river", "castle", "film", "singer", "bridge", "battle", "school", "painter", "island", "album"]
 ROWS = 230
@@ -290,7 +291,7 @@ def test_another_encoder_is_refused(built: Path, tmp_path: Path) -> None:
         open_retriever(built, encoder="hf:x")
     folder = damaged(built, tmp_path)
     np.save(folder / "encoder" / "counts.npy", np.load(folder / "encoder" / "counts.npy") + np.uint32(1))
-    with pytest.raises(RetrievalError, match=r"but hashing\.json says"):
+    with pytest.raises(RetrievalError, match=r"encoder/counts\.npy has other bytes than were built"):
         open_retriever(folder)
 
 
@@ -315,14 +316,39 @@ def test_damaged_folders(built: Path, tmp_path: Path) -> None:
         open_retriever(folder)
 
 
-def test_flipped_byte_is_found_by_verify(built: Path, tmp_path: Path) -> None:
+def test_flipped_byte_is_found_when_a_small_index_is_opened_and_by_verify(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = damaged(built, tmp_path)
     data = bytearray((folder / "faiss.index").read_bytes())
     data[-5] ^= 1
     (folder / "faiss.index").write_bytes(bytes(data))
+    with pytest.raises(IndexFolderError, match=r"faiss\.index has other bytes than were built; build the index again"):
+        open_retriever(folder)
+    monkeypatch.setattr("turngym.retrieval.index.manifest.CHECKED", 10)
     manifest = read_manifest(folder)
     assert check_files(folder, manifest) == []
     assert check_files(folder, manifest, hashes=True) == ["faiss.index has other bytes than were built"]
+
+
+def test_a_changed_passage_is_refused_when_it_is_read(built: Path, tmp_path: Path) -> None:
+    folder = damaged(built, tmp_path)
+    store = PassageStore(folder / "passages")
+    text = store[3].text.encode()
+    path = folder / "passages" / "passages.bin"
+    path.write_bytes(path.read_bytes().replace(text, text.swapcase(), 1))
+    open_retriever(folder)
+    store = PassageStore(folder / "passages")
+    assert store[2].text
+    with pytest.raises(RetrievalError, match=r"passages\.bin: record 3 was changed after it was written"):
+        store[3]
+
+
+def test_a_changed_digit_in_the_manifest_is_refused(built: Path, tmp_path: Path) -> None:
+    path = damaged(built, tmp_path) / "manifest.json"
+    path.write_text(path.read_text().replace('"passages": ', '"passages": 1'))
+    with pytest.raises(IndexFolderError, match=r"damaged manifest \(it was changed after it was written"):
+        read_manifest(path.parent)
 
 
 def test_names_of_retrievers(corpus: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_build_inspect_verify(corpus: Path, tmp_path: Path, capsys: pytest.Captu
     assert "files are as built" in capsys.readouterr().out
     with (out / "passages" / "passages.bin").open("r+b") as file:
         file.write(b"!")
+    assert main(["index", "verify", str(out)]) == 1
     assert main(["index", "inspect", str(out), "--verify"]) == 1
     assert "passages/passages.bin has other bytes than were built" in capsys.readouterr().err
     assert main(build) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from turngym.retrieval.checksums import sealed
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.lucene import LuceneIndex, build, files, parts, query
 
@@ -165,7 +166,7 @@ def test_two_builders_of_one_folder(tmp_path: Path) -> None:
 
 def change_manifest(folder: Path, **changes: object) -> None:
     path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()) | changes)))
 
 
 def test_folders_that_are_no_index(tmp_path: Path) -> None:
@@ -240,3 +241,11 @@ def test_files_of_two_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(files, "CHECKED", 0)
     with pytest.raises(RetrievalError, match="of different indexes"):
         LuceneIndex.open(tmp_path / "one")
+
+
+def test_a_manifest_with_a_changed_digit_is_refused(tmp_path: Path) -> None:
+    LuceneIndex.build(DOCS, tmp_path / "x").close()
+    path = tmp_path / "x" / "manifest.json"
+    path.write_text(path.read_text().replace('"bytes": 1', '"bytes": 2', 1))
+    with pytest.raises(RetrievalError, match=r"manifest\.json: damaged \(it was changed after it was written"):
+        LuceneIndex.open(tmp_path / "x")

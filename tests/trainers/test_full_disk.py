@@ -13,9 +13,9 @@ import pytest
 import torch
 import toy_run as toy
 
+from turngym.envs.common.full_disk import full_disk, no_room
 from turngym.trainers.models.model import load_model
 from turngym.trainers.run.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
-from turngym.trainers.run.full_disk import full_disk, no_room
 from turngym.trainers.run.metrics import read_metrics
 from turngym.trainers.trainer import EvalPoint, TrainError
 

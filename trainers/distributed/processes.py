@@ -106,7 +106,8 @@ def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 12
             raise
         raise DistributedError(
             f"process {environment.get('RANK')} of {size} lost another one, which was killed, crashed or did not "
-            f"answer for {timeout:g} minutes (torchrun names the first to fail below). Continue with --resume"
+            f"answer for {timeout:g} minutes (torchrun names the first to fail below). Continue with --resume, "
+            "or without it where no checkpoint was written yet"
         ) from error
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from turngym.envs.common.full_disk import full_disk
 from turngym.envs.core import TurngymError
 from turngym.trainers.algorithm import Critic
 from turngym.trainers.config import ADDED, SINCE, current_names
@@ -21,7 +22,6 @@ from turngym.trainers.distributed import checkpoint as shards
 from turngym.trainers.distributed.world import SINGLE, World, on_all_ranks, on_rank_zero
 from turngym.trainers.models import lora
 from turngym.trainers.models.model import load_model, save_model
-from turngym.trainers.run.full_disk import full_disk
 
 FOLDER = "checkpoints"
 MODEL = "model"
@@ -55,7 +55,7 @@ def save_checkpoint(
     """
     folder = run / FOLDER
     target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
-    with full_disk(run, f"checkpoint of step {state['step']}", CheckpointError):
+    with full_disk(run, f"checkpoint of step {state['step']}", CheckpointError, then=how_to_go_on(run)):
         if on_rank_zero(world, target.exists):
             # the same step of the same run: weights and optimizer are there already
             on_rank_zero(world, lambda: _write_state(target, state))
@@ -157,6 +157,11 @@ def list_checkpoints(run: Path) -> list[Path]:
     found = [path for path in (run / FOLDER).glob("step_*") if NAME.fullmatch(path.name)]
     # as numbers: from step 1,000,000 on names no longer sort
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def how_to_go_on(run: Path) -> str:
+    """What helps after a failure: --resume only where there is something to resume."""
+    return f"Make room and {'continue with --resume' if list_checkpoints(run) else 'start the run again'}"
 
 
 def latest_checkpoint(run: Path) -> Path:

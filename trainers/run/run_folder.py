@@ -77,9 +77,9 @@ class RunFolder:
         # one process looks, for all: another might look after rank 0 has begun to write
         exists = on_rank_zero(self.world, lambda: bool(list_checkpoints(self.path)) or (self.path / FILE).exists())
         if exists and not resume:
-            raise CheckpointError(
-                f"{self.path} already holds a run: continue it with --resume, or choose another folder"
-            )
+            begun = on_rank_zero(self.world, lambda: bool(list_checkpoints(self.path)))
+            first = "continue it with --resume" if begun else "it has no checkpoint to continue from: remove it"
+            raise CheckpointError(f"{self.path} already holds a run: {first}, or choose another folder")
         if not resume:
             on_rank_zero(self.world, lambda: self.path.mkdir(parents=True, exist_ok=True))
             # without a checkpoint of step 0 a run killed early could neither be resumed nor started again

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from turngym.envs.common.full_disk import full_disk
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Collect, CollectRequest, EvalPoint, Scorer
@@ -22,8 +23,8 @@ from turngym.trainers.judge.stats import judge_row
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.rollout_plan.turn_stats import probe_stats
 from turngym.trainers.run import step_metrics
+from turngym.trainers.run.checkpoint import how_to_go_on
 from turngym.trainers.run.epochs import Schedule, run_epochs
-from turngym.trainers.run.full_disk import full_disk
 from turngym.trainers.run.interrupts import Interrupts
 from turngym.trainers.run.metrics import MetricsLog
 from turngym.trainers.run.optimizer_step import Forward
@@ -239,7 +240,8 @@ class TrainLoop:
         self.state = replace(self.state, evaluated=step)
 
     def _write(self, row: dict[str, Any]) -> None:
-        with full_disk(self.trainer.out, f"metrics of step {row['step']}", TrainError):
+        out, what = self.trainer.out, f"metrics of step {row['step']}"
+        with full_disk(out, what, TrainError, then=how_to_go_on(out)):
             # only rank 0 has a log, but when its disk is full all must stop
             on_all_ranks(self.trainer.world, lambda: self.log.write(row))
         self.trainer.progress.row(row)

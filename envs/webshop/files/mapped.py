@@ -19,6 +19,7 @@ from turngym.envs.webshop.files.store import SearchEngine, build_engine, open_en
 from turngym.envs.webshop.shop.catalog import Kind, Product, decode_product, encode_product
 from turngym.envs.webshop.shop.goals import GoalCollector, GoalEntries, shuffled
 from turngym.retrieval.blobs import ArrayWriter, BlobStore, BlobWriter, map_array
+from turngym.retrieval.checksums import changed_file, check_manifest, describe_files, sealed
 from turngym.retrieval.core import RetrievalError
 
 FORMAT = 1
@@ -90,7 +91,10 @@ def build_folder(
             manifest["search"] = engine.fingerprint
             engine.close()
         manifest["report"] = dataclasses.asdict(report)
-        (part / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
+        # products have checksums of their own, one by one, and the search folder has a manifest
+        names = [path.name for path in part.iterdir() if path.is_file() and path.name != "products.bin"]
+        manifest["files"] = describe_files(part, names)
+        (part / "manifest.json").write_text(json.dumps(sealed(manifest), indent=1), "utf-8")
         try:
             part.rename(folder)
         except OSError:  # another process was first
@@ -100,7 +104,10 @@ def build_folder(
 
 def _write_products(part: Path, products: Iterable[Product], kind: Kind, progress: Progress | None) -> dict[str, Any]:
     collector, digest, asins = GoalCollector(kind), hashlib.sha256(), []
-    with BlobWriter(part / "products") as writer, ArrayWriter(part / "pricing.npy", np.float64, 2) as pricing:
+    with (
+        BlobWriter(part / "products", checked=True) as writer,
+        ArrayWriter(part / "pricing.npy", np.float64, 2) as pricing,
+    ):
         for row, product in enumerate(products):
             record = encode_product(product)
             writer.append(record)
@@ -138,6 +145,9 @@ class MappedCatalog(Sequence[Product]):
             manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
             if manifest["format"] != FORMAT:
                 raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
+            check_manifest(manifest)
+            if wrong := changed_file(folder, manifest.get("files", {})):  # shops of older versions have none
+                raise ValueError(wrong)
             self.sha256: str = manifest["sha256"]
             self.report = LoadReport(**manifest["report"])
             self._search: str = manifest["search"]
@@ -164,11 +174,17 @@ class MappedCatalog(Sequence[Product]):
     def __getitem__(self, row: slice) -> Sequence[Product]: ...
     def __getitem__(self, row: int | slice) -> Product | Sequence[Product]:
         if isinstance(row, slice):
-            return [decode_product(record) for record in self._records[row]]
-        return decode_product(self._records[row])
+            return [self._product(place) for place in range(*row.indices(len(self)))]
+        return self._product(row)
 
     def __iter__(self) -> Iterator[Product]:
-        return (decode_product(record) for record in self._records)
+        return (self._product(row) for row in range(len(self)))
+
+    def _product(self, row: int) -> Product:
+        try:
+            return decode_product(self._records[row])
+        except RetrievalError as error:
+            raise self._unusable(str(error)) from error
 
     def row(self, asin: str) -> int | None:
         return self._table.row(asin)

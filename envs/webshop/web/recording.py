@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from turngym.envs.episode import Episode
-from turngym.envs.trace import TraceWriter, iter_trace
+from turngym.envs.trace import TraceError, TraceWriter, iter_trace
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ class Recorder:
     """Appends episodes to a file; sample numbers go on from those that are in it. Safe across threads."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the file cannot be written, TraceError where it is of a newer version."""
+        """Raises TraceError where the file cannot be written or is of a newer version."""
         self.path = path
         self.failed = 0
         """Episodes that could not be written."""
@@ -36,7 +36,7 @@ class Recorder:
             sample = self._samples[episode.task.task_id]
             try:
                 self._writer.write(replace(episode, sample=sample))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, TraceError) as error:
                 self.failed += 1
                 log.error("an episode of %s could not be written to %s: %s", episode.task.task_id, self.path, error)
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,36 @@ def test_a_damaged_folder_is_refused(data: Path, tmp_path: Path, name: str) -> N
     (folder / name).write_bytes((folder / name).read_bytes()[:-9])
     with pytest.raises(ShopDataError, match=r"cannot be used.*delete that folder"):
         open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "asins.npy", "goal_order.npy", "pricing.npy", "products.crc.npy"])
+def test_a_changed_byte_is_refused(data: Path, tmp_path: Path, name: str) -> None:
+    path = mapped_folder(data, tmp_path / "cache", "1k-synthetic") / name
+    content = bytearray(path.read_bytes())
+    place = content.index(b'"sha256": "') + 12 if name == "manifest.json" else -3
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ShopDataError, match=r"cannot be used: .*checksum differs.*; delete that folder"):
+        open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")
+
+
+def test_a_changed_product_is_refused_when_it_is_read(data: Path, tmp_path: Path) -> None:
+    path = mapped_folder(data, tmp_path / "cache", "1k-synthetic") / "products.bin"
+    with closing(open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")) as shop:
+        title = shop.products[3].title.encode()
+    path.write_bytes(path.read_bytes().replace(title, title.swapcase(), 1))
+    with closing(open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")) as shop:
+        changed = [row for row in range(len(shop.products)) if not readable(shop, row)]
+        assert len(changed) == 1
+        with pytest.raises(ShopDataError, match=r"cannot be used: .*record \d+ was changed.*delete that folder"):
+            shop.products[changed[0]]
+
+
+def readable(shop: Any, row: int) -> bool:
+    try:
+        return bool(shop.products[row])
+    except ShopDataError:
+        return False
 
 
 def test_a_failed_build_leaves_nothing(data: Path, tmp_path: Path) -> None:

@@ -17,8 +17,17 @@ WORDS = ("no space left", "disk quota", "file too large", "failed writing file",
 
 
 @contextmanager
-def full_disk(path: Path, what: str, kind: type[TurngymError] = TurngymError) -> Iterator[None]:
-    """Turn a failure to write `what` under `path` for want of room into one error of class `kind`."""
+def full_disk(
+    path: Path,
+    what: str,
+    kind: type[TurngymError] = TurngymError,
+    *,
+    then: str = "Make room and continue with --resume",
+) -> Iterator[None]:
+    """Turn a failure to write `what` under `path` for want of room into one error of class `kind`.
+
+    `then` says what helps.
+    """
     try:
         yield
     except Exception as error:
@@ -27,8 +36,7 @@ def full_disk(path: Path, what: str, kind: type[TurngymError] = TurngymError) ->
         free = shutil.disk_usage(path).free / 2**20 if path.exists() else 0.0
         raise kind(
             f"no room left under {path} ({free:,.1f} MiB are free, unless a quota allows less): the {what} could not "
-            "be written and nothing half-written was kept; what was there before is whole. Make room and continue "
-            "with --resume"
+            f"be written and nothing half-written was kept; what was there before is whole. {then}"
         ) from error
 
 
