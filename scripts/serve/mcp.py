@@ -9,7 +9,6 @@ Every episode is judged and recorded as `turngym eval` records its own; --out ge
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ import tyro
 
 from turngym.agents.adapters.mcp import Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
+from turngym.scripts.serve.http.uvicorn_server import AsgiServer
 from turngym.trainers.adapters.extras import need
+from turngym.trainers.adapters.json_bodies import JsonBodies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,11 @@ class ServeMcp:
     host: str = "127.0.0.1"
     """Address to listen on. There is no password: another than this one opens the environment to the network."""
     port: int = 8020
-    """Port to listen on; clients connect to http://HOST:PORT/mcp."""
+    """Port to listen on, 0 a free one; clients connect to http://HOST:PORT/mcp."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
     clients: int = 64
     """Most episodes that are open at a time."""
     limit: int | None = None
@@ -80,11 +85,13 @@ def open_episodes(config: ServeMcp) -> Episodes:
 def serve(config: ServeMcp, application: Any) -> None:
     """Answer clients until the last one leaves (stdio) or Ctrl-C (HTTP)."""
     if config.transport == "http":
-        uvicorn = need("uvicorn", "turngym serve mcp", "mcp")
-        print(f"{config.panel} for MCP clients at http://{config.host}:{config.port}/mcp; Ctrl-C ends it", flush=True)
-        app = application.streamable_http_app(stateless_http=True, json_response=True, host=config.host)
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after a clean end
-            uvicorn.run(app, host=config.host, port=config.port, log_level="critical")
+        # its own check of Host knows no further names; ours stands in front of it
+        checked = "0.0.0.0" if config.hosts else config.host
+        app = JsonBodies(application.streamable_http_app(stateless_http=True, json_response=True, host=checked))
+        web = AsgiServer(app, extra="mcp", host=config.host, port=config.port, drain=config.drain, hosts=config.hosts)
+        web.stop_on_signals()
+        print(f"{config.panel} for MCP clients at {web.url}/mcp; Ctrl-C ends it", flush=True)
+        web.run()
         return
     anyio = need("anyio", "turngym serve mcp", "mcp")
     stdio = need("mcp.server.stdio", "turngym serve mcp", "mcp").stdio_server

@@ -18,6 +18,7 @@ from turngym.agents.environments import EnvOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
+from turngym.scripts.serve.http.uvicorn_server import AsgiServer
 from turngym.trainers.adapters.extras import need
 from turngym.trainers.adapters.openenv import app
 
@@ -31,20 +32,28 @@ class ServeOpenEnv:
     """Folder of a model: its tokenizer, and how it wants to be spoken to (turngym.json). Without it: text only."""
     host: str = "127.0.0.1"
     """Address to listen on. There is no password: another than this one opens the environment to the network."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: int = 8000
-    """Port to listen on."""
+    """Port to listen on; 0 takes a free one."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
     clients: int = 64
     """Most clients at a time; each plays its own episode."""
 
 
 def main(argv: Sequence[str]) -> int:
     config = tyro.cli(ServeOpenEnv, args=list(argv), prog="turngym serve openenv", description=__doc__)
-    uvicorn = need("uvicorn", "turngym serve openenv", "openenv")
+    need("openenv", "turngym serve openenv", "openenv")
     sessions = open_sessions(config)
-    application = app(sessions, max_concurrent=config.clients)
-    print(f"{config.world.env} for OpenEnv clients at http://{config.host}:{config.port}; Ctrl-C ends it", flush=True)
     try:
-        uvicorn.run(application, host=config.host, port=config.port, log_level="warning")
+        application = app(sessions, max_concurrent=config.clients)
+        server = AsgiServer(
+            application, extra="openenv", host=config.host, port=config.port, drain=config.drain, hosts=config.hosts
+        )
+        server.stop_on_signals()
+        print(f"{config.world.env} for OpenEnv clients at {server.url}; Ctrl-C ends it", flush=True)
+        server.run()
     finally:
         sessions.close()
     return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from malformed import MALFORMED
 
 from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
@@ -106,6 +107,8 @@ def test_what_a_client_does_wrong_is_told_to_it(url: str, recorded: list[Episode
         ({}, "exactly one of response, response_ids, action; this one has none"),
         ({"response": "x", "action": "look"}, r"this one has \['response', 'action'\]"),
         ({"response_ids": [5, 6], "logprobs": [-1.0]}, "1 log-probabilities came with 2 response ids"),
+        ({"response_ids": [2**31]}, "response_ids must be from 0"),
+        ({"response_ids": [-1]}, "response_ids must be from 0"),
     ],
 )
 def test_answers_that_contradict_themselves_are_refused(
@@ -115,6 +118,44 @@ def test_answers_that_contradict_themselves_are_refused(
     with pytest.raises(TurngymError, match=complaint):
         adapter.act(session, action)
     session.close()
+
+
+@pytest.mark.parametrize("path", ["/reset", "/step"])
+def test_malformed_bodies_are_the_clients_fault(sessions: SessionPool, path: str) -> None:
+    """In the application itself, for those who serve it with a server of their own; `raise` would show a traceback."""
+    pytest.importorskip("openenv", reason="needs the extra turngym[openenv]")
+    testclient = pytest.importorskip("starlette.testclient")
+    client = testclient.TestClient(adapter.app(sessions), raise_server_exceptions=True)
+    for form, body in MALFORMED.items():
+        if body or path == "/step":
+            answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code in (400, 422), form
+            assert "\n" not in answer.text, form
+    for fields in (
+        {"task_id": ["x"]},
+        {"task_id": "nowhere"},
+        {"sample": -1},
+        {"sample": "1"},
+        {"seed": 2**63},
+        {"seed": -1},
+        {"seed": True, "sample": True},
+    ):
+        answer = client.post("/reset", json=fields)
+        assert answer.status_code in (400, 422), fields
+    assert client.post("/step", json={"action": {"response_ids": [1], "nothing": 1}}).status_code == 422
+    assert client.post("/step", json={"action": {"response": "look"}}).json() == {
+        "error": "step() was called before reset()"
+    }
+    assert client.post("/reset", json={"seed": 1, "sample": 2, "self": 1}).status_code == 200
+
+
+def test_the_fields_of_a_reset_arrive() -> None:
+    assert adapter.which({"seed": 3, "sample": 2, "task_id": "a", "other": 1}) == {
+        "seed": 3,
+        "sample": 2,
+        "task_id": "a",
+    }
+    assert adapter.which({"seed": None, "task_id": None}) == {}
 
 
 def test_the_example_of_the_documentation(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ brings the ids to append before the next response, and the last one brings the w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Generation
 from turngym.trainers.adapters.extras import need
+from turngym.trainers.adapters.json_bodies import JsonBodies
 from turngym.trainers.adapters.session import Stepped, TokenSession, TokenSessions
 from turngym.trainers.adapters.trajectory import Trajectory
 
@@ -78,14 +80,16 @@ def app(sessions: TokenSessions, *, max_concurrent: int = 64) -> Any:
             self._session: TokenSession | None = None
             self._state = types.State(step_count=0)
 
-        def reset(self, seed: int | None = None, episode_id: str | None = None, **wanted: Any) -> Any:
+        # fields by name: of others the server would make arguments of its own functions
+        def reset(
+            self, seed: Any = None, episode_id: str | None = None, task_id: Any = None, sample: Any = None
+        ) -> Any:
             self.close()
-            names = {name: wanted[name] for name in ("task_id", "sample") if wanted.get(name) is not None}
-            self._session = sessions.open(seed=seed or 0, **names)
+            self._session = sessions.open(**which({"seed": seed, "sample": sample, "task_id": task_id}))
             self._state = types.State(episode_id=episode_id, step_count=0)
             return TurngymObservation(**first(self._session))
 
-        def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
+        def step(self, action: Any, timeout_s: float | None = None) -> Any:
             if self._session is None:
                 raise TurngymError("step() was called before reset()")
             self._state.step_count += 1
@@ -100,15 +104,46 @@ def app(sessions: TokenSessions, *, max_concurrent: int = 64) -> Any:
                 self._session.close()
                 self._session = None
 
-    return server.create_app(
+    application = server.create_app(
         TurngymEnvironment, TurngymAction, TurngymObservation, env_name="turngym", max_concurrent_envs=max_concurrent
     )
+    application.add_exception_handler(TurngymError, _told)
+    application.add_middleware(JsonBodies, complaint=_complaint)
+    return application
+
+
+def which(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `TokenSessions.open` in the fields of a reset. Raises TurngymError for other types or ranges."""
+    task_id = wanted.get("task_id")
+    if task_id is not None and not isinstance(task_id, str):
+        raise TurngymError(f"task_id is {task_id!r:.60}; it must be text")
+    names: dict[str, Any] = {} if task_id is None else {"task_id": task_id}
+    for name in ("seed", "sample"):
+        value = wanted.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+            raise TurngymError(f"{name} is {value!r:.60}; it must be a whole number from 0 to 2**63 - 1")
+        names[name] = value
+    return names
+
+
+async def _told(request: Any, error: Exception) -> Any:
+    """What a client did wrong, told to it."""
+    responses: Any = need("starlette.responses", "the OpenEnv server", "openenv")
+    return responses.JSONResponse({"error": str(error)}, status_code=400)
+
+
+def _complaint(text: str) -> str:
+    return json.dumps({"type": "error", "data": {"message": text, "code": "INVALID_JSON"}})
 
 
 def _generation(action: Mapping[str, Any]) -> Generation:
     ids, logprobs = action["response_ids"], action.get("logprobs")
     if logprobs is not None and len(logprobs) != len(ids):
         raise TurngymError(f"{len(logprobs)} log-probabilities came with {len(ids)} response ids")
+    if not all(0 <= token < 2**31 for token in ids):
+        raise TurngymError("response_ids must be from 0 to 2**31 - 1")
     values = np.full(len(ids), np.nan) if logprobs is None else logprobs
     return Generation(
         ids=np.array(ids, np.int32),
