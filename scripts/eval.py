@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         said = " and ".join(f"--{name}" for name in asked) or "none of them"
         raise EvaluationError(f"give a --panel to play (`turngym panel list`), --rescore or --compare; given is {said}")
     if options.compare is not None:
-        comparison = compare_recorded(*options.compare)
+        comparison = compare_recorded(*options.compare, different_settings=options.different_settings)
         print_table(comparison.table())
         print("".join(f"{line}\n" for line in comparison.notes()), end="")
         return 0

@@ -121,8 +121,11 @@ def _print(command: Print) -> int:
 
 def _filter(command: Filter) -> int:
     _must_be_new(command.out)
+    count = 0
     with TraceWriter(command.out) as writer:
-        count = len([writer.write(episode) for episode in selected(command.files, command.select)])
+        for episode in selected(command.files, command.select):
+            writer.write(episode)
+            count += 1
     print(f"{count} episodes in {command.out}")
     return 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from turngym.agents.evaluation.differing import decisive, differing, flat_settings, in_words
 from turngym.agents.evaluation.held import EvaluationError
 from turngym.agents.evaluation.rescore import rescore
 from turngym.agents.evaluation.results import FORMAT, IDENTITY, EpisodeRow
@@ -83,19 +84,17 @@ def read_recorded(path: str | Path) -> Recorded:
     return Recorded(path=str(path), settings=settings, rows=tuple(row for row in rows if not row.is_error))
 
 
-def compare_recorded(first: str | Path, second: str | Path) -> Comparison:
+def compare_recorded(first: str | Path, second: str | Path, *, different_settings: bool = False) -> Comparison:
     """Avg@n of `second` minus `first`, by category and overall, paired by task with clustered 95 % intervals.
 
     Raises:
-        ScoreError: they played other tasks (by id, or by sha256); the message names the settings that differ.
+        ScoreError: they played other tasks (by id, or by sha256); the message names the settings that differ. Or
+            settings differ that change the game and not the player (turns, arguments of gym.make, temperature, preset),
+            unless `different_settings`.
         EvaluationError: there is no evaluation at one of the paths.
     """
     one, other = read_recorded(first), read_recorded(second)
-    differ = {
-        name: (one.settings.get(name), other.settings.get(name))
-        for name in {**one.settings, **other.settings}
-        if one.settings.get(name) != other.settings.get(name)
-    }
+    differ = differing(flat_settings(one.settings), flat_settings(other.settings))
     comparison = Comparison(rows=(), differ=differ)
     try:
         _check_hashes(one.rows, other.rows)
@@ -103,6 +102,11 @@ def compare_recorded(first: str | Path, second: str | Path) -> Comparison:
     except ScoreError as error:
         said = "; ".join(comparison.notes()) or "none of their settings differs"
         raise ScoreError(f"{one.path} and {other.path} cannot be compared: {error} ({said})") from error
+    if not different_settings and (theirs := decisive(differ)):
+        raise ScoreError(
+            f"{one.path} and {other.path} were played otherwise ({in_words(theirs)}): their difference would be one of "
+            "settings, too; compare them anyway with --different-settings (different_settings=True)"
+        )
     return Comparison(rows=rows, differ=differ)
 
 

@@ -12,6 +12,8 @@ from turngym.envs.panels import load_panel
 
 OWN = ("agent", "model", "chat", "channel", "dtype", "seed")
 """Settings in which two players may differ and still be compared: who plays, how it writes, and its random stream."""
+AMOUNT = ("panel", "panel_sha256", "tasks", "limit", "samples")
+"""How much was played: whether two evaluations can be paired is asked of their tasks."""
 
 Differing = Mapping[str, tuple[Any, Any]]
 """Name to its values in the first and in the second; None where one of them does not say."""
@@ -28,6 +30,11 @@ def recorded(metas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         name: next(iter(values.values())) if len(values) == 1 else " and ".join(sorted(values))
         for name, values in found.items()
     }
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an evaluation as its results have them, flat: `make.max_turns`."""
+    return _flat({**settings, "panel": {"name": settings.get("panel")}}) | {"panel": settings.get("panel")}
 
 
 def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +80,7 @@ def decisive(differ: Differing) -> dict[str, tuple[Any, Any]]:
     return {
         name: values
         for name, values in differ.items()
-        if name not in OWN and not (name == "temperature" and None in values)
+        if name not in (*OWN, *AMOUNT) and not (name == "temperature" and None in values)
     }
 
 

@@ -28,6 +28,9 @@ class EvalOptions:
     compare: tuple[Path, Path] | None = None
     """Play nothing: two traces, results files or folders of evaluations of the same tasks, their differences paired by
     task, and the settings that differ."""
+    different_settings: bool = False
+    """--compare: also where settings differ that change the game and not the player (turns, arguments of gym.make,
+    temperature, preset); by default that is refused."""
     player: Annotated[AgentOptions, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes] = field(
         default_factory=AgentOptions
     )

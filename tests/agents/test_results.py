@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,22 +154,30 @@ def test_a_trace_of_two_evaluations_is_not_scored(panel: Panel, make_doors: Any,
 
 def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     """Doors of even number are won in 2 and 4 turns; three turns let the expert fail at doors/4 alone."""
-    ways = {"short": make_doors(max_turns=3), "long": make_doors()}
-    for name, make in ways.items():
+    for name, turns in (("short", 3), ("long", 10)):
+        make = make_doors(max_turns=turns)
         result = evaluate_tasks(
-            panel, make, ExpertAgent(), samples=2, trace=tmp_path / name / "trace.jsonl", settings={"make": name}
+            panel,
+            make,
+            ExpertAgent(),
+            samples=2,
+            trace=tmp_path / name / "trace.jsonl",
+            settings={"make": {"max_turns": turns}},
         )
         (tmp_path / f"{name}.json").write_text(json.dumps(result.to_json()))
-    found = compare_recorded(tmp_path / "short", tmp_path / "long")
+    with pytest.raises(ScoreError, match=r"played otherwise \(make.max_turns 3 and 10\).*--different-settings"):
+        compare_recorded(tmp_path / "short", tmp_path / "long")
+    anyway = partial(compare_recorded, different_settings=True)
+    found = anyway(tmp_path / "short", tmp_path / "long")
     assert [(row.name, row.first.mean, row.second.mean, row.difference.mean, row.tasks) for row in found.rows] == [
         ("even", 0.5, 1.0, 0.5, 2),
         ("odd", 1.0, 1.0, 0.0, 2),
         ("all", 0.75, 1.0, 0.25, 4),
     ]
     assert found.rows[2].difference.low == mean_bounds([0.0, 0.0, 0.0, 1.0], -1.0, 1.0)[0]
-    assert found.differ == {"make": ("short", "long")}
-    assert "make differs: 'short' and 'long'" in str(found)
-    assert compare_recorded(tmp_path / "short.json", tmp_path / "long" / "trace.jsonl") == found
+    assert found.differ == {"make.max_turns": (3, 10)}
+    assert "make.max_turns differs: 3 and 10" in str(found)
+    assert anyway(tmp_path / "short.json", tmp_path / "long" / "trace.jsonl") == found
     assert compare_recorded(tmp_path / "long", tmp_path / "long").differ == {}
 
 
@@ -207,10 +216,12 @@ def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFi
     assert eval_verb.main(["--rescore", str(tmp_path / "a"), "--out", str(tmp_path / "c")]) == 0
     assert capsys.readouterr().out == played
     check(json.loads((tmp_path / "c" / "results.json").read_text()))
-    assert eval_verb.main(["--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert "were played otherwise (make.max_turns 24 and 2)" in capsys.readouterr().err
+    assert eval_verb.main(["--compare", str(tmp_path / "a"), str(tmp_path / "b"), "--different-settings"]) == 0
     out = capsys.readouterr().out
     assert "-100.0 [-100.0, " in out
-    assert "make differs: {} and {'max_turns': 2}" in out
+    assert "make.max_turns differs: 24 and 2" in out
     assert main(["eval", "--rescore", str(tmp_path), "--panel", "alfworld-quickstart"]) == 2
     assert "given is --panel and --rescore" in capsys.readouterr().err
     assert main(["eval"]) == 2
