@@ -94,13 +94,8 @@ def teacher_scorer(
 ) -> tuple[SglangScorer, int]:
     """A teacher on servers, and the number of ids that it shares with the student.
 
-    Raises ServerError for another vocabulary than the student's, or a temperature at which no server scores.
+    Raises ServerError for another vocabulary than the student's, or a temperature at which this one does not score.
     """
-    if temperature != 1.0:
-        raise ServerError(
-            f"a server scores at temperature 1, not at {temperature:g}: load the teacher into this process with "
-            "--teacher, without --teacher-server"
-        )
     fleet = open_fleet(options, options.teacher_server)
 
     def size() -> int:
@@ -114,7 +109,10 @@ def teacher_scorer(
 
     vocabulary = _checked(fleet, size)
     shared = min(vocabulary, student_size)
-    return SglangScorer(fleet=fleet, vocabulary=vocabulary, shared=shared), shared
+    scorer = SglangScorer(fleet=fleet, vocabulary=vocabulary, shared=shared, temperature=temperature)
+    if temperature != 1.0:  # now, and not after the first rollout
+        _checked(fleet, lambda: scorer.logprobs([np.array([0, 1], np.int32)], [np.array([1])]))
+    return scorer, shared
 
 
 def load_outside(folder: str) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.sglang.client.answers import read_scores, read_top
+from turngym.agents.sglang.client.answers import check_temperature, read_scores, read_top
 from turngym.agents.sglang.client.fleet import Fleet
 from turngym.agents.sglang.client.requests import check_ids, score_body
 from turngym.agents.sglang.client.retry import RetryingClient
@@ -27,12 +27,12 @@ T = TypeVar("T")
 class SglangScorer:
     """Implements `Scorer`, and looks up chosen ids (`gather`): one request per row of ids, batched by the servers.
 
-    Scores are log-softmax over everything that the model knows, at temperature 1: a server scores given ids at no
-    other. Position 0 cannot be scored. No gradient.
+    Scores are log-softmax over everything that the model knows, at `temperature`. Position 0 cannot be scored. No
+    gradient.
 
     Raises (all methods):
-        ServerError: ids or positions that make no sense, more likely ids than there are, or a likely id that the
-            student does not have.
+        ServerError: ids or positions that make no sense, more likely ids than there are, a likely id that the student
+            does not have, or a temperature at which the server does not score.
         ServerDown, ServerTimeout, BadAnswer, WrongWeights: the servers failed for good.
     """
 
@@ -42,6 +42,8 @@ class SglangScorer:
     shared: int | None = None
     """Ids that the student has, too, where the models are padded to different sizes. What probability the server gives
     to the rest is not spread over the shared ones; it is next to nothing in a model that was trained on them."""
+    temperature: float = 1.0
+    """The normalizer of another one is a sum over all ids, so only the server can have it: its answers must say so."""
     block: int = 16
     """`gather`: positions that are looked up by one request; a request names its ids once for all of its positions."""
     _client: RetryingClient = field(init=False)
@@ -80,7 +82,7 @@ class SglangScorer:
                 found = self._scores(answer, row[0], start, name, floor)
                 return found[row[1] - start]
 
-            return await self._ask(name, lambda rid: score_body(rid, row[0], start), read)
+            return await self._ask(name, lambda rid: score_body(rid, row[0], start, temperature=self.temperature), read)
 
         return self._each(ids, positions, one)
 
@@ -113,7 +115,7 @@ class SglangScorer:
             self._scores(answer, ids, start, name, floor)
             return read_top(answer, "input_top_logprobs", start, where, k, name)
 
-        return await self._ask(name, lambda rid: score_body(rid, ids, start, top=k), read)
+        return await self._ask(name, lambda rid: score_body(rid, ids, start, top=k, temperature=self.temperature), read)
 
     async def _lookup(
         self, ids: NDArray[np.int32], where: NDArray[np.int64], chosen: NDArray[np.int64], name: str
@@ -131,10 +133,12 @@ class SglangScorer:
             found: NDArray[np.float32] = np.take_along_axis(logp, np.searchsorted(union, chosen), axis=1)
             return found
 
-        return await self._ask(name, lambda rid: score_body(rid, row, start, chosen=union.tolist()), read)
+        asked: dict[str, Any] = {"chosen": union.tolist(), "temperature": self.temperature}
+        return await self._ask(name, lambda rid: score_body(rid, row, start, **asked), read)
 
     def _scores(self, answer: Any, ids: NDArray[np.int32], start: int, name: str, floor: int) -> NDArray[np.float32]:
         """Log-probabilities of `ids[start:]`, from the weights that the servers should have."""
+        check_temperature(answer, self.temperature, name)
         found, weights = read_scores(answer, ids, start, name, last=self.vocabulary - 1)
         self.fleet.versions.read(((weights, 0, 0),), floor, name)
         return found

@@ -230,6 +230,13 @@ def test_scores_are_the_local_scorers(fleet: Fleet, model: Any) -> None:
         np.testing.assert_allclose(other, one, atol=1e-4)
 
 
+def test_a_temperature_that_this_release_does_not_know_is_refused(fleet: Fleet, model: Any) -> None:
+    """Unknown fields of a request are ignored without a word: the answer is asked whether it has it."""
+    scorer = SglangScorer(fleet=fleet, vocabulary=model.config.vocab_size, temperature=2.0)
+    with pytest.raises(ServerError, match="scores at temperature 1, not at 2"):
+        scorer.logprobs([np.array([3, 4, 5], np.int32)], [np.array([1, 2])])
+
+
 def test_a_hint_before_the_response_moves_no_score(fleet: Fleet, model: Any) -> None:
     """The same response after a prompt and after a longer one with a hint: each id keeps its own numbers."""
     prompt, hint, response = np.arange(40, 60), np.arange(90, 97), np.arange(100, 110)

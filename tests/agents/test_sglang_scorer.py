@@ -54,6 +54,29 @@ def test_the_most_likely_ids(setup: Any) -> None:
             np.testing.assert_allclose(one.logp[line], np.sort(logp)[::-1][:3], rtol=1e-6)
 
 
+def test_scores_at_another_temperature(setup: Any) -> None:
+    """Each kind of question asks for it, and takes no answer that does not say that it has it."""
+    server, plain = setup
+    scorer = SglangScorer(fleet=plain.fleet, vocabulary=VOCABULARY, block=2, temperature=2.0)
+    support = [np.array([[0, 39, 7]] * 3), np.array([[5, 6, 7]]), np.empty((0, 3), np.int64)]
+    asks: list[Any] = [scorer.logprobs, lambda *about: scorer.topk(*about, 3), lambda *a: scorer.gather(*a, support)]
+    for ask in asks:
+        with pytest.raises(ServerError, match="scores at temperature 1, not at 2"):
+            ask(ROWS, PLACES)
+    server.tempers = True
+    try:
+        given, best, chosen = (ask(ROWS, PLACES) for ask in asks)
+    finally:
+        server.tempers = False
+    for row, places, one, top, own in zip(ROWS, PLACES, given, best, chosen, strict=True):
+        for line, place in enumerate(places):
+            logits = np.asarray(logprobs(row[:place].tolist(), "default"), np.float64) / 2
+            logp = logits - np.log(np.exp(logits).sum())
+            np.testing.assert_allclose(one[line], logp[row[place]], rtol=1e-5)
+            np.testing.assert_allclose(top.logp[line], np.sort(logp)[::-1][:3], rtol=1e-5)
+            np.testing.assert_allclose(own[line][:1], logp[[0]] if len(row) == 5 else logp[[5]], rtol=1e-5)
+
+
 def test_ids_that_somebody_else_chose(setup: Any) -> None:
     server, scorer = setup
     server.asked.clear()

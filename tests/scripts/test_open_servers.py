@@ -84,10 +84,15 @@ def test_a_server_that_ignores_seeds_is_named(server: Any, folder: Path, capsys:
     assert "ignores seeds" in capsys.readouterr().out
 
 
-def test_a_teacher_scores_at_temperature_one(server: Any, folder: Path) -> None:
+def test_a_teacher_scores_at_temperatures_that_its_server_knows(server: Any, folder: Path) -> None:
     options = TrainServers(teacher_server=server.url)
     with pytest.raises(ServerError, match="scores at temperature 1, not at 2"):
         teacher_scorer(options, None, Words(), fake.VOCABULARY, 2.0)
+    server.tempers = True
+    warm, _ = teacher_scorer(options, None, Words(), fake.VOCABULARY, 2.0)
+    assert warm.temperature == 2.0
+    warm.fleet.close()
+    server.tempers = False
     scorer, shared = teacher_scorer(options, folder, Words(), fake.VOCABULARY - 3, 1.0)
     assert (scorer.vocabulary, scorer.shared, shared) == (fake.VOCABULARY, fake.VOCABULARY - 3, fake.VOCABULARY - 3)
     scorer.fleet.close()

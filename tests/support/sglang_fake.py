@@ -48,6 +48,12 @@ def numbers(text: str) -> list[int]:
     return [ord(one) % VOCABULARY for one in text]
 
 
+def tempered(logp: Any, temperature: float) -> Any:
+    """log-softmax(logits / temperature) from log-softmax(logits)."""
+    scaled = np.asarray(logp, np.float64) / temperature
+    return scaled - np.log(np.exp(scaled).sum())
+
+
 @dataclass
 class FakeServer:
     """`with FakeServer() as server:` listens on a free port. Whatever it was asked is in `asked`."""
@@ -58,6 +64,8 @@ class FakeServer:
     weights: str = "default"
     max_prompt: int = 60
     seeded: bool = True
+    tempers: bool = False
+    """Scores at `input_logprob_temperature`, as a later release may."""
     dtype: str = "float32"
     workers: list[str] | None = None
     """Urls behind it: it is a router then."""
@@ -244,11 +252,14 @@ class FakeServer:
         start = body.get("logprob_start_len")
         if start is None:
             return {"input_token_logprobs": []}
-        rows = [logprobs(prompt[:place], self.weights) for place in range(start + 1, len(prompt))]
+        heat = body.get("input_logprob_temperature", 1.0) if self.tempers else 1.0
+        rows = [tempered(logprobs(prompt[:place], self.weights), heat) for place in range(start + 1, len(prompt))]
         ids = [0 if one == VOCABULARY - 1 else one for one in prompt]  # the real one does that
         given = [[None, ids[start], None]]
         given += [[float(row[prompt[start + 1 + n]]), ids[start + 1 + n], None] for n, row in enumerate(rows)]
         found: dict[str, Any] = {"input_token_logprobs": given}
+        if self.tempers:
+            found["input_logprob_temperature"] = heat
         if top := body.get("top_logprobs_num"):
             best = [[[float(row[i]), int(i), None] for i in np.argsort(-row)[:top]] for row in rows]
             found["input_top_logprobs"] = [None, *best]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.sglang.errors import BadAnswer
+from turngym.agents.sglang.client.requests import SCORE_TEMPERATURE
+from turngym.agents.sglang.errors import BadAnswer, ServerError
 
 VersionSpan = tuple[str, int, int]
 """A weight version and the half-open range of response ids that it drew."""
@@ -77,6 +78,16 @@ def read_scores(
     logprobs, named = _pairs(meta.get("input_token_logprobs") or [], where)
     _aligned(named, ids[start:], where, last)
     return logprobs, str(meta.get("weight_version"))
+
+
+def check_temperature(answer: Any, temperature: float, where: str) -> None:
+    """Raises ServerError where scores were asked for at a temperature and the answer does not say that it has it."""
+    if temperature != 1.0 and _meta(answer, where).get(SCORE_TEMPERATURE) != temperature:
+        raise ServerError(
+            f"{where}: this server scores at temperature 1, not at {temperature:g} (releases with "
+            f"{SCORE_TEMPERATURE} can): take --distill.temperature 1, or load the teacher into this process with "
+            "--teacher, without --teacher-server"
+        )
 
 
 def read_top(

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from turngym.agents.sglang.errors import ServerError
 from turngym.envs.protocols import GenerateRequest, Sampling
 
+SCORE_TEMPERATURE = "input_logprob_temperature"
+"""The field that asks for scores at a temperature, and says in `meta_info` that they have it (sglang, pull request
+36213)."""
+
 
 def seed_of(stream: Sequence[int]) -> int:
     """A number in 0..2**63 - 1 for the random stream with entropy `stream`; the server's seeds are signed.
@@ -45,20 +49,29 @@ def generate_body(rid: str, prompt: NDArray[np.int32], sampling: Sampling, seed:
 
 
 def score_body(
-    rid: str, ids: NDArray[np.int32], start: int, *, top: int = 0, chosen: Sequence[int] = ()
+    rid: str,
+    ids: NDArray[np.int32],
+    start: int,
+    *,
+    top: int = 0,
+    chosen: Sequence[int] = (),
+    temperature: float = 1.0,
 ) -> dict[str, Any]:
     """A request for the log-probabilities of `ids[start + 1:]`; nothing is drawn.
 
     `top`: also the so many most likely ids at each of these positions. `chosen`: also these ids at each of them.
+    `temperature`: of the scores; servers that cannot do it do not say so (`check_temperature`).
     """
     body: dict[str, Any] = {
         "rid": rid,
         "input_ids": ids.tolist(),
-        # at any temperature the server scores what was given at temperature 1
+        # whatever this one says, the server scores what was given at temperature 1
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         "return_logprob": True,
         "logprob_start_len": start,
     }
+    if temperature != 1.0:
+        body[SCORE_TEMPERATURE] = temperature
     if top:
         body["top_logprobs_num"] = top
     if chosen:
