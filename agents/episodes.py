@@ -13,7 +13,7 @@ import numpy as np
 from turngym.agents.agent import Agent
 from turngym.agents.agent_options import AgentSettings
 from turngym.agents.endpoint.usage import usage_table
-from turngym.agents.environments import env_maker, probe
+from turngym.agents.environments import env_maker
 from turngym.agents.evaluation.config_file import keep_settings
 from turngym.agents.evaluation.scores import score
 from turngym.agents.evaluation.tables import (
@@ -25,9 +25,9 @@ from turngym.agents.evaluation.tables import (
     table_text,
 )
 from turngym.agents.executor.open_workers import WorkerOptions, open_workers
-from turngym.agents.named_agent import OpenedAgent, as_opened
-from turngym.agents.presets.preset import Preset, preset_name, require_named
-from turngym.agents.presets.published import find_preset
+from turngym.agents.named_agent import OpenedAgent
+from turngym.agents.prepared import prepare
+from turngym.agents.presets.preset import Preset, preset_name
 from turngym.agents.rollout import Job
 from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.common.folder_lock import locked_file
@@ -123,37 +123,39 @@ def play_episodes(
     """
     out, given = None if out is None else Path(out), dict(env_kwargs or {})
     with locked_file(out):
-        named = find_preset(preset, env)
-        kwargs = given if named is None else named.make(given)
         done = _held(out, append)
-        chosen = _choose(env_maker(env, **kwargs), tasks, seed if draw else None)
-        player: dict[str, Any] = {**settings, "temperature": temperature, "slots": slots}
-        require_named(named, agent)
-        played = player if named is None else named.player(player, kwargs)
-        opened = as_opened(agent, played, lambda: probe(env, kwargs), servers)
-        playing = WorkerOptions.of(workers)
+        ready = prepare(
+            env,
+            agent,
+            {**settings, "temperature": temperature, "slots": slots},
+            preset=preset,
+            base={},
+            given=given,
+            workers=workers,
+            servers=servers,
+        )
+        opened, chosen = ready.opened, _choose(env_maker(env, **ready.kwargs), tasks, seed if draw else None)
         if out is not None and not out.exists():  # what is added to keeps the configuration of its first episodes
             many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
             call = {"env": env, "out": str(out), "append": append, **many, "draw": draw, "samples": samples}
-            call |= {"seed": seed, "depth": depth, "env_kwargs": given, **preset_name(named)}
-            keep_settings(out.with_suffix(".config.toml"), call, agent, player, servers, playing, command)
+            call |= {"seed": seed, "depth": depth, "env_kwargs": given, **preset_name(ready.preset)}
+            keep_settings(out.with_suffix(".config.toml"), call, agent, ready.player, servers, ready.playing, command)
         jobs = [
             Job(task_id=task_id, sample=sample, group=group, seed=seed)
             for sample in range(samples)
             for group, task_id in enumerate(chosen)
             if (task_id, sample, seed) not in done
         ]
-        make_env = env_maker(env, **kwargs, channel=opened.channel)
-        with open_workers(playing) as play, _writing(out, len(jobs), progress) as keep:
+        with open_workers(ready.playing) as play, _writing(out, len(jobs), progress) as keep:
             episodes = play(
                 jobs,
-                make_env,
+                ready.make_env,
                 opened.agent,
                 slots=slots,
                 max_turns=depth,
                 on_episode=keep,
                 system=opened.system,
-                meta={"temperature": opened.temperature, **({} if named is None else named.identity)},
+                meta={"temperature": opened.temperature, **ready.preset_note},
             )
         return PlayedEpisodes(episodes=tuple(episodes), agent=opened.agent.name, out=out, chat=opened.chat)
 

@@ -8,14 +8,14 @@ from typing import Any, Unpack
 
 from turngym.agents.agent import Agent
 from turngym.agents.agent_options import AgentSettings
-from turngym.agents.environments import env_maker, probe
+from turngym.agents.environments import env_maker
 from turngym.agents.evaluation.config_file import keep_settings
 from turngym.agents.evaluation.tables import write_json
 from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
 from turngym.agents.executor.open_workers import WorkerOptions, open_workers
-from turngym.agents.named_agent import OpenedAgent, as_opened
-from turngym.agents.presets.preset import Preset, preset_name, require_named
-from turngym.agents.presets.published import find_preset
+from turngym.agents.named_agent import OpenedAgent
+from turngym.agents.prepared import Prepared, prepare
+from turngym.agents.presets.preset import Preset, preset_name
 from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.common.folder_lock import locked_folder
 from turngym.envs.common.provenance import FILE
@@ -76,41 +76,38 @@ def evaluate(
     with locked_folder(out):
         named = panel.full_name if isinstance(panel, Panel) else str(panel)
         panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
-        chosen = find_preset(preset, panel.env_id)
-        overrides = {**(env_kwargs or {}), **_given(data=data, max_turns=max_turns)}
-        overrides = overrides if chosen is None else chosen.make(overrides)
-        kwargs = {**panel.make_kwargs, **overrides}
-        make_env = env_maker(panel.env_id, **kwargs)
+        ready = prepare(
+            panel.env_id,
+            agent,
+            {**settings, "temperature": temperature, "slots": slots},
+            preset=preset,
+            base=panel.make_kwargs,
+            given={**(env_kwargs or {}), **_given(data=data, max_turns=max_turns)},
+            workers=workers,
+            servers=servers,
+        )
         if verify:
-            _check(panel, make_env())
-        player: dict[str, Any] = {**settings, "temperature": temperature, "slots": slots}
-        require_named(chosen, agent)
-        played = player if chosen is None else chosen.player(player, overrides)
-        opened = as_opened(agent, played, lambda: probe(panel.env_id, kwargs), servers)
-        playing = WorkerOptions.of(workers)
+            _check(panel, env_maker(panel.env_id, **ready.kwargs)())
         trace = None if out is None else Path(out) / "trace.jsonl"
         if trace is not None and not trace.exists():  # what goes on keeps the file of its beginning
-            call: dict[str, Any] = {"panel": named, **preset_name(chosen), "samples": samples, "out": str(out)}
+            call: dict[str, Any] = {"panel": named, **preset_name(ready.preset), "samples": samples, "out": str(out)}
             call |= {"limit": limit, "seed": seed, "data": data}
             call |= {"max_turns": max_turns, "env_kwargs": env_kwargs, "verify": verify}
-            keep_settings(trace.with_name(FILE), call, agent, player, servers, playing, command)
-        about: dict[str, Any] = {"chat": opened.chat} if opened.chat else {}
-        about |= {} if chosen is None else {"preset_values": chosen.values}
-        about |= instead(panel, kwargs)
-        with open_workers(playing) as play:
+            keep_settings(trace.with_name(FILE), call, agent, ready.player, servers, ready.playing, command)
+        with open_workers(ready.playing) as play:
             result = evaluate_tasks(
                 panel,
-                env_maker(panel.env_id, **kwargs, channel=opened.channel),
-                opened.agent,
+                ready.make_env,
+                ready.opened.agent,
                 samples=samples,
                 limit=limit,
-                temperature=opened.temperature,
+                temperature=ready.opened.temperature,
                 seed=seed,
                 slots=slots,
                 trace=trace,
-                system=opened.system,
-                settings=_note(overrides, opened) | ({} if chosen is None else chosen.identity),
-                about=about,
+                system=ready.opened.system,
+                settings=_note(ready.overrides, ready.opened) | ready.preset_note,
+                about=_about(panel, ready),
                 progress=progress,
                 play=play,
             )
@@ -121,6 +118,13 @@ def evaluate(
 
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _about(panel: Panel, ready: Prepared) -> dict[str, Any]:
+    """What is recorded for readers, and may differ in a call that goes on."""
+    about: dict[str, Any] = {"chat": ready.opened.chat} if ready.opened.chat else {}
+    about |= {} if ready.preset is None else {"preset_values": ready.preset.values}
+    return about | instead(panel, ready.kwargs)
 
 
 def _note(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
