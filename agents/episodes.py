@@ -15,6 +15,7 @@ from turngym.agents.agent_options import AgentSettings
 from turngym.agents.endpoint.usage import usage_table
 from turngym.agents.environments import env_maker
 from turngym.agents.evaluation.config_file import keep_settings
+from turngym.agents.evaluation.prepared import prepare
 from turngym.agents.evaluation.scores import score
 from turngym.agents.evaluation.tables import (
     Table,
@@ -26,7 +27,6 @@ from turngym.agents.evaluation.tables import (
 )
 from turngym.agents.executor.open_workers import WorkerOptions, open_workers
 from turngym.agents.named_agent import OpenedAgent
-from turngym.agents.prepared import prepare
 from turngym.agents.presets.preset import Preset, preset_name
 from turngym.agents.rollout import Job
 from turngym.agents.sglang.options import PolicyServer

@@ -10,11 +10,11 @@ from turngym.agents.agent import Agent
 from turngym.agents.agent_options import AgentSettings
 from turngym.agents.environments import env_maker
 from turngym.agents.evaluation.config_file import keep_settings
+from turngym.agents.evaluation.prepared import Prepared, prepare
 from turngym.agents.evaluation.tables import write_json
 from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
 from turngym.agents.executor.open_workers import WorkerOptions, open_workers
 from turngym.agents.named_agent import OpenedAgent
-from turngym.agents.prepared import Prepared, prepare
 from turngym.agents.presets.preset import Preset, preset_name
 from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.common.folder_lock import locked_folder
