@@ -53,7 +53,7 @@ def prepare(
     workers: int | WorkerOptions,
     servers: PolicyServer | None,
 ) -> Prepared:
-    """Open `agent` with `settings` for `env`, made with `base` (a panel's arguments), the preset's, and what is `given`.
+    """Open `agent` with `settings` for `env`, made with `base` (a panel's arguments), the preset's, and `given`.
 
     Raises TurngymError for an unknown preset or agent, or a preset for an agent that is an object.
     """
