@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import tyro
 
 from turngym.envs.core import TurngymError
-from turngym.scripts.serve.http.access import is_loopback
+from turngym.scripts.serve.web.access import is_loopback
 
 try:
     from turngym.scripts.options.serve_proxy import ServeProxy
