@@ -9,8 +9,8 @@ import time
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from turngym.scripts.serve.http.front import Front
-from turngym.scripts.serve.http.waitress_server import listen
+from turngym.scripts.serve.web.front import Front
+from turngym.scripts.serve.web.waitress_server import listen
 
 CROWD, GATHER = 8, 0.001
 """Connections from which events are gathered, and for how many seconds."""

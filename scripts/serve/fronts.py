@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from turngym.scripts.serve.http.front import Front
+from turngym.scripts.serve.web.front import Front
 
 if TYPE_CHECKING:
     from flask import Flask

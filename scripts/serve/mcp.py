@@ -19,7 +19,7 @@ import tyro
 
 from turngym.agents.adapters.mcp import Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
-from turngym.scripts.serve.http.uvicorn_server import AsgiServer
+from turngym.scripts.serve.web.uvicorn_server import AsgiServer
 from turngym.trainers.adapters.extras import need
 from turngym.trainers.adapters.json_bodies import JsonBodies
 

@@ -18,7 +18,7 @@ from turngym.agents.environments import EnvOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.session_pool import SessionPool
 from turngym.envs.core import TurngymError
-from turngym.scripts.serve.http.uvicorn_server import AsgiServer
+from turngym.scripts.serve.web.uvicorn_server import AsgiServer
 from turngym.trainers.adapters.extras import need
 from turngym.trainers.adapters.openenv import app
 

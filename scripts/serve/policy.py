@@ -31,10 +31,11 @@ from turngym.agents.sglang.client.server_info import TRIED
 from turngym.agents.sglang.compatibility import model_config
 from turngym.agents.sglang.errors import ServerError
 from turngym.scripts.serve.policy_process import ServerProcess
+from turngym.scripts.serve.sglang_launch import KEY, NAMES
+from turngym.scripts.serve.web.access import is_loopback
+from turngym.scripts.serve.web.front import access_of
 
-CPU = Path(__file__).with_name("sglang_cpu.py")
-KEY = "TURNGYM_SERVER_KEY"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+CPU, LAUNCH = Path(__file__).with_name("sglang_cpu.py"), Path(__file__).with_name("sglang_launch.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class ServePolicy:
     """Folder of a Hugging Face causal model with its tokenizer."""
     host: str = "127.0.0.1"
     """Address to listen on; another than this one needs a key in TURNGYM_SERVER_KEY, which clients then send."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: int = 30000
     """Port to listen on."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -71,7 +74,7 @@ class ServePolicy:
     python: str = sys.executable
     """The Python that has sglang installed."""
     log: Path | None = None
-    """File for the server's output; by default one in the temporary folder, named at the start."""
+    """File for the server's output; by default one in a new folder that only you can read, named at the start."""
     more: tuple[str, ...] = ()
     """Further arguments of SGLang, as they stand: --more=--chunked-prefill-size --more=2048."""
 
@@ -112,21 +115,25 @@ def process(config: ServePolicy) -> ServerProcess:
     """
     if not (config.model / "config.json").exists():
         raise ServerError(f"{config.model} holds no model: config.json, safetensors and a tokenizer are needed there")
-    if config.host not in LOOPBACK and not os.environ.get(KEY):
+    if not is_loopback(config.host) and not os.environ.get(KEY):
         raise ServerError(f"--host {config.host} opens the model to the network: set a key in {KEY} first")
     installed(config.python)
     url = f"http://[{config.host}]:{config.port}" if ":" in config.host else f"http://{config.host}:{config.port}"
-    log = config.log or Path(tempfile.gettempdir()) / f"turngym-sglang-{config.port}.log"
-    env = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
+    access_of(config.host, config.hosts)
+    if any(word.startswith(("--api-key", "--admin-api-key")) for word in config.more):
+        raise ServerError(f"a key on a command line can be read by everybody on this machine: set it in {KEY}")
+    # SGLang writes its arguments into its log, the key with them
+    log = config.log or Path(tempfile.mkdtemp(prefix="turngym-sglang-")) / "log"
+    env = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), NAMES: ",".join(config.hosts)}
     if config.threads:
         env["OMP_NUM_THREADS"] = str(config.threads)
     return ServerProcess(command=command(config), url=url, log=log, env=env)
 
 
 def command(config: ServePolicy) -> list[str]:
-    """The command line of SGLang."""
+    """The command line of SGLang; the key is not on it."""
     on_cpu = device(config) == "cpu"
-    words = [config.python, str(CPU)] if on_cpu else [config.python, "-m", "sglang.launch_server"]
+    words = [config.python, str(CPU)] if on_cpu else [config.python, str(LAUNCH)]
     words += ["--model-path", str(config.model.resolve()), "--host", config.host, "--port", str(config.port)]
     words += ["--dtype", precision(config), "--tp-size", str(config.tensor_parallel)]
     if config.seeds:
@@ -142,8 +149,7 @@ def command(config: ServePolicy) -> list[str]:
     # nothing here asks for grammars, whose compilers are slow to import
     words += ["--grammar-backend", "none"]
     words += [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
-    key = os.environ.get(KEY)
-    return words + (["--api-key", key] if key else []) + list(config.more)
+    return words + list(config.more)
 
 
 def precision(config: ServePolicy) -> str:

@@ -34,7 +34,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start it; returns at once."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.log.open("ab")
+        self._file = os.fdopen(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
         self._child = subprocess.Popen(
             list(self.command),
             stdout=self._file,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from turngym.envs.core import TurngymError
-from turngym.scripts.serve.http.access import is_loopback
+from turngym.scripts.serve.web.access import is_loopback
 
 try:
     from turngym.scripts.options.serve_proxy import ServeProxy

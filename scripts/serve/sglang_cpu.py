@@ -176,7 +176,6 @@ if __name__ in ("__main__", "__mp_main__"):
 
 if __name__ == "__main__":
     # SGLang's workers find this file again as their main module: its name must stay what it is
-    from sglang.launch_server import run_server
-    from sglang.srt.server_args import prepare_server_args
+    from sglang_launch import launch
 
-    run_server(prepare_server_args(sys.argv[1:]))
+    launch(sys.argv[1:])

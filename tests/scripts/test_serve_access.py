@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from turngym.envs.core import TurngymError
-from turngym.scripts.serve.http.access import Access, is_loopback
+from turngym.scripts.serve.web.access import Access, is_loopback
+from turngym.scripts.serve.web.front import access_of
 
 HERE = Access(host="127.0.0.1")
 BEHIND = Access(host="127.0.0.1", names=("shop.example.org",))
@@ -51,7 +52,7 @@ def test_behind_a_reverse_proxy() -> None:
     assert BEHIND.refusal("shop.example.org", "https://other.example.org") is not None
     assert BEHIND.refusal("other.example.org", None) is not None
     with pytest.raises(TurngymError, match="is no name of a machine"):
-        Access(host="127.0.0.1", names=("https://shop.example.org",))
+        access_of("127.0.0.1", ("https://shop.example.org",))
 
 
 def test_elsewhere_than_on_loopback_names_are_free_unless_they_are_given() -> None:

@@ -16,8 +16,8 @@ from malformed import MALFORMED
 
 pytest.importorskip("uvicorn", reason="the server needs turngym[openenv] or turngym[mcp]")
 
-from turngym.scripts.serve.http.front import Timeouts
-from turngym.scripts.serve.http.uvicorn_server import AsgiServer
+from turngym.scripts.serve.web.front import Timeouts
+from turngym.scripts.serve.web.uvicorn_server import AsgiServer
 from turngym.trainers.adapters.json_bodies import JsonBodies
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

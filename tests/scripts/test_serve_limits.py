@@ -18,8 +18,8 @@ flask = pytest.importorskip("flask", reason="the servers need turngym[serve]")
 pytest.importorskip("waitress", reason="the servers need turngym[serve]")
 
 from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
-from turngym.scripts.serve.http.front import Front, Timeouts  # noqa: E402
-from turngym.scripts.serve.http.waitress_server import room  # noqa: E402
+from turngym.scripts.serve.web.front import Front, Timeouts  # noqa: E402
+from turngym.scripts.serve.web.waitress_server import room  # noqa: E402
 
 GET = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import itertools
 import json
@@ -19,8 +20,9 @@ import torch
 from turngym.agents.sglang.errors import ServerError
 from turngym.agents.sglang.weights.process_group import free_port
 from turngym.scripts.main import main
-from turngym.scripts.serve.policy import CPU, ServePolicy, command, installed, process
+from turngym.scripts.serve.policy import CPU, LAUNCH, ServePolicy, command, installed, process
 from turngym.scripts.serve.policy_process import ServerProcess
+from turngym.scripts.serve.sglang_launch import KEY, LocalOnly, load_access
 
 CHILD = """
 import http.server, subprocess, sys, time
@@ -51,7 +53,7 @@ def pairs(words: list[str]) -> dict[str, str]:
 
 def test_the_command_line_for_gpus(folder: Path) -> None:
     words = command(ServePolicy(model=folder, device="cuda", port=31000, tensor_parallel=2, context=4096, memory=0.7))
-    assert words[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert words[:2] == [sys.executable, str(LAUNCH)]
     found = pairs(words)
     assert found["--model-path"] == str(folder)
     assert (found["--tp-size"], found["--context-length"], found["--mem-fraction-static"]) == ("2", "4096", "0.7")
@@ -69,7 +71,71 @@ def test_the_command_line_for_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert words[-2:] == list(more)
     found = pairs(words)
     assert (found["--device"], found["--attention-backend"], found["--dtype"]) == ("cpu", "torch_native", "bfloat16")
-    assert (found["--max-total-tokens"], found["--api-key"]) == ("65536", "secret")
+    assert found["--max-total-tokens"] == "65536"
+    assert not any("secret" in word for word in words)
+
+
+def test_the_log_is_in_a_folder_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("turngym.scripts.serve.policy.installed", lambda python: "0")
+    one, other = (process(ServePolicy(model=folder, device="cpu", hosts=("gpu7",))) for _ in range(2))
+    assert one.log != other.log
+    assert one.log.parent.stat().st_mode & 0o777 == 0o700
+    assert one.env["TURNGYM_SERVER_HOSTS"] == "gpu7"
+    own = ServerProcess(command=[sys.executable, "-c", ""], url="", log=tmp_path / "more" / "log")
+    with own:
+        own.start()
+        assert own.log.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_launcher_gives_the_key_and_the_rule_in_its_own_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With a stand-in for sglang that only notes what it was told."""
+    package = tmp_path / "sglang"
+    for name in ("", "srt", "srt/entrypoints"):
+        (package / name).mkdir(exist_ok=True)
+        (package / name / "__init__.py").write_text("")
+    (package / "srt" / "plugins.py").write_text("def load_plugins(): pass")
+    (package / "srt" / "utils.py").write_text("def kill_process_tree(pid, include_parent): print('killed')")
+    (package / "srt" / "entrypoints" / "http_server.py").write_text(
+        "class App:\n    def add_middleware(self, kind, access): print(kind.__name__, access)\napp = App()\n"
+    )
+    (package / "srt" / "server_args.py").write_text(
+        "import types\n"
+        "def prepare_server_args(argv): return types.SimpleNamespace(host=argv[1], api_key=None, argv=argv)\n"
+    )
+    (package / "launch_server.py").write_text("def run_server(args): print(args.api_key, args.argv)")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), KEY: "secret", "TURNGYM_SERVER_HOSTS": "gpu7,gpu8"}
+    words = [sys.executable, str(LAUNCH), "--host", "127.0.0.1"]
+    found = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert found == [
+        "LocalOnly Access(host='127.0.0.1', names=('gpu7', 'gpu8'))",
+        "secret ['--host', '127.0.0.1']",
+        "killed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([(b"host", b"127.0.0.1:30000")], 200),
+        ([(b"host", b"rebound.example")], 403),
+        ([(b"host", b"localhost"), (b"origin", b"https://elsewhere.example")], 403),
+    ],
+)
+def test_a_server_of_sglang_answers_this_machine_only(headers: list[tuple[bytes, bytes]], status: int) -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = LocalOnly(app, load_access().Access(host="127.0.0.1"))
+    asyncio.run(guard({"type": "http", "headers": headers}, None, send))
+    assert sent[0]["status"] == status
 
 
 def test_what_cannot_be_served(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +143,8 @@ def test_what_cannot_be_served(folder: Path, tmp_path: Path, capsys: pytest.Capt
         process(ServePolicy(model=tmp_path / "nothing"))
     with pytest.raises(ServerError, match="set a key in TURNGYM_SERVER_KEY"):
         process(ServePolicy(model=folder, host="0.0.0.0"))
+    with pytest.raises(ServerError, match="set it in TURNGYM_SERVER_KEY"):
+        process(ServePolicy(model=folder, more=("--api-key=secret",), python=sys.executable))
     with pytest.raises(ServerError, match="does not run"):
         installed(str(tmp_path / "python"))
     assert main(["serve", "policy", str(tmp_path / "nothing")]) == 2

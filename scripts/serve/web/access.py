@@ -3,6 +3,8 @@
 A browser sends requests to 127.0.0.1 for any page that is open in it. Two headers, which no page can forge, tell such
 requests: `Origin` names the page, and `Host` the name under which the page found this address (DNS rebinding). Programs
 send no Origin, and the Host that they were told.
+
+It imports nothing of turngym: SGLang's launcher loads this file in an environment of its own.
 """
 
 from __future__ import annotations
@@ -11,14 +13,12 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from turngym.envs.core import TurngymError
-
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The rule of one server."""
+    """The rule of one server. Raises ValueError for names that are none."""
 
     host: str
     """Address that the server listens on."""
@@ -28,7 +28,7 @@ class Access:
     def __post_init__(self) -> None:
         for name in self.names:
             if _name(name) != name:
-                raise TurngymError(f"--hosts {name!r} is no name of a machine; valid: shop.example.org, without a port")
+                raise ValueError(f"--hosts {name!r} is no name of a machine; valid: shop.example.org, without a port")
 
     @property
     def guarded(self) -> bool:

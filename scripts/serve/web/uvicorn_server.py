@@ -15,10 +15,9 @@ import time
 from typing import Any
 
 from turngym.envs.core import TurngymError
-from turngym.scripts.serve.http.access import Access
-from turngym.scripts.serve.http.asgi import Guarded
-from turngym.scripts.serve.http.front import Timeouts
-from turngym.scripts.serve.http.waitress_server import FRESH, room
+from turngym.scripts.serve.web.asgi import Guarded
+from turngym.scripts.serve.web.front import Timeouts, access_of
+from turngym.scripts.serve.web.waitress_server import FRESH, room
 from turngym.trainers.adapters.extras import need
 from turngym.trainers.adapters.json_bodies import AsgiApp
 
@@ -50,10 +49,11 @@ class AsgiServer:
         """
         uvicorn = need("uvicorn", "the server", extra)
         timeouts = timeouts or Timeouts()
+        access = access_of(host, hosts)
         self._listener = _listen(host, port)
         self.host, self.port = host, int(self._listener.getsockname()[1])
         config = uvicorn.Config(
-            Guarded(app, Access(host=host, names=hosts)),
+            Guarded(app, access),
             http=_protocol_class(timeouts, room(connections)),
             loop="asyncio",
             log_level="error",

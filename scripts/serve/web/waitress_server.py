@@ -10,9 +10,8 @@ import time
 from typing import Any
 
 from turngym.envs.core import TurngymError
-from turngym.scripts.serve.http.access import Access
-from turngym.scripts.serve.http.front import Front
-from turngym.scripts.serve.http.wsgi import guarded
+from turngym.scripts.serve.web.front import Front, access_of
+from turngym.scripts.serve.web.wsgi import guarded
 
 SPARE_FILES = 256
 """Descriptors for everything but connections."""
@@ -30,7 +29,7 @@ def listen(front: Front, host: str, port: int, names: tuple[str, ...]) -> Any:
         raise TurngymError("the server needs waitress: pip install 'turngym[serve]'") from error
     # waitress warns whenever a request waits for a thread, which is what a queue is for
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    access = Access(host=host, names=names)
+    access = access_of(host, names)
     connections = room(front.connections)
     try:
         settings = Adjustments(
@@ -121,10 +120,17 @@ def _server_class() -> Any:
 
 def _channel_class(front: Front) -> Any:
     """Connections on which waitress's own refusals are worded as ours; they never reach the application."""
-    from waitress.channel import HTTPChannel
+    from waitress.channel import ClientDisconnected, HTTPChannel
     from waitress.task import ErrorTask, WSGITask
 
     class Refusal(ErrorTask):
+        def service(self) -> None:
+            # waitress would name the path of what it could not parse, which has none
+            try:
+                super().service()
+            except ClientDisconnected:
+                self.close_on_finish = True
+
         def execute(self) -> None:
             error, limit = self.request.error, front.max_body
             text = f"the body is larger than {limit} bytes" if error.code == 413 else f"{error.reason}: {error.body}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from turngym.scripts.serve.http.access import Access
-from turngym.scripts.serve.http.front import Front
+from turngym.scripts.serve.web.access import Access
+from turngym.scripts.serve.web.front import Front
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 

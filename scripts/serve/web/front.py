@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from turngym.envs.core import TurngymError
+from turngym.scripts.serve.web.access import Access
+
 if TYPE_CHECKING:
     from flask import Flask
 
@@ -48,3 +51,11 @@ class Front:
     max_headers: int = 64 * 2**10
     """Largest headers of a request, bytes."""
     timeouts: Timeouts = Timeouts()
+
+
+def access_of(host: str, names: tuple[str, ...]) -> Access:
+    """Who may ask a server on `host`. Raises TurngymError for names that are none."""
+    try:
+        return Access(host=host, names=names)
+    except ValueError as error:
+        raise TurngymError(str(error)) from None

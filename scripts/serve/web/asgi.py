@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
-from turngym.scripts.serve.http.access import Access
+from turngym.scripts.serve.web.access import Access
 from turngym.trainers.adapters.json_bodies import AsgiApp, Receive, Send, refuse
 
 
