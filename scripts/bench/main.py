@@ -18,6 +18,7 @@ VERBS = {
     "proxy": "turngym.scripts.bench.proxy",
     "retrieval": "turngym.scripts.bench.retrieval.main",
     "rollout": "turngym.scripts.bench.rollout.main",
+    "scenarios": "turngym.scripts.bench.scenarios.main",
     "webshop": "turngym.scripts.bench.webshop.main",
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.world import EmbeddedWorld
 from turngym.scripts.bench.learn.jobs import Job
-from turngym.scripts.bench.learn.main import shown
+from turngym.scripts.bench.learn.words import shown
 from turngym.scripts.options.world import distill_words
 from turngym.scripts.study.locks import FolderLock
 from turngym.scripts.study.methods import Method, chosen_methods

@@ -19,7 +19,7 @@ import tyro
 
 from turngym.agents.worlds import load_world
 from turngym.envs.core import TurngymError
-from turngym.scripts.bench.learn.main import shown
+from turngym.scripts.bench.learn.words import shown
 from turngym.scripts.options.world import distill_words
 from turngym.scripts.study.cells import replaced
 from turngym.scripts.study.recipes import RECIPES, Step, at_home, embedded_steps, find_recipe, paper_steps, render

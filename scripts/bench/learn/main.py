@@ -11,7 +11,6 @@ Examples:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.world import EmbeddedWorld
 from turngym.scripts.bench.learn.jobs import Job, Runner
 from turngym.scripts.bench.learn.options import LearnBench, size_of
-from turngym.scripts.bench.learn.recipes import COMMON, Imitation, Recipe, Start, choose, setup_of
-from turngym.scripts.options.world import train_words
+from turngym.scripts.bench.learn.recipes import Imitation, Recipe, Start, choose, setup_of
+from turngym.scripts.bench.learn.words import Measured, imitation_job, recipe_words
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,17 +69,12 @@ def text_file(options: LearnBench, world: EmbeddedWorld) -> Path:
 def _job(options: LearnBench, world: EmbeddedWorld, name: str, recipe: Recipe, seed: int, needs: Job | None) -> Job:
     size = size_of(options, world)
     start = world.checkpoint("student") if needs is None else needs.model
-    words = ["--algorithm", recipe.algorithm, "--student", shown(start), *train_words(world)]
-    words += ["--teacher", shown(world.checkpoint("teacher"))] if recipe.teacher else []
-    words += ["--expert", world.expert] if recipe.expert else []
-    words += ["--lm-loss.files", str(text_file(options, world))] if recipe.text else []
-    words += ["--steps", str(size.steps), "--episodes", str(size.episodes), "--seed", str(seed)]
-    words += ["--panel", world.panel, "--eval-limit", str(options.tasks), "--eval-samples", str(options.samples)]
-    words += ["--eval-every", str(size.every)]
+    measured = Measured(tasks=options.tasks, samples=options.samples)
+    text = text_file(options, world)
     return Job(
         name=f"{world.name}/{name}/seed{seed}",
         folder=options.out / world.name / f"{name}-seed{seed}",
-        words=(*words, *COMMON, *recipe.words, *recipe.in_env.get(world.name, ())),
+        words=recipe_words(recipe, world, start=start, size=size, seed=seed, measured=measured, text=text),
         steps=size.steps,
         needs=needs,
         evaluates=True,
@@ -89,15 +83,4 @@ def _job(options: LearnBench, world: EmbeddedWorld, name: str, recipe: Recipe, s
 
 
 def _start(options: LearnBench, world: EmbeddedWorld, name: str, imitation: Imitation) -> Job:
-    words = ["--student", shown(world.checkpoint("student")), *train_words(world), "--expert", world.expert]
-    return Job(
-        name=f"{world.name}/{name}",
-        folder=options.out / world.name / name,
-        words=(*words, *imitation.words()),
-        steps=imitation.steps,
-    )
-
-
-def shown(path: Path) -> str:
-    """A path as a reader can type it: relative to the working folder where that is shorter."""
-    return min(str(path), os.path.relpath(path), key=len)
+    return imitation_job(imitation, world, name=f"{world.name}/{name}", folder=options.out / world.name / name)
