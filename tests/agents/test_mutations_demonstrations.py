@@ -1,0 +1,21 @@
+"""Demonstrations, broken in every small way: a literal test of `test_demonstrations` notices each of them."""
+
+from __future__ import annotations
+
+import mutants as tools
+import pytest
+
+from turngym.agents.demonstrations import filters, plans, sources
+from turngym.agents.rendering import shown
+
+SAME: dict[str, str] = {}
+"""Mutants that compute the same, and why."""
+
+
+def test_nothing_that_is_shown_can_change_unnoticed(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = tools.literal_tests("demonstrations", request)
+    functions = [one for module in (filters, plans, sources, shown) for one in tools.functions(module)]
+    alive = tools.survivors(functions, tests, monkeypatch)
+    assert sorted(alive) == sorted(SAME), "\n".join(["survivors:", *sorted(set(alive) - set(SAME))])
