@@ -85,10 +85,7 @@ def open_demonstrations(
         opened = open_agent(options, lambda: stage.env)
         played: dict[str, Any] = {"make_env": stage.make_env(opened.channel), "system": opened.system, "apart": APART}
         source = LiveDemonstrator(agent=opened.agent, **played, **shared)
-        identity |= {
-            "collect.demonstrations": _named(name, opened),
-            "collect.demonstrator": config.demonstrator.identity,
-        }
+        identity |= {"collect.demonstrations": _named(name, opened), **config.demonstrator.identity}
     said = f"demonstrations of {name or config.play.expert}"
     return Demonstrations(source=source, keep=keep, writer=writer, name=said), identity
 

@@ -35,10 +35,14 @@ def begun_response(renderer: ChatRenderer, shown: Shown, count: int, stops: Sequ
     text = _text(renderer, ids)
     if any(stop in text for stop in stops):
         return ids, True
-    while ids and any(text.endswith(stop[:cut]) for stop in stops for cut in range(1, len(stop))):
-        ids = ids[:-1]
-        text = _text(renderer, ids)
-    return ids, False
+    # nothing at all ends in no stop text
+    sizes = (size for size in range(len(ids), -1, -1) if not _within(_text(renderer, ids[:size]), stops))
+    return ids[: next(sizes)], False
+
+
+def _within(text: str, stops: Sequence[str]) -> bool:
+    """Whether `text` ends where one of `stops` has begun."""
+    return any(text.endswith(stop[:cut]) for stop in stops for cut in range(1, len(stop)))
 
 
 def _text(renderer: ChatRenderer, ids: Ids) -> str:

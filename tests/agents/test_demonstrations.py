@@ -219,6 +219,8 @@ def test_recorded_demonstrations_are_found_by_task(make_doors: Any) -> None:
     assert {one.sample for one in chosen[1::3] if one is not None} == {1, 2, 3}
     assert found(jobs[::-1])[::-1] == chosen
     assert [one.sample for one in chosen[1:31:3] if one is not None] == [2, 2, 2, 3, 3, 1, 1, 3, 2, 1]
+    two = RecordedDemonstrator.of(episodes[1:3], DemonstrationFilter())
+    assert {one.sample for one in two(jobs[1::3]) if one is not None} == {1, 2}
     (plan,) = Demonstrations(source=found).plans([Job(task_id="doors/4")])
     assert plan == Plan(reason="missing")
 
@@ -275,6 +277,8 @@ def test_ids_of_a_model_that_speaks_alike_are_replayed_as_they_were_drawn(
 def test_ids_that_are_read_exactly(renderer: ChatRenderer) -> None:
     ids, end = renderer.template.encode(SAID).tolist(), renderer.stop_ids[0]
     assert read_exactly(renderer, ids, SAID)
+    assert renderer.template.encode("!").tolist() == [0]
+    assert read_exactly(renderer, [0], "!")
     assert read_exactly(renderer, [*ids, end], SAID)
     assert not read_exactly(renderer, [*ids, end, end], SAID)
     assert not read_exactly(renderer, [end, *ids], SAID)

@@ -8,7 +8,10 @@ import pytest
 from turngym.agents.demonstrations import filters, plans, sources
 from turngym.agents.rendering import shown
 
-SAME: dict[str, str] = {}
+SAME = {
+    "begun_response: range(len(ids), -1, -1) -> range(len(ids), -1, -1)": "both are -1",
+    "begun_response: 1 -> 2": "size 0 is always found before",
+}
 """Mutants that compute the same, and why."""
 
 
