@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.rendering.memory import ALL, Memory, PastTurn, chat_messages
 from turngym.agents.rendering.renderer import ChatRenderer, TokenHistory
+from turngym.agents.rendering.shown import Ids, Shown
 from turngym.envs.channels import Channel
 from turngym.envs.core import Task, TurngymError
 from turngym.envs.episode import Origin, Status
@@ -56,6 +57,8 @@ class Conversation:
     """The action that reached the environment in the turn before; None if there was none."""
     thread: TokenHistory | None = None
     """Token ids; None for text-only agents."""
+    begun: Ids = ()
+    """Ids with which the answer that is waited for has begun; agents that sample ids go on from them."""
     memory: dict[str, Any] = field(default_factory=dict)
     """Whatever the agent wants to keep for the length of the episode."""
     statement: str = ""
@@ -99,6 +102,8 @@ class Reply:
     version_spans: tuple[tuple[int, int, int], ...] = ()
     """(policy version, start, end) of stretches of the ids, where more than one version drew them."""
     origin: Origin = "policy"
+    begun: int = 0
+    """How many of the response's first ids were given (`Conversation.begun`)."""
     ends: Status | None = None
     """Set where the agent cannot answer: the status of the episode, which ends before this turn. With `logprobs`, the
     response was broken off: what was drawn of it is recorded as the last turn, and the environment never sees it."""
@@ -149,6 +154,14 @@ class ResponseWriter:
         """Answer with `action`."""
         channel = conversation.channel
         return self.write_text(conversation, action if channel is None else channel.format(action), origin)
+
+    def show(self, conversation: Conversation, turn: Shown) -> Reply:
+        """Answer with a turn of a demonstration, id by id."""
+        thread = self.present(conversation)
+        if thread is None or self.renderer is None:
+            return Reply(text=turn.response, finish="scripted", origin=turn.origin)
+        text = self.renderer.respond(thread, np.array(turn.ids, np.int32))
+        return Reply(text=text, finish="scripted", origin=turn.origin)
 
     def write_text(self, conversation: Conversation, text: str, origin: Origin = "policy") -> Reply:
         """Answer with `text` as it stands."""

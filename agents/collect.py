@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from turngym.agents.agent import Agent
+from turngym.agents.demonstrations.plans import Demonstrations, Plan, noted
+from turngym.agents.demonstrations.sources import LiveDemonstrator
 from turngym.agents.model_player import ModelPlayer
 from turngym.agents.players.mix import PlayerMix
 from turngym.agents.players.mixed_agent import MixedAgent
@@ -48,7 +50,9 @@ class LiveCollect:
     held_out: Sequence[Task] = ()
     """Tasks that must not be trained on."""
     expert: str = "expert"
-    """Who plays the first turns when a curriculum asks for demonstrations."""
+    """Who demonstrates, where there are no `demonstrations`."""
+    demonstrations: Demonstrations | None = None
+    """What the first turns are, where a curriculum or a prefix asks for them; None: the expert's actions."""
     play: PlayJobs = rollout
     """Where episodes are played."""
     shared: SharedEnv | None = None
@@ -57,10 +61,11 @@ class LiveCollect:
 
     def __call__(self, request: CollectRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
+        plans: dict[int, Plan] = {}
         if request.demonstration_turns is not None:
-            jobs = self._demonstrated(jobs, request.demonstration_turns)
+            jobs, plans = self._demonstrated(jobs, request.demonstration_turns)
         if request.prefix_ratios:
-            jobs = self._prefixed(jobs, request)
+            jobs, plans = self._prefixed(jobs, request)
         player = self.player if self.guided is None else self.guided(request.teacher_turns)
         agent = player.agent(request.temperature)
         episodes = self.play(
@@ -73,10 +78,13 @@ class LiveCollect:
             meta={"temperature": request.temperature, "step": request.step},
         )
         assert_disjoint([episode.task for episode in episodes], self.held_out)
-        return episodes
+        return [
+            noted(episode, plans[place].reason, exact=plans[place].exact) if place in plans else episode
+            for place, episode in enumerate(episodes)
+        ]
 
-    def _prefixed(self, jobs: Sequence[Job], request: CollectRequest) -> list[Job]:
-        """The first jobs of each group begin with their share of the expert's turns, at least one where it is not 0."""
+    def _prefixed(self, jobs: Sequence[Job], request: CollectRequest) -> tuple[list[Job], dict[int, Plan]]:
+        """The first jobs of each group begin with their share of a demonstration; the plans by the jobs' places."""
         chosen = {
             place: ratio
             for place, job in enumerate(jobs)
@@ -84,25 +92,31 @@ class LiveCollect:
             if (member := job.sample % request.group) < len(request.prefix_ratios[job.group])
             and (ratio := request.prefix_ratios[job.group][member]) > 0
         }
-        shown = self.play([jobs[place] for place in chosen], self.make_env, self._demonstrator(), slots=self.slots)
-        plans = dict(zip(chosen, shown, strict=True))
-        return [
-            replace(job, demonstration=_share(plans[place], chosen[place])) if place in chosen else job
+        shown = self._demonstrations()
+        plans = dict(zip(chosen, shown.plans([jobs[place] for place in chosen]), strict=True))
+        begun = [
+            shown.begun(job, plans[place], chosen[place], request.prefix_unit) if place in chosen else job
             for place, job in enumerate(jobs)
         ]
+        return begun, plans
 
-    def _demonstrator(self) -> ExpertAgent:
-        return ExpertAgent(expert=named_player(self.expert))
-
-    def _demonstrated(self, jobs: Sequence[Job], turns: int) -> list[Job]:
-        """The jobs with all but the expert's last `turns` actions played beforehand."""
-        shown = self.play(jobs, self.make_env, self._demonstrator(), slots=self.slots)
-        plans = [[turn.action or "" for turn in episode.turns] for episode in shown]
-        return [
+    def _demonstrated(self, jobs: Sequence[Job], turns: int) -> tuple[list[Job], dict[int, Plan]]:
+        """The jobs with all but the last `turns` turns of a demonstration played beforehand, and their plans."""
+        plans = self._demonstrations().plans(jobs)
+        begun = [
             # max: a plan shorter than `turns` would be cut from its end by a negative stop
-            replace(job, demonstration=tuple(plan[: max(0, len(plan) - turns)]))
+            replace(job, demonstration=plan.turns[: max(0, len(plan.turns) - turns)], sha256=plan.sha256)
             for job, plan in zip(jobs, plans, strict=True)
         ]
+        return begun, dict(enumerate(plans))
+
+    def _demonstrations(self) -> Demonstrations:
+        if self.demonstrations is not None:
+            return self.demonstrations
+        agent = ExpertAgent(expert=named_player(self.expert))
+        return Demonstrations(
+            source=LiveDemonstrator(agent=agent, make_env=self.make_env, slots=self.slots, play=self.play)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +157,6 @@ class ExpertCollect:
         if self.players is None:
             return ExpertAgent(self.renderer, expert=expert, noise=self.noise, mistakes=self.mistakes)
         return MixedAgent(self.players, self.renderer, expert=expert, noise=self.noise, mistakes=self.mistakes)
-
-
-def _share(episode: Episode, ratio: float) -> tuple[str, ...]:
-    """The first `ratio` of the expert's actions, rounded down but never to none."""
-    actions = [turn.action for turn in episode.turns if turn.action is not None]
-    return tuple(actions[: max(1, int(len(actions) * ratio))])
 
 
 def step_jobs(task_ids: Sequence[str], seed: int, request: CollectRequest) -> list[Job]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from turngym.agents.agent import Conversation, Reply, reset_seed
 from turngym.agents.rendering.memory import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.shown import Ids, Shown
 from turngym.envs.core import EnvBackendError, Task, TaskError, Verdict
 from turngym.envs.episode import SHORT, Episode, Status, Turn
 from turngym.envs.guard import ActionGuard, guard_of
@@ -30,8 +31,11 @@ class Job:
     seed: int = 0
     sha256: str = ""
     """What the task's hash must be; empty: not checked."""
-    demonstration: tuple[str, ...] = ()
-    """Actions that are replayed first (origin `demonstration`); the agent plays the rest."""
+    demonstration: tuple[str | Shown, ...] = ()
+    """Actions, or turns in the agent's own ids, that are replayed first (origin `demonstration`); the agent plays the
+    rest."""
+    begun: Ids = ()
+    """Ids with which the agent's first response begins, after the demonstration; it goes on from them."""
     max_turns: int | None = None
     """A depth cap of its own in place of the rollout's; the episode says so in `meta`."""
 
@@ -223,4 +227,5 @@ def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], rew
         policy_version=reply.policy_version,
         version_spans=reply.version_spans,
         origin=reply.origin,
+        begun=reply.begun,
     )

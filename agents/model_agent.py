@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from turngym.agents.agent import AgentError, Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.renderer import ChatRenderer, TokenHistory
+from turngym.agents.rendering.shown import Ids
 from turngym.envs.channels import Channel
 from turngym.envs.episode import Status
 from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Policy, Sampling
@@ -81,16 +84,19 @@ class ModelAgent:
         # a rewritten history opens a segment and with it a session; nobody will continue the one before
         if 0 <= segment < thread.segment:
             self.policy.release(f"{conversation.key}/{segment}")
-        sampling = self.sampling
+        begun = len(conversation.begun)
+        # what was begun is part of the response, which may be no longer for it
+        sampling = replace(self.sampling, max_new_tokens=max(self.sampling.max_new_tokens - begun, 1))
         if self._max_context is not None:
-            room = self._max_context - thread.buffer.size
+            room = self._max_context - thread.buffer.size - begun
             if room < 1:
                 return None
             if room < sampling.max_new_tokens:
                 sampling = replace(sampling, max_new_tokens=room)
+        prompt = thread.buffer.view()
         return GenerateRequest(
             session=_session(conversation, thread),
-            prompt_ids=thread.buffer.view(),
+            prompt_ids=np.append(prompt, np.array(conversation.begun, np.int32)) if begun else prompt,
             sampling=sampling,
             stream=conversation.stream,
         )
@@ -105,11 +111,15 @@ class ModelAgent:
             return Reply(ends=Status.TRUNCATED_TOKENS)
         thread = conversation.thread
         assert thread is not None
+        begun = len(conversation.begun)
+        if begun:
+            result = _after(conversation.begun, result)
         text = self.renderer.respond(thread, result.ids)
         broken = result.finish == "aborted"
         return Reply(
             text=text,
             logprobs=result.logprobs,
+            begun=begun,
             finish=result.finish,
             policy_version=result.policy_version,
             version_spans=result.version_spans,
@@ -161,6 +171,17 @@ class ModelAgent:
                 f"agent {self.name!r} writes actions in channel {mine!r}, but the environment reads {theirs!r}: "
                 "make both with the same channel"
             )
+
+
+def _after(begun: Ids, result: Generation) -> Generation:
+    """`result` as a response that begins with ids which nobody drew: they have no log-probability."""
+    count = len(begun)
+    return replace(
+        result,
+        ids=np.concatenate((np.array(begun, np.int32), result.ids)),
+        logprobs=np.concatenate((np.full(count, np.nan, np.float32), result.logprobs)),
+        version_spans=tuple((version, start + count, end + count) for version, start, end in result.version_spans),
+    )
 
 
 def _session(conversation: Conversation, thread: TokenHistory) -> str:

@@ -162,6 +162,9 @@ class Rollout:
 
     def _answer(self, active: list[EpisodeRunner]) -> list[Reply]:
         waiting = [runner for runner in active if runner.conversation.turn >= len(runner.job.demonstration)]
+        for runner in waiting:
+            first = runner.conversation.turn == len(runner.job.demonstration)
+            runner.conversation.begun = runner.job.begun if first else ()
         start = time.perf_counter()
         generated = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
         if len(generated) != len(waiting):
@@ -172,13 +175,18 @@ class Rollout:
         for runner in active:
             turn = runner.conversation.turn
             if turn < len(runner.job.demonstration):
-                replies.append(
-                    self._agent.writer.write(runner.conversation, runner.job.demonstration[turn], "demonstration")
-                )
+                replies.append(self._shown(runner, turn))
             else:
                 runner.timings["generate"] += seconds_each
                 replies.append(next(answers))
         return replies
+
+    def _shown(self, runner: EpisodeRunner, turn: int) -> Reply:
+        """A turn of the job's demonstration."""
+        shown, writer = runner.job.demonstration[turn], self._agent.writer
+        if isinstance(shown, str):
+            return writer.write(runner.conversation, shown, "demonstration")
+        return writer.show(runner.conversation, shown)
 
     def _finish(self, episode: Episode, done: list[tuple[int, Episode]], number: int) -> None:
         done.append((number, episode))

@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.collect import ExpertCollect, KeptRollouts, LiveCollect, SharedEnv
+from turngym.agents.demonstrations.collect import DemonstrationCollect
+from turngym.agents.demonstrations.opening import (
+    DemonstrationStage,
+    open_demonstrations,
+    text_writer,
+)
+from turngym.agents.demonstrations.plans import Demonstrations
 from turngym.agents.environments import env_maker, json_object
 from turngym.agents.evaluation.panel_evaluation import PanelEvaluation, check_panel, eval_make, eval_note
 from turngym.agents.executor.cancellable import CancellableRollout
@@ -29,14 +36,12 @@ from turngym.agents.players.mix import PlayerMix
 from turngym.agents.presets.published import find_preset
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings
 from turngym.agents.rendering.open_renderer import describe, resolved
-from turngym.agents.rendering.text_episodes import TextEpisodes
 from turngym.agents.rollout import MakeEnv, PlayJobs
 from turngym.agents.scripted import named_player
 from turngym.agents.sglang.open_servers import teacher_scorer, train_policy
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
 from turngym.agents.training_options import RolloutConfig
-from turngym.envs.channels import make_channel
 from turngym.envs.common.rollout_side import PlayedModel, RolloutProvider, StudentRun
 from turngym.envs.core import Task, TurngymError
 from turngym.envs.episode import Episode
@@ -83,6 +88,8 @@ class StudentRollouts:
             check_panel(self._panel, made, config.play.env, self._env.env.unwrapped.tool)
         self._record = JudgedTraces(run.out / "judged", config.judging.judge_every)
         self._teacher_name: str | None = None
+        self._shown: Demonstrations | None = None
+        self._shown_identity: dict[str, Any] = {}
 
     def _player(self, played: PlayedModel, *, served: bool) -> tuple[ModelPlayer, SyncedPolicy | None]:
         servers, length = self.config.servers, self.settings.max_context
@@ -120,6 +127,7 @@ class StudentRollouts:
         found |= {f"collect.{name}": getattr(play, name) for name in names}
         # lists, as JSON gives them back; names alone, for folders may have moved
         found |= {"collect.noise": list(play.noise), "collect.traces": [path.name for path in play.traces]}
+        found |= self._shown_identity
         if self._preset is not None:
             found |= self._preset.identity
         if self._teacher_name is not None:
@@ -189,15 +197,7 @@ class StudentRollouts:
         episodes = [episode for path in traces for episode in read_episodes(path)]
         assert_disjoint([episode.task for episode in episodes], self._held_out)
         # what another agent said is text; this student's ids are made of it
-        player = self._actor
-        write = TextEpisodes(
-            renderer=player.renderer,
-            channel=make_channel(self.settings.channel, player.tool),
-            tool=player.tool,
-            system=self.settings.system,
-            max_context=player.engine.max_length,
-        )
-        return write(episodes)
+        return text_writer(self._actor)(episodes)
 
     def collect(self, teacher: Any, share: float, *, guided: bool = False) -> Collect:
         play, settings = self.config.play, self.settings
@@ -215,9 +215,14 @@ class StudentRollouts:
             "shared": self._env,
         }
         if self.run.collects == "student":
+            shared["demonstrations"] = self._demonstrations()
             if guided:
                 shared["guided"] = guided_player(self._actor, teacher, words, slots=play.slots, play=self._play)
             return self._kept(LiveCollect(player=player, **shared))
+        if self.config.demonstrations.demonstrations is not None:
+            names = ("task_ids", "seed", "held_out", "shared")
+            given = {name: shared[name] for name in names}
+            return self._kept(DemonstrationCollect(demonstrations=self._demonstrations(), **given))
         if play.hints:
             shared["make_env"] = HintedEnv(make_env, play.hints, named_player(play.expert))
         expert = ExpertCollect(
@@ -229,6 +234,18 @@ class StudentRollouts:
             **shared,
         )
         return self._kept(expert)
+
+    def _demonstrations(self) -> Demonstrations:
+        """Opened once, where somebody asks: a model that demonstrates is loaded for it."""
+        if self._shown is None:
+            stage = DemonstrationStage(
+                make_env=lambda channel: self._make_env(channel=channel),
+                env=self._env.env.unwrapped,
+                play=self._play,
+                held_out=self._held_out,
+            )
+            self._shown, self._shown_identity = open_demonstrations(self.config, self.run, self._actor, stage)
+        return self._shown
 
     def _kept(self, collect: Collect) -> Collect:
         last = self.config.play.keep_rollouts

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from turngym.agents.demonstrations.options import DemonstrationOptions, DemonstratorOptions
 from turngym.agents.executor.open_workers import WorkerOptions
 from turngym.agents.judges.make_judge import JudgeOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -104,5 +105,7 @@ class RolloutConfig:
     play: PlayConfig = field(default_factory=PlayConfig, metadata=FLAT)
     chat: ChatConfig = field(default_factory=ChatConfig, metadata=FLAT)
     judging: JudgeOptions = field(default_factory=JudgeOptions, metadata=FLAT)
+    demonstrations: DemonstrationOptions = field(default_factory=DemonstrationOptions, metadata=FLAT)
+    demonstrator: DemonstratorOptions = field(default_factory=DemonstratorOptions)
     servers: TrainServers = field(default_factory=TrainServers, metadata=FLAT)
     workers: WorkerOptions = field(default_factory=WorkerOptions, metadata=FLAT)

@@ -85,6 +85,8 @@ class Turn:
     version_spans: tuple[tuple[int, int, int], ...] = ()
     """(policy version, start, end) of each stretch of response ids, in order, where more than one version drew them."""
     origin: Origin = "policy"
+    begun: int = 0
+    """The first so many ids of the response are a demonstrator's, where the policy was made to go on from there."""
     progress: float | None = None
     """The environment's own measure after the turn, in [0, 1]: share of goals met, else its score; None if unknown."""
     judge_votes: tuple[str | None, ...] | None = None
@@ -175,6 +177,8 @@ def _check_spans(turn: Turn, cursor: int, length: int, where: str) -> int:
             f"{where}: prompt span {turn.prompt_span} and response span {turn.response_span} must be ordered, disjoint "
             f"and within {cursor}..{length}"
         )
+    if not 0 <= turn.begun <= r1 - r0:
+        raise EpisodeError(f"{where}: {turn.begun} ids are said to be begun, of a response of {r1 - r0} tokens")
     rows = {"logprobs": turn.logprobs, "teacher.ids": None if turn.teacher is None else turn.teacher.ids}
     for name, values in rows.items():
         if values is not None and len(values) != r1 - r0:

@@ -165,7 +165,9 @@ class CollectRequest:
     group: int = 1
     """Episodes per task: `episodes` / `group` tasks, each played by consecutive samples of one group."""
     prefix_ratios: tuple[tuple[float, ...], ...] = ()
-    """LUFFY, one row per group: its first episodes begin with these shares of an expert's turns (1.0: all of them)."""
+    """LUFFY, one row per group: its first episodes begin with these shares of a demonstration (1.0: all of it)."""
+    prefix_unit: Literal["turns", "tokens"] = "turns"
+    """What these are shares of: its turns, or the ids of its responses, so that one may end within a response."""
     short_episodes: int = 0
     """The last so many of the step's episodes stop at `short_turns` instead (TurnOPD's partial probes)."""
     short_turns: int | None = None

@@ -1,10 +1,10 @@
-"""Train a tiny model of an embedded world again, and what it grows from, from their seeds."""
+"""Train a tiny model of an embedded world again, or make tiny models for any environment that has an expert."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
 from turngym.envs.common.folder_lock import locked_folder
 from turngym.envs.core import TurngymError
 from turngym.envs.suggest import did_you_mean
+from turngym.scripts.options.any_world import AnyOptions
 from turngym.scripts.options.world import sft_words
 
 
@@ -23,34 +24,65 @@ class Pretrain:
     """Supervised fine-tuning of a tiny model on noisy episodes of an expert, or on a mixture of players."""
 
     world: Annotated[str, tyro.conf.arg(aliases=("--env",))] = "alfworld"
-    """Embedded world: alfworld, alfworld-loops, webshop or search."""
-    role: str = "teacher"
-    """Which of the world's models to make: teacher, student, or what they grow from."""
+    """Embedded world (alfworld, alfworld-loops, webshop or search), or the Gymnasium id of any other environment that
+    has an expert; `package:namespace/Name-v0` imports `package` first."""
+    role: str = ""
+    """Which of the world's models to make: teacher, student, or what they grow from; by default the teacher, and of an
+    environment by its id teacher and student."""
     out: Path = Path("runs/pretrain")
-    """Folder of the run; the finished model is written to `model` inside it, and what it grows from to `NAME/model`."""
+    """Folder of the run; the finished model is written to `model` inside it, and what it grows from to `NAME/model`. Of
+    an environment by its id, the models are `teacher/model` and `student/model`."""
     steps: int | None = None
-    """Updates, if not the recipe's."""
+    """Updates, if not the recipe's; of an environment by its id 300 for a teacher."""
     seed: int = 0
     """Added to the recipes' own seeds of weights and games."""
     resume: bool = False
     """Continue an interrupted run."""
+    any: Annotated[AnyOptions, tyro.conf.arg(name="")] = field(default_factory=AnyOptions)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym pretrain` with `argv` (without the verb itself)."""
     options = tyro.cli(Pretrain, args=list(argv), prog="turngym pretrain", description=(__doc__ or "").split("\n")[0])
-    world = load_world(options.world)
+    if "/" in options.world:
+        return _any(options)
+    options.any.refuse(options.world)
+    world = _seeded(load_world(options.world), options)
+    role = options.role or "teacher"
+    _check_role(world, role)
+    with locked_folder(options.out):
+        print(f"model in {pretrain(world, world.recipes[role], options.out, options.resume)}")
+    return 0
+
+
+def _any(options: Pretrain) -> int:
+    """The tiny models of an environment by its id, and how often each of them succeeds."""
+    asked = options.any.world(options.world, steps=options.steps, seed=options.seed)
+    with locked_folder(options.out):
+        world = _seeded(asked.world(), replace(options, steps=None))
+        roles = [options.role] if options.role else [*world.recipes]
+        _check_role(world, roles[0])
+        models = {role: pretrain(world, world.recipes[role], options.out / role, options.resume) for role in roles}
+        if options.any.eval_episodes:
+            untrained = {"untrained": options.out / roles[0] / "untrained"}
+            print(options.any.measured(asked, {**untrained, **models}, options.out), end="")
+        for role, folder in models.items():
+            print(f"{role} in {folder}")
+    return 0
+
+
+def _seeded(world: EmbeddedWorld, options: Pretrain) -> EmbeddedWorld:
     recipes = {
         role: replace(recipe, steps=options.steps or recipe.steps, seed=recipe.seed + options.seed)
         for role, recipe in world.recipes.items()
     }
-    world = replace(world, recipes=recipes)
-    if options.role not in recipes:
-        hint = did_you_mean(options.role, [*recipes])
-        raise TurngymError(f"--role {options.role!r}: {world.name} has {', '.join(recipes)}.{hint}")
-    with locked_folder(options.out):
-        print(f"model in {pretrain(world, recipes[options.role], options.out, options.resume)}")
-    return 0
+    return replace(world, recipes=recipes)
+
+
+def _check_role(world: EmbeddedWorld, role: str) -> None:
+    if role not in world.recipes:
+        hint = did_you_mean(role, [*world.recipes])
+        raise TurngymError(f"--role {role!r}: {world.name} has {', '.join(world.recipes)}.{hint}")
 
 
 def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:

@@ -219,7 +219,10 @@ class EpisodeFilter(Protocol):
 
 
 class DemonstrationPrefix(Protocol):
-    """How much of a demonstration the first episodes of each group begin with."""
+    """How much of a demonstration the first episodes of each group begin with.
+
+    One whose ratios are shares of the responses' ids instead of turns has `unit = "tokens"`.
+    """
 
     def ratios(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
         """[groups][prefixed episodes per group]: shares of the demonstration's turns, in [0, 1]; `step` is 1-based."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import DistillConfig, LmLossConfig, RunConfig
 
-Uses = Literal["teacher", "distill", "judge", "text", "expert", "noise", "reward"]
+Uses = Literal["teacher", "distill", "judge", "text", "expert", "noise", "reward", "shown"]
 """Groups of settings that only some algorithms use: `distill` and `text` (`lm_loss`) exist for those alone."""
 
 

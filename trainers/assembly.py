@@ -159,6 +159,7 @@ class _Assembly:
             max_turns=run.full_depth,
             explicit_turns=config.run.max_turns is not None,
             device=models.device,
+            reward=run.reward,
             collects=algorithm.collects,
             judge=algorithm.judge,
             hint_position=algorithm.hint_position,

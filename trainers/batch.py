@@ -117,6 +117,7 @@ class RolloutBatch:
 def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)) -> RolloutBatch:
     """Pack episodes into columns; supervised are the response tokens of turns whose origin is in `origins`.
 
+    Of a response that a demonstrator began, its ids and the policy's own are told apart (`off_policy_N`).
     Error episodes are left out and counted. Observation, template and tool tokens are inputs only. Turns of origin
     "noise", turns that say why they are `excluded` and demonstrations that the environment `refused` are never
     supervised. Ids are taken as sampled; nothing is tokenized here.
@@ -154,17 +155,20 @@ class _Columns:
         self.length += len(ids)
         return start
 
-    def add_turn(self, start: int, index: int, episode: Episode, turn: Turn) -> None:
+    def add_turn(self, start: int, index: int, episode: Episode, turn: Turn, origins: Sequence[Origin]) -> None:
+        """The ids of a response that somebody of `origins` chose: all of them, or those before or after `begun`."""
         r0, r1 = turn.response_span
-        count = r1 - r0
-        # the label shift: a token is predicted at the position before it
-        self.predictors.append(np.arange(start + r0 - 1, start + r1 - 1, dtype=np.int64))
-        self.labels.append(np.asarray(episode.response_ids(turn), dtype=np.int64))
         # NaN and not 0, which would claim that the token was certain
-        logp = np.full(count, np.nan, dtype=np.float32) if turn.logprobs is None else turn.logprobs
-        self.behavior.append(np.asarray(logp, dtype=np.float32))
-        off_policy = turn.origin == "demonstration"
-        self.spans.append((count, turn.index, index, len(self.inputs) - 1, off_policy))
+        logp = np.full(r1 - r0, np.nan, dtype=np.float32) if turn.logprobs is None else turn.logprobs
+        for origin, first, last in _choosers(turn):
+            if origin not in origins or first == last:
+                continue
+            # the label shift: a token is predicted at the position before it
+            self.predictors.append(np.arange(start + r0 + first - 1, start + r0 + last - 1, dtype=np.int64))
+            self.labels.append(np.asarray(episode.response_ids(turn)[first:last], dtype=np.int64))
+            self.behavior.append(np.asarray(logp[first:last], dtype=np.float32))
+            off_policy = origin == "demonstration"
+            self.spans.append((last - first, turn.index, index, len(self.inputs) - 1, off_policy))
 
     def batch(self, kept: Sequence[Episode], source: Sequence[int], excluded: int) -> RolloutBatch:
         lengths = np.array([len(ids) for ids in self.inputs], dtype=np.int64)
@@ -210,6 +214,11 @@ def refused(turn: Turn) -> bool:
     return turn.origin == "demonstration" and not turn.verdict.valid
 
 
+def _choosers(turn: Turn) -> tuple[tuple[Origin, int, int], ...]:
+    """(who chose them, start, end) of the stretches of a response's ids."""
+    return ("demonstration", 0, turn.begun), (turn.origin, turn.begun, turn.response_length)
+
+
 def _add_episode(columns: _Columns, index: int, episode: Episode, origins: Sequence[Origin]) -> None:
     start, segment = 0, -1
     for turn in episode.turns:
@@ -223,4 +232,4 @@ def _add_episode(columns: _Columns, index: int, episode: Episode, origins: Seque
         # a segment becomes a row with its first supervised turn; one without any is never read by the model
         if turn.segment != segment:
             start, segment = columns.add_row(episode.segments[turn.segment]), turn.segment
-        columns.add_turn(start, index, episode, turn)
+        columns.add_turn(start, index, episode, turn, origins)

@@ -238,6 +238,7 @@ SINCE: Mapping[str, Any] = MappingProxyType(
         "run.dual_clip": None,
         "run.reference_every": 0,
         "run.reward": None,
+        "algorithm.prefix.unit": "turns",
         "algorithm.whiten": "population",
         "algorithm.advantage": "gae",
         "algorithm.w": 1.0,

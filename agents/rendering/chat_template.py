@@ -59,6 +59,8 @@ class ChatTemplate(TemplateText):
         if OBSERVATION not in prompt:
             raise RenderError(f"the chat template of {self.name!r} does not show user messages")
         self.describes_tool = tool is not None and tool.name in prompt
+        self.generation_prompt = prompt.rpartition(OBSERVATION)[2]
+        """What stands between an observation and the answer."""
         self._opens_thought = prompt.rstrip().endswith(self.thoughts.opening)
         self.form: AnswerForm = ContentAnswers()
         """How responses are told to the template."""

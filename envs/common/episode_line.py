@@ -121,6 +121,7 @@ def _later_fields(turn: Turn) -> dict[str, Any]:
         "judge_cut": turn.judge_cut or None,
         "hint_prompt_ids": None if ids is None else ids.tolist(),
         "excluded": turn.excluded,
+        "begun": turn.begun or None,
         "version_spans": [list(span) for span in turn.version_spans] or None,
     }
     return {name: value for name, value in values.items() if value is not None}
@@ -151,6 +152,7 @@ def _turn_from_record(record: Mapping[str, Any]) -> Turn:
         hint=record["hint"],
         hint_prompt_ids=None if hint_ids is None else np.array(hint_ids, dtype=np.int32),
         excluded=record.get("excluded"),
+        begun=record.get("begun", 0),
         version_spans=tuple((version, start, end) for version, start, end in record.get("version_spans", ())),
         teacher=_teacher(record["teacher"]),
     )

@@ -38,6 +38,8 @@ class StudentRun:
     explicit_turns: bool = False
     """Whether `max_turns` was asked for; else a panel's own limit goes before it."""
     device: str = "auto"
+    reward: str | None = None
+    """The run's own reward, as `--reward` names it."""
     collects: Literal["student", "expert"] = "student"
     """Who plays the episodes of a step."""
     judge: Literal["score", "hint"] | None = None

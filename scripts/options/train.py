@@ -29,6 +29,7 @@ FOLDED: Mapping[str, str] = {
     "WorkerOptions": "processes that play",
     "AsyncConfig": "Playing ahead",
     "LoraConfig": "Adapters",
+    "DemonstratorOptions": "how a model that demonstrates is asked",
 }
 """Groups that --help names in a line, and --help-all lists."""
 TITLES: Mapping[str, str] = {
@@ -36,6 +37,7 @@ TITLES: Mapping[str, str] = {
     "RunConfig": "Run",
     "PlayConfig": "Environment and evaluation",
     "ChatConfig": "Chat",
+    "DemonstrationOptions": "Demonstrations",
     "OptimizerConfig": "Optimizer",
     "JudgeOptions": "Judge",
     "DistillConfig": "Loss between student and teacher",
@@ -106,7 +108,8 @@ def groups_of(cls: type[Any], path: tuple[str, ...] = (), prefix: str = "") -> I
             continue
         below = prefix if flat else f"{prefix}{item.name}"
         here = (*path, item.name)
-        if flat and all(inner.metadata.get("flat") for inner in fields(kind)):
+        inner = get_type_hints(kind)
+        if flat and all(is_dataclass(inner[below.name]) for below in fields(kind)):
             yield from groups_of(kind, here, below)  # type: ignore[arg-type]
         else:
             yield Group(here, below, kind)  # type: ignore[arg-type]
@@ -195,6 +198,8 @@ def _named(settings: Sequence[Any], name: str) -> Any:
 def _is_used(setting: Any, spec: AlgorithmSpec) -> bool:
     if setting.group.__name__ == "JudgeOptions":
         return "judge" in spec.uses
+    if setting.group.__name__ in ("DemonstrationOptions", "DemonstratorOptions"):
+        return "shown" in spec.uses
     return setting.table != "" or setting.key not in ONLY or ONLY[setting.key] in spec.uses
 
 

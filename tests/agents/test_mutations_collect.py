@@ -8,13 +8,13 @@ import mutants as tools
 import pytest
 
 from turngym.agents import collect
+from turngym.agents.demonstrations import plans
 from turngym.envs.common import task_order
 
 ONE_EACH = "every job has one episode"
 SAME = {
     "ExpertCollect.__call__: assert_disjoint([episode.task for episode in episodes], self.held_out) -> "
     "assert_disjoint(self.held_out, [episode.task for episode in episodes])": "disjoint either way round",
-    "LiveCollect._demonstrated: '' -> '_'": "an expert always acts",
     "LiveCollect._demonstrated: True -> False": ONE_EACH,
     "LiveCollect._prefixed: True -> False": ONE_EACH,
 }
@@ -25,8 +25,8 @@ def test_luffys_prefix_share_cannot_be_ignored(request: pytest.FixtureRequest, m
     literal = importlib.import_module("test_collect").test_each_attempt_begins_with_its_own_share_of_the_experts_turns
     make_doors = request.getfixturevalue("make_doors")
     literal(make_doors)
-    code = importlib.import_module("test_mutations").mutated_code(collect._share, "* ratio", "* 1.0")
-    monkeypatch.setattr(collect._share, "__code__", code)
+    code = importlib.import_module("test_mutations").mutated_code(plans.Demonstrations.begun, "* ratio", "* 1.0")
+    monkeypatch.setattr(plans.Demonstrations.begun, "__code__", code)
     with pytest.raises(AssertionError):
         literal(make_doors)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.envs.core import TurngymError
 from turngym.envs.episode import Status
 from turngym.trainers import batch as batch_module
 from turngym.trainers.batch import BatchError, RolloutBatch, pack
@@ -101,6 +103,23 @@ def test_only_the_asked_origins_are_supervised_and_noise_never(make_episode):
     assert both.input_ids_M.tolist() == [1, 2, 3, 4, 5, 6, 7]
     with pytest.raises(BatchError, match=r"'noise'.*policy.*demonstration"):
         pack([episode], origins=("noise",))
+
+
+def test_a_response_that_a_demonstrator_began_is_told_apart_token_by_token(make_episode):
+    plain = make_episode([([1, 2], [10, 11, 12]), ([4], [5])], logprobs=[[-9.0, -0.5, -1.0], [-2.0]])
+    episode = replace(plain, turns=(replace(plain.turns[0], begun=1), plain.turns[1]))
+    both = pack([episode], origins=("policy", "demonstration"))
+    assert both.label_N.tolist() == [10, 11, 12, 5]
+    assert both.predictor_N.tolist() == [1, 2, 3, 5]
+    assert both.off_policy_N.tolist() == [True, False, False, False]
+    assert both.turn_N.tolist() == [0, 0, 0, 1]
+    assert both.behavior_logp_N.tolist() == [-9.0, -0.5, -1.0, -2.0]
+    own = pack([episode])
+    assert (own.label_N.tolist(), own.predictor_N.tolist()) == ([11, 12, 5], [2, 3, 5])
+    assert not own.off_policy_N.any()
+    for begun in (4, -1):
+        with pytest.raises(TurngymError, match=f"{begun} ids are said to be begun, of a response of 3 tokens"):
+            replace(plain, turns=(replace(plain.turns[0], begun=begun), plain.turns[1]))
 
 
 def test_each_segment_with_supervised_tokens_is_a_row(make_episode):

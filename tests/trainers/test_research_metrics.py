@@ -59,3 +59,24 @@ def test_advantages_rewards_and_the_teachers_opinion(episodes: list[Episode]) ->
     assert (exact["teacher_logp"], exact["teacher_logp_known"]) == (-2.0, 1.0)
     assert "advantage/mean" not in exact
     assert "teacher_logp" not in research_row(episodes, batch, Targets())
+
+
+def test_what_the_environment_paid_stands_beside_the_reward(episodes: list[Episode]) -> None:
+    paid = [
+        replace(one, meta={"environment_return": value}) for one, value in zip(episodes, (3.0, 1.0, 9.0), strict=True)
+    ]
+    row = played_row(paid)
+    assert (row["environment_return/mean"], row["environment_return/std"]) == (2.0, 1.0)
+    assert row["return/mean"] == 0.5
+    assert "environment_return/mean" not in played_row(episodes)
+
+
+def test_what_became_of_the_demonstrations(episodes: list[Episode]) -> None:
+    kinds = ["used", "used", "used", "missing", "failed", "unsolved", "unsolved", "low_reward", "too_long"]
+    noted = [replace(episodes[0], meta={"demonstration": kind}) for kind in kinds]
+    noted[0] = replace(episodes[0], meta={"demonstration": "used", "demonstration_exact": True})
+    noted[1] = replace(episodes[0], meta={"demonstration": "used", "demonstration_exact": False})
+    row = played_row([*noted, episodes[1]])
+    names = ("used", "exact", "missing", "failed", "unsolved", "low_reward", "too_long")
+    assert [row[f"demonstrations/{name}"] for name in names] == [3, 1, 1, 1, 2, 1, 1]
+    assert not any(name.startswith("demonstrations/") for name in played_row(episodes))

@@ -95,9 +95,10 @@ def test_how_old_the_policy_was(episodes: list[Episode], make_episode: Make) -> 
     b = turned(b, {"policy_version": 0, "logprobs": None})  # nobody drew it
     d = turned(d, {"policy_version": 0, "logprobs": drawn[:1], "origin": "demonstration"})
     e = turned(make_episode([([1], [2, 3, 4])]), {"logprobs": drawn, "policy_version": 3})
-    # lags 1 | 2, 4 | 2, 2, 2
-    found = step_metrics.staleness_row([a, b, d, e], 5)
-    assert found == {"staleness_mean": pytest.approx(13 / 6), "staleness_max": 4}
+    f = turned(make_episode([([1], [2, 3, 4])]), {"logprobs": drawn, "policy_version": 2, "begun": 2})
+    # lags 1 | 2, 4 | 2, 2, 2 | 3, for two ids of f were begun
+    found = step_metrics.staleness_row([a, b, d, e, f], 5)
+    assert found == {"staleness_mean": pytest.approx(16 / 7), "staleness_max": 4}
     assert step_metrics.staleness_row([b, d], 5) == {"staleness_mean": None, "staleness_max": None}
 
 

@@ -142,6 +142,13 @@ def test_demonstrated_and_own_tokens_have_their_own_factors(make_episode: Make) 
     # the two own episodes have mean 1/2: D +1/2, B -1/2, C +1/2; times 3 where demonstrated, 5 elsewhere
     found = SplitAdvantage(scale="none", alpha=3.0, beta=5.0)(batch, group, scorers).advantage_N
     np.testing.assert_allclose(found, [1.5, 1.5, 2.5, -2.5, -2.5, 2.5])
+    # a response that was only begun: its episode is no baseline either, and 10 alone has the factor of a demonstration
+    d = replace(group[0], turns=(replace(group[0].turns[0], origin="policy", begun=1), group[0].turns[1]))
+    begun = [d, *group[1:]]
+    found = SplitAdvantage(scale="none", alpha=3.0, beta=5.0)(
+        pack(begun, origins=("policy", "demonstration")), begun, scorers
+    ).advantage_N
+    np.testing.assert_allclose(found, [1.5, 2.5, 2.5, -2.5, -2.5, 2.5])
     # all three have mean 2/3
     found = SplitAdvantage(scale="none", alpha=3.0, beta=6.0, split=False)(batch, group, scorers).advantage_N
     np.testing.assert_allclose(found, [1.0, 1.0, 2.0, -4.0, -4.0, 2.0], rtol=1e-6)

@@ -245,6 +245,8 @@ def test_what_is_asked_of_the_rollouts(ragged: list[Episode]) -> None:
     assert planned.plan == DepthPlan(cap=5, probe=True, demonstration_turns=3)
     assert bench.depth.planned == [(DepthState(hbar=7.0), 4)]
     assert Bench(prefix=None).loop._planned(4).request.prefix_ratios == ()
+    tokens = SimpleNamespace(ratios=lambda step, groups: ((1.0,),) * groups, unit="tokens")
+    assert Bench(prefix=tokens).loop._planned(4).request.prefix_unit == "tokens"
     assert Bench(guide=None).loop._planned(4).request.teacher_turns == 0.0
     bench.episodes = ragged
     _, plan, found = bench.loop._collect()

@@ -110,14 +110,15 @@ class Trajectory:
         for turn, span in zip(turns, spans, strict=True):
             if turn.origin != "policy" or turn.excluded is not None:
                 continue
-            place = slice(*span)
+            # what a demonstrator began is context
+            place = slice(span[0] + turn.begun, span[1])
             mask[place], versions[place] = True, turn.policy_version
             # only where the weights changed while the response was drawn; else one version holds for all of it
             for version, first, last in turn.version_spans:
                 versions[span[0] + first : span[0] + last] = version
             known = known and turn.logprobs is not None
             if turn.logprobs is not None:
-                logprobs[place] = turn.logprobs
+                logprobs[place] = turn.logprobs[turn.begun :]
         return cls(
             prompt_ids=ids[:start],
             response_ids=ids[start:stop],

@@ -126,5 +126,5 @@ ALGORITHM = AlgorithmSpec(
     name="luffy",
     config=LuffyConfig,
     build=lambda config, given: build(config, given.run),
-    uses=frozenset({"expert", "reward"}),
+    uses=frozenset({"expert", "reward", "shown"}),
 )

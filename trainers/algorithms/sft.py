@@ -64,5 +64,5 @@ ALGORITHM = AlgorithmSpec(
     name="sft",
     config=SftConfig,
     build=lambda config, given: build(config, given.run),
-    uses=frozenset({"expert", "noise"}),
+    uses=frozenset({"expert", "noise", "shown"}),
 )

@@ -57,5 +57,5 @@ ALGORITHM = AlgorithmSpec(
     name="tcod",
     config=TcodConfig,
     build=lambda config, given: build(config, given.distill, given.run, given.env_id),
-    uses=frozenset({"teacher", "distill", "expert"}),
+    uses=frozenset({"teacher", "distill", "expert", "shown"}),
 )

@@ -36,6 +36,9 @@ class PrefixSchedule:
     """Largest ratio; 1.0 is the whole demonstration."""
     steps: int = 100
     """Steps over which linear strategies run (S)."""
+    unit: Literal["turns", "tokens"] = "turns"
+    """What a ratio is a share of: the demonstration's turns, or the tokens of its responses (the paper's code); then a
+    prefix may end within a response, which the policy completes."""
     share: bool = False
     """One draw per group instead of one per prefixed episode."""
     seed: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from turngym.envs.episode import Episode
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.rollout_plan.rewarded import PAID
+
+DEMONSTRATIONS = ("used", "missing", "failed", "unsolved", "low_reward", "too_long")
+"""What may become of a demonstration, as the rollout side says it in `meta`."""
 
 
 def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
@@ -33,8 +37,19 @@ def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
         **_spread("return", np.array([episode.episode_return for episode in played])),
         **(_spread(PAID, np.array(paid)) if paid else {}),
         **_spread("score", np.array([episode.score for episode in played])),
+        **demonstration_row(played),
         "response_tokens": float(np.mean([turn.response_length for turn in policy])) if policy else None,
     }
+
+
+def demonstration_row(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """What became of the demonstrations that were asked for; nothing where none were."""
+    found = Counter(str(episode.meta["demonstration"]) for episode in episodes if "demonstration" in episode.meta)
+    if not found:
+        return {}
+    exact = sum(bool(episode.meta.get("demonstration_exact")) for episode in episodes)
+    row: dict[str, Any] = {f"demonstrations/{name}": found[name] for name in DEMONSTRATIONS}
+    return row | {"demonstrations/exact": exact}
 
 
 def turn_tokens(batch: RolloutBatch) -> NDArray[np.int64]:

@@ -102,7 +102,9 @@ def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:
         for turn in episode.turns:
             if turn.origin == "policy" and turn.logprobs is not None:
                 # spans exist only where the weights changed within a turn
-                for drawn, start, end in turn.version_spans or ((turn.policy_version, 0, turn.response_length),):
+                for drawn, start, end in turn.version_spans or (
+                    (turn.policy_version, turn.begun, turn.response_length),
+                ):
                     counts[version - drawn] += end - start
     total = counts.total()
     mean = sum(lag * tokens for lag, tokens in counts.items()) / total if total else None

@@ -118,6 +118,7 @@ class TrainLoop:
             demonstration_turns=plan.demonstration_turns,
             group=group,
             prefix_ratios=() if prefix is None else prefix.ratios(step, trainer.run.episodes // group),
+            prefix_unit=getattr(prefix, "unit", "turns"),
             short_episodes=short,
             teacher_turns=0.0 if trainer.algorithm.guide is None else trainer.algorithm.guide.share(step),
             short_turns=plan.adaptive_cap if short else None,

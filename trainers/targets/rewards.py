@@ -27,5 +27,5 @@ def rewards(batch: RolloutBatch, episodes: Sequence[Episode], kind: Reward) -> N
 
 
 def demonstrated(episode: Episode) -> bool:
-    """Whether a demonstrator chose some of its turns."""
-    return any(turn.origin == "demonstration" for turn in episode.turns)
+    """Whether a demonstrator chose some of its turns, or began one."""
+    return any(turn.origin == "demonstration" or turn.begun for turn in episode.turns)

@@ -1,0 +1,136 @@
+"""A world of tiny models for any registered environment that has an expert: its vocabulary is learned from play."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turngym.agents.agent import Agent
+from turngym.agents.environments import env_maker, probe
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.phrase_tokenizer import END, ROLES, build_phrase_tokenizer
+from turngym.agents.rollout import Job, rollout
+from turngym.agents.scripted import ExpertAgent, RandomAgent, named_player
+from turngym.agents.worlds.learned_phrases import learn_phrases
+from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
+from turngym.envs.core import TurngymError
+from turngym.envs.episode import Episode
+
+NOISE = (0.0, 0.5)
+ROOM = 1.25
+"""How much longer than the longest episode that was seen a context is."""
+BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnyWorld:
+    """What is asked of an environment: what is played, by whom, and how long its tiny models are trained."""
+
+    env_id: str
+    split: str = "train"
+    make: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of gym.make."""
+    max_turns: int = 24
+    expert: str = "expert"
+    episodes: int = 256
+    """Episodes that are played to learn the vocabulary, a quarter of them at random."""
+    steps: tuple[int, int] = (300, 60)
+    """Updates of teacher and student."""
+    batch: int = 32
+    """Episodes per update."""
+    seed: int = 0
+
+    def world(self) -> EmbeddedWorld:
+        """The environment as an embedded world.
+
+        Raises TurngymError where it is not registered, its expert does not act, or it has no way that an expert wins.
+        """
+        base = probe(self.env_id, self._kwargs)
+        episodes = self._play()
+        said = getattr(base, "phrases", None)
+        phrases = tuple(said()) if callable(said) else learn_phrases(_texts(episodes))
+        tags = [piece for tag in base.tool.tags for piece in (f"<{tag}>", f"</{tag}>")]
+        words = build_phrase_tokenizer([*phrases, base.instructions, *tags])
+        teacher, student = self.steps
+        return EmbeddedWorld(
+            name=self.env_id,
+            env_id=self.env_id,
+            split=self.split,
+            make=self.make,
+            max_turns=self.max_turns,
+            panel="",
+            tags=base.tool.tags,
+            expert=self.expert,
+            chat=_chat(base.instructions, words, episodes),
+            phrases=lambda: phrases,
+            # the student is taught less, and has never seen what is said to a mistake
+            recipes={
+                "teacher": TinyRecipe(steps=teacher, episodes=self.batch, noise=NOISE),
+                "student": TinyRecipe(steps=student, episodes=self.batch, noise=NOISE, mistakes=0.0),
+            },
+        )
+
+    @property
+    def _kwargs(self) -> dict[str, Any]:
+        return {**self.make, "split": self.split, "max_turns": self.max_turns}
+
+    def _play(self) -> list[Episode]:
+        """Episodes of the expert among noise, and of a random player where actions can be drawn."""
+        expert = named_player(self.expert)
+        found = self._episodes(ExpertAgent(expert=expert), 0, self.episodes // 4)
+        self._check(found)
+        noisy = ExpertAgent(expert=expert, noise=NOISE, mistakes=0.5)
+        found += self._episodes(noisy, self.episodes // 4, self.episodes // 2)
+        # an open action space has nothing to draw from
+        if any(turn.admissible for episode in found for turn in episode.turns):
+            found += self._episodes(RandomAgent(), self.episodes * 3 // 4, self.episodes - self.episodes * 3 // 4)
+        return found
+
+    def _episodes(self, agent: Agent, first: int, count: int) -> list[Episode]:
+        tasks = probe(self.env_id, self._kwargs).task_ids()
+        places = range(first, first + max(count, 1))
+        jobs = [Job(task_id=tasks[place % len(tasks)], sample=place, seed=self.seed) for place in places]
+        return rollout(jobs, env_maker(self.env_id, **self._kwargs, channel="text"), agent)
+
+    def _check(self, episodes: Sequence[Episode]) -> None:
+        known = [episode for episode in episodes if not episode.status.is_error]
+        if not any(episode.success for episode in known):
+            errors = {str(episode.meta.get("error")) for episode in episodes if episode.status.is_error}
+            why = f": {min(errors)}" if errors else f" within {self.max_turns} turns"
+            raise TurngymError(
+                f"{self.env_id}: its expert {self.expert!r} won none of {len(episodes)} episodes{why}; tiny models are "
+                "made of an expert's episodes (TextEnv.expert_action, or --expert NAME)"
+            )
+
+
+def _texts(episodes: Iterable[Episode]) -> Iterable[str]:
+    """Everything that was said; responses begin and end with tags that are phrases already."""
+    for episode in episodes:
+        yield from (turn.observation for turn in episode.turns)
+        yield episode.final_observation
+        yield from (turn.action for turn in episode.turns if turn.action is not None)
+
+
+def _chat(system: str, words: Any, episodes: Sequence[Episode]) -> ChatSettings:
+    """Limits that hold the longest response and episode that were seen, with some room."""
+    response, context = 1, 1
+    for episode in episodes:
+        said = [_count(words, turn.response) for turn in episode.turns]
+        heard = [_count(words, turn.observation) for turn in episode.turns]
+        response = max(response, *said, 1)
+        # two ids around every message
+        context = max(context, sum(said) + sum(heard) + 4 * len(said) + _count(words, system) + len((END, *ROLES)))
+    room = math.ceil(context * ROOM / BLOCK) * BLOCK
+    return ChatSettings(
+        channel="text",
+        observation_role="user",
+        system=system,
+        max_new_tokens=response + 4,
+        max_context=max(room, 2 * BLOCK),
+    )
+
+
+def _count(words: Any, text: str) -> int:
+    return len(words(text, add_special_tokens=False)["input_ids"])
