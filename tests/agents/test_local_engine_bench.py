@@ -25,9 +25,9 @@ def test_bench_prints_ratios_to_both_peers_and_equal_ids(capsys: pytest.CaptureF
     assert "tiny (1 layers, width 32)" in out
     assert "larger" not in out
     assert "tokens per CPU second" in out
-    # two ways of keeping the cache on every turn, the whole history on two
-    assert "12/12" in out
+    # two ways of keeping the cache and continuous batching on every turn, the whole history on two
     assert "16/16" in out
+    assert "22/22" in out
 
 
 @pytest.mark.parametrize("keeping", ["packed", "dynamic", "static"])
@@ -51,9 +51,10 @@ def test_the_peer_that_keeps_its_cache_feeds_only_what_is_new(keeping: Keeping) 
 def test_cells_by_hand() -> None:
     tally = Tally(3, 8, engine=Side(100, 2.0), responses=9, equal=9)
     tally.kept = {"static": Side(100, 8.0), "packed": Side(100, 5.0)}
-    assert cells(tally) == ["3", "8", "50", "20 (packed)", "2.50x", "-", "-", "9/9"]
+    assert cells(tally) == ["3", "8", "50", "20 (packed)", "2.50x", "-", "-", "-", "-", "9/9"]
+    tally.continuous = Side(50, 2.0)
     tally.history, tally.equal, tally.gap = Side(30, 3.0), 8, 2e-7
-    assert cells(tally)[5:] == ["10", "5.0x", "8/9 (gap 2e-07)"]
+    assert cells(tally)[5:] == ["10", "5.0x", "25", "2.0x", "8/9 (gap 2e-07)"]
 
 
 def test_whole_rollouts_by_environments_turns_engine_and_processes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from turngym.envs.protocols import GenerateRequest, Sampling
-from turngym.scripts.bench.rollout.peers import Ids, Keeping, KeptCache, whole_history
+from turngym.scripts.bench.rollout.peers import Continuous, Ids, Keeping, KeptCache, whole_history
 from turngym.scripts.bench.rollout.shapes import Shape
 
 Result = TypeVar("Result")
@@ -62,6 +63,7 @@ class Tally:
     kept: dict[Keeping, Side] = field(default_factory=dict)
     """`generate` with its cache kept, by the way it is kept."""
     history: Side = field(default_factory=Side)
+    continuous: Side = field(default_factory=Side)
     responses: int = 0
     equal: int = 0
     gap: float = 0.0
@@ -92,6 +94,8 @@ class Turn:
     """What is new since the last answer."""
     limits: list[int]
     """Ids of every response."""
+    answers: list[Ids] = field(default_factory=list)
+    """The engine's."""
 
     @property
     def tokens(self) -> int:
@@ -115,24 +119,39 @@ def duel(model: Any, shape: Shape, lengths: Lengths, turns: int, batch: int, kee
     """All turns with the engine and the peers that keep their cache; some with the one that does not."""
     from turngym.agents.local_engine.engine import LocalEngine
 
-    rng, tally = np.random.default_rng(lengths.seed), Tally(turns, batch)
-    engine = LocalEngine(model, max_batch=batch)
+    tally, engine = Tally(turns, batch), LocalEngine(model, max_batch=batch)
     tally.kept = {way: Side() for way in keeping}
-    peers = {way: KeptCache(model, batch, positions(lengths, turns), way) for way in keeping}
+    most = positions(lengths, turns)
+    peers = {way: KeptCache(model, batch, most, way) for way in keeping}
     together = {way: np.ones(batch, bool) for way in keeping}
-    histories = [_random_ids(rng, lengths.system, shape.vocab) for _ in range(batch)]
-    for number in range(turns):
-        turn = _turn(rng, lengths, shape.vocab, histories, first=not number)
-        requests = turn.requests(number)
-        drawn = [one.ids for one in tally.engine.timed(partial(engine.generate, requests), turn.tokens)]
-        for way, peer in peers.items():
-            theirs = tally.kept[way].timed(partial(peer.answer, turn.new, turn.limits), turn.tokens)
-            together[way] &= ~_compare(model, turn.prompts, drawn, theirs, together[way], tally)
-        if number in _spread(shape.history_turns, turns):
-            again = tally.history.timed(partial(whole_history, model, turn.prompts, turn.limits), turn.tokens)
-            _compare(model, turn.prompts, drawn, again, np.ones(batch, bool), tally)
-        histories = [np.concatenate(pair) for pair in zip(turn.prompts, drawn, strict=True)]
+    sampled, everywhere = _spread(shape.history_turns, turns), np.ones(batch, bool)
+    with ExitStack() as stack:
+        paged = stack.enter_context(Continuous(model, batch, most)) if batch <= shape.continuous else None
+        for number, turn in enumerate(_turns(lengths, shape.vocab, turns, batch)):
+            drawn = [
+                one.ids for one in tally.engine.timed(partial(engine.generate, turn.requests(number)), turn.tokens)
+            ]
+            turn.answers.extend(drawn)
+            for way, peer in peers.items():
+                theirs = tally.kept[way].timed(partial(peer.answer, turn.new, turn.limits), turn.tokens)
+                together[way] &= ~_compare(model, turn.prompts, drawn, theirs, together[way], tally)
+            if number in sampled:
+                again = tally.history.timed(partial(whole_history, model, turn.prompts, turn.limits), turn.tokens)
+                _compare(model, turn.prompts, drawn, again, everywhere, tally)
+            if paged is not None:
+                theirs = tally.continuous.timed(partial(paged.answer, turn.prompts, turn.limits), turn.tokens)
+                _compare(model, turn.prompts, drawn, theirs, everywhere, tally)
     return tally
+
+
+def _turns(lengths: Lengths, vocab: int, turns: int, batch: int) -> Iterator[Turn]:
+    """Each turn; its `answers` are to be filled in before the next is asked for."""
+    rng = np.random.default_rng(lengths.seed)
+    histories = [_random_ids(rng, lengths.system, vocab) for _ in range(batch)]
+    for number in range(turns):
+        turn = _turn(rng, lengths, vocab, histories, first=not number)
+        yield turn
+        histories = [np.concatenate(pair) for pair in zip(turn.prompts, turn.answers, strict=True)]
 
 
 def _turn(rng: np.random.Generator, lengths: Lengths, vocab: int, histories: list[Ids], *, first: bool) -> Turn:

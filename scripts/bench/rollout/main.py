@@ -2,8 +2,9 @@
 
 First the engine alone. All play the same made-up episodes with the same random model under greedy decoding: every turn
 adds an observation, every response has its own length. The peers are `generate` with its cache carried from turn to
-turn (left padding, a per-row stopping criterion; the fastest of `--keeping` counts) and, on a few turns, `generate` on
-the whole history. Seconds are CPU seconds of this process, so that other work on the machine does not decide, and the
+turn (left padding, a per-row stopping criterion; the fastest of `--keeping` counts), on a few turns `generate` on the
+whole history, and for small batches transformers' continuous batching, which is given whole histories and shares their
+prefixes. Seconds are CPU seconds of this process, so that other work on the machine does not decide, and the
 sides take turns, so that it meets all of them.
 
 Then whole rollouts of the embedded household, by wall clock: tokens per second by number of environments, length of
@@ -19,7 +20,7 @@ from typing import Annotated
 import tyro
 
 from turngym.agents.evaluation.tables import print_table
-from turngym.scripts.bench.rollout.duel import Tally, duel, positions
+from turngym.scripts.bench.rollout.duel import Side, Tally, duel, positions
 from turngym.scripts.bench.rollout.peers import Keeping
 from turngym.scripts.bench.rollout.play import PlayBench
 from turngym.scripts.bench.rollout.play import report as report_play
@@ -77,10 +78,14 @@ def cells(tally: Tally) -> list[str]:
         f"{tally.engine.speed:.0f}",
         f"{kept.speed:.0f} ({way})",
         f"{tally.ratio(kept):.2f}x",
-        f"{tally.history.speed:.0f}" if tally.history.tokens else "-",
-        f"{tally.ratio(tally.history):.1f}x" if tally.history.tokens else "-",
+        *_pair(tally, tally.history),
+        *_pair(tally, tally.continuous),
         equal,
     ]
+
+
+def _pair(tally: Tally, side: Side) -> tuple[str, str]:
+    return (f"{side.speed:.0f}", f"{tally.ratio(side):.1f}x") if side.tokens else ("-", "-")
 
 
 def measure(shape: Shape, config: RolloutBench) -> list[Tally]:

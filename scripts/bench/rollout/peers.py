@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 Keeping = Literal["packed", "dynamic", "static"]
+_PAGE = 32
+"""Ids of a page of continuous batching."""
 
 
 def left_padded(rows: Sequence[Ids]) -> tuple[Any, Any]:
@@ -108,3 +111,48 @@ class KeptCache:
             index = order[:, :-1].clamp(max=held - 1)
             layer.keys = layer.keys[rows, :, index].transpose(1, 2)
             layer.values = layer.values[rows, :, index].transpose(1, 2)
+
+
+class Continuous:
+    """transformers' continuous batching: paged keys, requests that enter and leave at every step, shared prefixes.
+
+    Its attention reads pages, so it works on a copy of the model. Use it as a context manager: it has a thread.
+
+    Args:
+        rows: requests that are under way at once.
+        capacity: most ids of a request.
+    """
+
+    def __init__(self, model: Any, rows: int, capacity: int) -> None:
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        self._model = copy.deepcopy(model)
+        self._generation = GenerationConfig(do_sample=False, max_new_tokens=1, eos_token_id=-1, pad_token_id=0)
+        # by itself it would take a share of a GPU's memory
+        pages = rows * (capacity // _PAGE + 2)
+        self._config = ContinuousBatchingConfig(
+            page_size=_PAGE, num_blocks=pages, max_batch_tokens=max(rows, 512), use_cuda_graph=False
+        )
+        self._manager: Any = None
+
+    def __enter__(self) -> Continuous:
+        self._manager = self._model.init_continuous_batching(self._generation, self._config)
+        self._manager.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._manager.stop(block=True)
+
+    def answer(self, prompts: Sequence[Ids], limits: Sequence[int]) -> list[Ids]:
+        """Responses to whole histories. Raises RuntimeError where a request fails."""
+        asked = [
+            self._manager.add_request(prompt.tolist(), max_new_tokens=limit)
+            for prompt, limit in zip(prompts, limits, strict=True)
+        ]
+        found: dict[str, Any] = {}
+        while len(found) < len(asked):
+            result = self._manager.get_result(timeout=60)
+            if result is None or result.error is not None:
+                raise RuntimeError(f"continuous batching failed: {getattr(result, 'error', 'no answer in a minute')}")
+            found[result.request_id] = result
+        return [np.array(found[name].generated_tokens, np.int32) for name in asked]

@@ -30,10 +30,14 @@ class Shape:
     """Episodes played side by side, one table row each."""
     history_turns: int = 2
     """Turns of each cell on which the peer without a kept cache is run too, evenly spread; 0 leaves it out."""
+    continuous: int = 8
+    """Most episodes side by side that transformers' continuous batching plays too; 0 leaves it out."""
 
 
 TINY = Shape(layers=2, width=128, heads=4, key_heads=2, head=32, inner=384)
-LARGER = Shape(layers=8, width=512, heads=8, key_heads=4, head=64, inner=1536, batches=(1, 8, 32), history_turns=0)
+LARGER = Shape(
+    layers=8, width=512, heads=8, key_heads=4, head=64, inner=1536, batches=(1, 8, 32), history_turns=0, continuous=0
+)
 HALF_BILLION = Shape(
     layers=24,
     width=896,
@@ -45,6 +49,7 @@ HALF_BILLION = Shape(
     turns=(3,),
     batches=(1, 8),
     history_turns=0,
+    continuous=0,
 )
 
 
