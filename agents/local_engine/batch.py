@@ -10,8 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turngym.agents.local_engine.model import bias
+from turngym.agents.local_engine.segments import Segment, segments
 from turngym.agents.local_engine.slots import Moves
 from turngym.envs.protocols import Generation, Sampling, Watch
+
+_MOVE = 8
+"""Steps of one row without attention that cost as much as exchanging two rows of the cache, about."""
 
 
 @dataclass(slots=True)
@@ -45,7 +50,10 @@ class Row:
 
 
 class Batch:
-    """The rows being decoded, row i in cache slot i, with their control tensors [B] on the device."""
+    """The rows being decoded, row i in cache slot i, with their control tensors [B] on the device.
+
+    A finished row stays where it is, fed to the trash row, until the engine finds that closing ranks is worth it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.rows: list[Row] = []
@@ -53,8 +61,17 @@ class Batch:
         """The ids to feed next."""
         self.positions = torch.empty(0, dtype=torch.int64, device=device)
         self.temperature = torch.empty(0, device=device)
-        self.numbers = torch.empty(0, dtype=torch.int64, device=device)
-        """0, 1, 2, ..."""
+        self.longest = 0
+        """Ids of the longest row that goes on, the one to be fed included."""
+        self.idle: list[int] = []
+        """Slots of finished rows, ascending."""
+        self.wasted = 0
+        """Steps of finished rows since ranks were last closed."""
+        self._targets: Tensor | None = None
+        self._steps: Tensor | int = 1
+        self._segments: tuple[Segment, ...] | None = None
+        self._planned = 0
+        self._bias: Tensor | None = None
 
     def extend(self, rows: list[Row], tokens: Tensor) -> None:
         """Rows just prefilled, in slot order, and their first drawn ids."""
@@ -64,22 +81,74 @@ class Batch:
         self.tokens = torch.cat((self.tokens, tokens))
         self.positions = torch.cat((self.positions, positions))
         self.temperature = torch.cat((self.temperature, temperatures(rows, device)))
-        self.numbers = torch.arange(len(self.rows), device=device)
+        self._changed()
 
     def advance(self, tokens: Tensor) -> None:
         """One id was fed and the next drawn."""
         self.tokens = tokens
-        self.positions = self.positions + 1
+        self.positions = self.positions + self._steps
+        self.longest += 1
+        self.wasted += len(self.idle)
 
-    def keep(self, staying: list[int], moves: Moves) -> None:
-        """Only the slots `staying` go on; `moves` says where their rows went."""
+    def finish(self) -> list[Row]:
+        """Take note of rows that have finished since; returns them."""
+        done = [slot for slot, row in enumerate(self.rows) if row.finish]
+        if len(done) == len(self.idle):
+            return []
+        known = set(self.idle)
+        self.idle, self._targets, self._segments = done, None, None
+        # a finished row stands still at a position that the cache has
+        self.positions[done] = 0
+        self._steps = torch.tensor([0 if row.finish else 1 for row in self.rows], device=self.tokens.device)
+        self.longest = max((row.length for row in self.rows if not row.finish), default=0)
+        return [self.rows[slot] for slot in done if slot not in known]
+
+    def worth_closing(self) -> bool:
+        """Whether the finished rows have cost as much as it takes to move others into their slots."""
+        going = len(self.rows) - len(self.idle)
+        return bool(self.idle and going) and self.wasted >= _MOVE * sum(slot < going for slot in self.idle)
+
+    def targets(self, trash: int) -> Tensor:
+        """int64 [B]: the cache row that takes each row's next key, `trash` for a finished one."""
+        if self._targets is None:
+            self._targets = torch.arange(len(self.rows), device=self.tokens.device)
+            if self.idle:
+                self._targets[self.idle] = trash
+        return self._targets
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Additive [B, 1, 1, longest]: every row sees its own past and the id that is fed."""
+        if self._bias is None or self._bias.shape[1] < self.longest:
+            # room for the steps to come, each of which shows one more position of every row
+            columns = torch.arange(self.longest + 64, device=self.tokens.device)
+            self._bias = bias(columns > self.positions[:, None], dtype)
+        else:
+            self._bias.scatter_(1, self.positions[:, None], 0.0)
+        return self._bias[:, None, None, : self.longest]
+
+    def segments(self, call: float) -> tuple[Segment, ...]:
+        """Which rows read how many keys in the next step; `call` as in `segments.segments`."""
+        if self._segments is None:
+            lengths = [0 if row.finish else row.length for row in self.rows]
+            self._segments, self._planned = segments(lengths, call), self.longest
+        return tuple(segment.grown(self.longest - self._planned) for segment in self._segments)
+
+    def keep(self, moves: Moves) -> None:
+        """Only the rows that have not finished go on; `moves` says where they went."""
         moved = dict(zip(moves[1], moves[0], strict=True))
+        gone = set(self.idle)
+        staying = [slot for slot in range(len(self.rows)) if slot not in gone]
         order = sorted(staying, key=lambda slot: moved.get(slot, slot))
         self.rows = [self.rows[slot] for slot in order]
         index = torch.tensor(order, dtype=torch.int64, device=self.tokens.device)
         self.tokens, self.positions = self.tokens[index], self.positions[index]
         self.temperature = self.temperature[index]
-        self.numbers = self.numbers[: len(order)]
+        self._changed()
+
+    def _changed(self) -> None:
+        self.longest = max((row.length for row in self.rows), default=0)
+        self.idle, self.wasted, self._steps = [], 0, 1
+        self._targets = self._bias = self._segments = None
 
 
 def temperatures(rows: list[Row], device: torch.device) -> Tensor:
@@ -89,7 +158,7 @@ def temperatures(rows: list[Row], device: torch.device) -> Tensor:
 
 def take(pending: deque[Row], batch: Batch, free: int) -> list[Row]:
     """Remove up to `free` rows of different sessions from `pending`; a session's second request waits for its first."""
-    busy = {row.session for row in batch.rows}
+    busy = {row.session for row in batch.rows if not row.finish}
     chosen: list[Row] = []
     waiting: list[Row] = []
     while pending and len(chosen) < free:

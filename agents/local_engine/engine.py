@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from turngym.agents.local_engine.answers import Answers
 from turngym.agents.local_engine.batch import Batch, Row, take, temperatures
 from turngym.agents.local_engine.kv_cache import Step
 from turngym.agents.local_engine.model import CausalModel, EngineError
 from turngym.agents.local_engine.prefill import prefill
 from turngym.agents.local_engine.probe import choose_cache, context_limit
-from turngym.agents.local_engine.sampling import Decoder, StopText, check_sampling, draw, greedy, uniforms
+from turngym.agents.local_engine.sampling import Decoder, StopText, check_sampling, uniforms
 from turngym.agents.local_engine.slots import SlotTable
 from turngym.envs.protocols import GenerateRequest, Generation, Watch
 
 __all__ = ["EngineError", "LocalEngine"]
+
+_CALL_BYTES = 200_000
+"""Read from memory in the time that one more operation on a CPU takes, about."""
 
 
 class LocalEngine:
@@ -71,7 +73,7 @@ class LocalEngine:
         """Prompt ids fed since construction: what the histories cost besides the sampled ids."""
         self._prefill_tokens = prefill_tokens
         self._tokenizer = tokenizer
-        self._stop_text = None if tokenizer is None else StopText(tokenizer)
+        self._answers = Answers(None if tokenizer is None else StopText(tokenizer))
         self._table = SlotTable(2 * max_batch if max_sessions is None else max_sessions)
         if max_batch < 1 or self._table.limit < max_batch or prefill_tokens < 1:
             raise EngineError(
@@ -159,7 +161,7 @@ class LocalEngine:
 
     def _row(self, index: int, request: GenerateRequest) -> Row:
         sampling, prompt = request.sampling, np.asarray(request.prompt_ids, np.int32)
-        problem = check_sampling(sampling, has_tokenizer=self._stop_text is not None)
+        problem = check_sampling(sampling, has_tokenizer=self._tokenizer is not None)
         if prompt.ndim != 1 or not len(prompt):
             problem = f"prompt_ids has shape {prompt.shape}; it must be a row of at least one id"
         elif not 0 <= prompt.min() <= prompt.max() < self._model.vocabulary:
@@ -180,16 +182,22 @@ class LocalEngine:
                 self._run_alone(row)
             return
         pending, batch = deque(rows), Batch(self._model.device)
-        while pending or batch.rows:
-            free = self.max_batch - len(batch.rows)
+        while pending or len(batch.idle) < len(batch.rows):
+            going = len(batch.rows) - len(batch.idle)
+            free = self.max_batch - going
             # decoding rows stand still while others prefill, so a full batch waits until a quarter of it is free
-            refill = pending and (not batch.rows or 4 * free >= self.max_batch)
+            refill = pending and (not going or 4 * free >= self.max_batch)
             chosen = take(pending, batch, free) if refill else []
             if chosen:
+                self._close_ranks(batch)
                 self._admit(chosen, batch)
             else:
                 self._decode(batch)
-            self._retire(batch)
+            for row in batch.finish():
+                self._table.held[row.session].ids = row.fed()
+            # a recurrent state would take in what a finished row is fed, a window end behind it
+            if batch.worth_closing() or not self._model.triangular:
+                self._close_ranks(batch)
 
     def _run_alone(self, row: Row) -> None:
         past: Any = None
@@ -198,7 +206,7 @@ class LocalEngine:
             fed = np.concatenate((row.prompt, np.array(row.tokens, np.int32)))
             self.fed_tokens += len(row.prompt) if not row.tokens else 0
             logits, past = self._model.plain(fed, past)
-            self._sample([row], logits[None], temperature)
+            self._answers.draw([row], logits[None], temperature)
 
     def _admit(self, rows: list[Row], batch: Batch) -> None:
         """Bring `rows` into the batch: feed what is new in their prompts and draw their first ids."""
@@ -220,58 +228,32 @@ class LocalEngine:
         slots = [held[row.session].slot for row in rows]
         logits = prefill(self._model, self._cache, slots, starts, new, tokens=self._prefill_tokens)
         self.fed_tokens += sum(len(ids) for ids in new)
-        batch.extend(rows, self._sample(rows, logits, temperatures(rows, logits.device)))
+        batch.extend(rows, self._answers.draw(rows, logits, temperatures(rows, logits.device)))
 
     def _decode(self, batch: Batch) -> None:
-        length = max(row.length for row in batch.rows)
-        self._cache.reserve(len(self._table.owner), length)
+        triangular = self._model.triangular
+        self._cache.reserve(len(self._table.owner), batch.longest)
+        positions = batch.positions[:, None]
         step = Step(
             rows=slice(0, len(batch.rows)),
-            write_rows=batch.numbers[:, None],
-            write_positions=batch.positions[:, None],
-            length=length,
+            write_rows=batch.targets(self._cache.trash)[:, None],
+            write_positions=positions,
+            length=batch.longest,
+            mask=batch.mask(self._model.dtype) if triangular else None,
+            segments=batch.segments(self._call()) if triangular else (),
         )
-        logits = self._model.forward(self._cache, batch.tokens[:, None], step.write_positions, step)
-        batch.advance(self._sample(batch.rows, logits, batch.temperature))
+        logits = self._model.forward(self._cache, batch.tokens[:, None], positions, step)
+        batch.advance(self._answers.draw(batch.rows, logits, batch.temperature))
 
-    def _sample(self, rows: list[Row], logits: Tensor, temperature: Tensor) -> Tensor:
-        """Draw one id per row, note it and whether it ends the row; ids int64 [B] on the device."""
-        if all(row.sampling.temperature == 0 for row in rows):
-            ids, logprobs = greedy(logits)
-        else:
-            uniform = torch.tensor([row.uniform[len(row.tokens)] for row in rows], dtype=torch.float64)
-            ids, logprobs = draw(logits, temperature, uniform.to(logits.device))
-        # one transfer per step, since each waits for the device; float64 holds ids and float32 exactly
-        both = torch.stack((ids.double(), logprobs.double())).cpu().numpy()
-        if not np.isfinite(both[1]).all():
-            row = rows[int(np.argmin(np.isfinite(both[1])))]
-            raise EngineError(
-                f"session {row.session!r}: token {len(row.tokens)} of the response has log-probability "
-                f"{both[1][~np.isfinite(both[1])][0]}; the model's logits are not finite (diverged weights?)"
-            )
-        for row, token, logprob in zip(rows, both[0].tolist(), both[1].tolist(), strict=True):
-            row.tokens.append(int(token))
-            row.logprobs.append(logprob)
-            row.finish = self._finish(row)
-            if row.watch is not None and not row.watch(int(token), logprob):
-                row.finish = row.finish or "aborted"
-        return ids
+    def _call(self) -> float:
+        """How many keys of a row could be read while one more segment is begun."""
+        # on an accelerator what is read in vain costs less than what is launched
+        return _CALL_BYTES / self._cache.position_bytes() if self._model.device.type == "cpu" else float("inf")
 
-    def _finish(self, row: Row) -> str:
-        if row.tokens[-1] in row.stop_ids:
-            return "stop"
-        stops = row.sampling.stop_text
-        if stops and self._stop_text is not None and self._stop_text.hit(row.tokens, stops):
-            return "stop"
-        return "length" if len(row.tokens) >= len(row.uniform) else ""
-
-    def _retire(self, batch: Batch) -> None:
+    def _close_ranks(self, batch: Batch) -> None:
         """Finished rows leave; the others close ranks in slots 0, 1, 2, ..."""
-        leaving = [slot for slot, row in enumerate(batch.rows) if row.finish]
-        if not leaving:
+        if not batch.idle:
             return
-        for slot in leaving:
-            self._table.held[batch.rows[slot].session].ids = batch.rows[slot].fed()
-        moves = self._table.retire(leaving, len(batch.rows))
+        moves = self._table.retire(batch.idle, len(batch.rows))
         self._cache.relocate(moves, max(row.length for row in batch.rows))
-        batch.keep([slot for slot, row in enumerate(batch.rows) if not row.finish], moves)
+        batch.keep(moves)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from turngym.agents.local_engine.segments import Segment
 from turngym.agents.local_engine.slots import Moves
 
 Rows = slice | Tensor
@@ -27,6 +28,10 @@ class Step:
     """int64 [B, Q]: position of each new key in its row."""
     length: int
     """Positions 0..length-1 are read; the mask hides what is not the row's own past."""
+    mask: Tensor | None = None
+    """Additive, [B, 1, Q, length], where the caller keeps one; None lets the model make it."""
+    segments: tuple[Segment, ...] = ()
+    """Of a step of one id per row: which rows read how many keys. Empty: all read `length`."""
 
 
 class RaggedCache(Cache):
@@ -90,6 +95,14 @@ class RaggedCache(Cache):
         self.slots = self.capacity = 0
         self._keys, self._values = [], []
 
+    def position_bytes(self) -> int:
+        """Of one position of one row in one layer."""
+        if not self._keys:
+            return 1
+        return sum(
+            tensor.shape[1] * tensor.shape[3] * tensor.element_size() for tensor in (self._keys[0], self._values[0])
+        )
+
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
@@ -100,12 +113,21 @@ class RaggedCache(Cache):
         """Write the new keys and values [B, heads, Q, dim]; return those of the batch, [B, heads, length, dim]."""
         step = self.step
         assert step is not None
-        if layer_idx >= len(self._keys):
-            self._allocate(layer_idx, key_states, value_states)
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
         # two index tensors with a slice between them put their dims first, [B, Q, heads, dim]: hence the transpose
-        keys[step.write_rows, :, step.write_positions] = key_states.transpose(1, 2)
-        values[step.write_rows, :, step.write_positions] = value_states.transpose(1, 2)
+        new = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        return self.write(layer_idx, step.write_rows, step.write_positions, *new)
+
+    def write(
+        self, layer: int, rows: Tensor, positions: Tensor, new_keys: Tensor, new_values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Write new keys and values [..., heads, dim] at int64 `rows` and `positions` [...]; return the batch's."""
+        step = self.step
+        assert step is not None
+        if layer >= len(self._keys):
+            self._allocate(layer, new_keys, new_values)
+        keys, values = self._keys[layer], self._values[layer]
+        keys[rows, :, positions] = new_keys
+        values[rows, :, positions] = new_values
         return keys[step.rows, :, : step.length], values[step.rows, :, : step.length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -118,7 +140,7 @@ class RaggedCache(Cache):
                 f"layer {layer} was updated before layer {len(self._keys)}; this model shares layers' caches"
             )
         for store, new in ((self._keys, keys), (self._values, values)):
-            store.append(new.new_zeros(self.slots + 1, new.shape[1], self.capacity, new.shape[3]))
+            store.append(new.new_zeros(self.slots + 1, new.shape[-2], self.capacity, new.shape[-1]))
 
     def _grown(self, old: Tensor) -> Tensor:
         new = old.new_zeros(self.slots + 1, old.shape[1], self.capacity, old.shape[3])

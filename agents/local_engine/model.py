@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.agents.local_engine.casting import cast_copy, follow, named_dtype
+from turngym.agents.local_engine.dense import DenseDecoder
 from turngym.agents.local_engine.hybrid_cache import RECURRENT_LAYERS, HybridCache
 from turngym.agents.local_engine.kv_cache import RaggedCache, Step
 from turngym.envs.core import TurngymError
@@ -45,6 +46,8 @@ class CausalModel:
         # logits of all prompt positions, [B, Q, V], would be the largest tensor of a prefill; only the last one is read
         self._keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._columns = torch.empty(0, dtype=torch.int64)
+        self.dense = DenseDecoder(self.model)
+        self._dense_now = False
 
     @property
     def device(self) -> torch.device:
@@ -64,17 +67,25 @@ class CausalModel:
         """Whether some layers keep a state that cannot be rewound."""
         return bool(RECURRENT_LAYERS & set(self.layer_types))
 
+    @property
+    def triangular(self) -> bool:
+        """Whether every layer sees all of a row's past, so that one mask serves them all."""
+        return self._window is None and not self.recurrent
+
     def new_cache(self, slots: int, capacity: int) -> RaggedCache:
         """An empty cache for at most `slots` rows of `capacity` ids."""
         return HybridCache(slots, capacity, self.layer_types) if self.recurrent else RaggedCache(slots, capacity)
 
     def forward(self, cache: RaggedCache, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q]."""
+        masks = self._mask(positions, step.length) if step.mask is None else step.mask
+        if self._dense_now:
+            return self.dense.forward(cache, ids, step, masks)
         # transformers calls cache.update() itself and has no way to pass it rows and positions
         cache.step = step
         output = self.model(
             input_ids=ids,
-            attention_mask=self._mask(positions, step.length),
+            attention_mask=masks,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
@@ -95,6 +106,7 @@ class CausalModel:
         """The weights have changed."""
         if self.model is not self.source:
             follow(self.model, self.source)
+        self.dense.follow()
 
     def weights_stamp(self) -> int:
         """Changes when weights are changed in place or replaced (an optimizer step, `load_state_dict`)."""
@@ -113,6 +125,7 @@ class CausalModel:
             self.model.eval()
         try:
             with torch.inference_mode() if inference else torch.no_grad():
+                self._dense_now = self.dense.ready()
                 yield
         finally:
             for module in training:
@@ -126,7 +139,7 @@ class CausalModel:
             self._columns = torch.arange(max(length, 2 * len(self._columns)), device=positions.device)
         here = positions[:, None, :, None]
         columns = self._columns[:length]
-        full = _bias(columns > here, self.dtype)
+        full = bias(columns > here, self.dtype)
         if self.recurrent:
             # a layer with a state reads every id of its pass: there is no padding to hide
             return {"full_attention": full} | dict.fromkeys(RECURRENT_LAYERS)
@@ -137,7 +150,8 @@ class CausalModel:
         return {"full_attention": full, "sliding_attention": sliding} if self._by_layer else sliding
 
 
-def _bias(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+def bias(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive mask: -inf where `hidden`."""
     # -inf cannot make a softmax NaN here: every query, padding included, sees its own position
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 

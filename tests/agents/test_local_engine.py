@@ -11,8 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from engine_requests import reference_ids, request  # noqa: E402
+
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.envs.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
+from turngym.envs.protocols import Generation  # noqa: E402
 
 VOCAB = 61
 EOS = (3, 4, 5)
@@ -72,26 +74,6 @@ def build(kind: str, **changes: Any) -> Any:
 @pytest.fixture(scope="module")
 def qwen3() -> Any:
     return build("qwen3")
-
-
-def request(session: str, prompt: Any, stream: tuple[int, ...] = (0,), **sampling: Any) -> GenerateRequest:
-    sampling = {"temperature": 0.0, "max_new_tokens": 8} | sampling
-    ids = np.array(prompt, np.int32)
-    return GenerateRequest(session=session, prompt_ids=ids, sampling=Sampling(**sampling), stream=stream)
-
-
-def reference_ids(model: Any, asked: GenerateRequest) -> list[int]:
-    """transformers' own greedy continuation of the whole history."""
-    ids = torch.tensor(asked.prompt_ids)[None].long()
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=asked.sampling.max_new_tokens,
-        eos_token_id=list(asked.sampling.stop_ids) or None,
-        pad_token_id=0,
-    )
-    return out[0, ids.shape[1] :].tolist()
 
 
 def reference_logprobs(model: Any, prompt: Any, ids: Any, temperature: float) -> np.ndarray:

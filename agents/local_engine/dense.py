@@ -1,0 +1,135 @@
+"""The Llama family as a few tensor operations a layer: what modules do around small products costs more than those."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from turngym.agents.local_engine.dense_weights import Layer, Weights, dense_problem, hooked, read_weights
+from turngym.agents.local_engine.kv_cache import RaggedCache, Step
+from turngym.agents.local_engine.segments import Segment
+
+Masks = Tensor | dict[str, Tensor | None]
+"""Additive, [B, 1, Q, length]; by the layers' type where they differ."""
+
+
+class DenseDecoder:
+    """`model`, one of `dense_weights.FAMILY`, on a `RaggedCache`: the same logits up to rounding.
+
+    Keys lie in the cache as transformers' own modules would put them, so both may take turns on one cache. `follow`
+    has the weights read again.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._weights: Weights | None = None
+        self._cos = self._sin = torch.empty(0)
+        self._stale = True
+
+    def follow(self) -> None:
+        """The weights, or the modules that hold them, have changed."""
+        self._stale = True
+
+    def ready(self) -> bool:
+        """Whether the model can be run here as it stands; its weights are read if they have changed."""
+        if self._stale:
+            self._stale, self._weights, self._cos = False, None, torch.empty(0)
+            if dense_problem(self._model) is None:
+                self._weights = read_weights(self._model)
+        return self._weights is not None and not hooked(self._model)
+
+    def forward(self, cache: RaggedCache, ids: Tensor, step: Step, masks: Masks) -> Tensor:
+        """Logits [B, V] of the last column of `ids` int64 [B, Q]."""
+        weights = self._weights
+        assert weights is not None
+        rows, queries = ids.shape
+        hidden = functional.embedding(ids.reshape(-1), weights.embedding)
+        positions = step.write_positions.reshape(-1)
+        place = (step.write_rows.reshape(-1), positions)
+        cos, sin = self._rotation(weights, positions, step.length, hidden.dtype)
+        cache.step = step
+        for number, layer in enumerate(weights.layers):
+            asked, keys, values = _project(weights, layer, hidden, cos, sin)
+            seen = cache.write(number, *place, keys, values)
+            mask = masks[layer.kind] if isinstance(masks, dict) else masks
+            asked = asked.view(rows, queries, weights.heads, weights.head_dim)
+            told = attention(asked, *seen, mask, weights.scale, step.segments)
+            hidden = layer.out.onto(hidden, told.reshape(rows * queries, -1))
+            hidden = _feed_forward(layer, hidden)
+        return weights.head(weights.norm(hidden.view(rows, queries, -1)[:, -1]))
+
+    def _rotation(self, weights: Weights, positions: Tensor, most: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, D] of `positions` [T] below `most`; the sines' first half is negative."""
+        if len(self._cos) < most or self._cos.dtype != dtype:
+            count = max(most, 2 * len(self._cos), 256)
+            device = positions.device
+            cos, sin = weights.rotary(
+                torch.empty(0, dtype=dtype, device=device), torch.arange(count, device=device)[None]
+            )
+            half = weights.head_dim // 2
+            self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+        return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
+
+
+def _project(weights: Weights, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [T, heads, D], keys and values [T, key heads, D] of `hidden` [T, H]."""
+    mixed = layer.qkv(layer.before_attention(hidden)).view(len(hidden), -1, weights.head_dim)
+    heads = weights.heads + weights.key_heads
+    turned, values = mixed[:, :heads], mixed[:, heads:]
+    if layer.head_norm is not None:
+        turned = layer.head_norm(turned)
+    turned = torch.addcmul(turned * cos, turned.roll(weights.head_dim // 2, -1), sin)
+    return turned[:, : weights.heads], turned[:, weights.heads :], values
+
+
+def _feed_forward(layer: Layer, hidden: Tensor) -> Tensor:
+    inner = layer.gate_up(layer.before_feed_forward(hidden))
+    width = inner.shape[-1] // 2
+    return layer.down.onto(hidden, functional.silu(inner[:, :width]).mul_(inner[:, width:]))
+
+
+def attention(
+    asked: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...] = ()
+) -> Tensor:
+    """What queries [B, Q, heads, D] read from keys and values [B, key heads, L, D]; [B, Q, heads, D].
+
+    The query heads of a key head stand in one matrix with it, so that no key is copied for them. Rows of `segments`
+    read as many keys as their segment says, rows between them none: their results are zero.
+    """
+    rows, queries, heads, width = asked.shape
+    shared = keys.shape[1]
+    group = heads // shared
+    if queries == 1:
+        packed = asked.reshape(rows, shared, group, width)
+        return _by_segment(packed, keys, values, mask, scale, segments).view(rows, 1, heads, width)
+    # [B, key heads, group * Q, D], the queries of one head together
+    packed = asked.view(rows, queries, shared, group, width).permute(0, 2, 3, 1, 4)
+    packed = packed.reshape(rows, shared, group * queries, width)
+    if mask is not None and group > 1:
+        mask = mask.repeat(1, 1, group, 1)
+    told = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=scale)
+    return told.view(rows, shared, group, queries, width).permute(0, 3, 1, 2, 4)
+
+
+def _by_segment(
+    asked: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...]
+) -> Tensor:
+    told = None
+    for start, stop, length, even in segments or (Segment(0, len(asked), keys.shape[2], False),):
+        rows = slice(start, stop)
+        part = functional.scaled_dot_product_attention(
+            asked[rows],
+            keys[rows, :, :length],
+            values[rows, :, :length],
+            attn_mask=None if even or mask is None else mask[rows, :, :, :length],
+            scale=scale,
+        )
+        if stop - start == len(asked):
+            return part.contiguous()
+        told = asked.new_zeros(asked.shape) if told is None else told
+        told[rows] = part
+    assert told is not None
+    return told
