@@ -10,6 +10,7 @@ from turngym.agents.agent import AgentError
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.envs.common.folder_sums import check_sums
 from turngym.envs.common.provenance import FILE
 from turngym.envs.common.settings import SettingsError, read_toml
 from turngym.envs.core import ToolSpec
@@ -29,15 +30,32 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
         from transformers.utils import logging
     except ImportError as error:
         raise AgentError(f"models need torch and transformers: pip install 'turngym[train]' ({error})") from error
-    target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    check_sums(path)
+    target = _device(device, torch)
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # readers of damaged files raise anything, safetensors an error of its own
         # transformers explains at length; the first line names the cause
-        raise AgentError(f"cannot load the model in {folder}: {str(error).strip().splitlines()[0]}") from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise AgentError(f"cannot load the model in {folder}: {first}") from error
     return model.to(target).eval(), tokenizer
+
+
+def _device(device: str, torch: Any) -> str:
+    """`device`, with `auto` resolved. Raises AgentError for one that this machine does not have."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        raise AgentError(f"--device {device!r} is no device; valid: auto, cpu, cuda, cuda:1, ...") from None
+    if asked.type == "cuda" and torch.cuda.device_count() <= (asked.index or 0):
+        found = torch.cuda.device_count()
+        has = f"{found} CUDA GPUs" if found else "no CUDA GPU"
+        raise AgentError(f"--device {device}: this torch sees {has}; use --device cpu or auto")
+    return device
 
 
 def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec) -> ChatRenderer:

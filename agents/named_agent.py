@@ -201,9 +201,10 @@ def _engine(folder: str, settings: ChatSettings, options: AgentOptions, servers:
     if servers.policy_server:
         model, tokenizer = load_outside(folder)
         return eval_policy(servers, Path(folder), tokenizer, settings.max_context), model, tokenizer
+    # first: it says what is missing where torch is
+    model, tokenizer = load_policy(folder, options.device, options.dtype)
     from turngym.agents.local_engine.engine import LocalEngine
 
-    model, tokenizer = load_policy(folder, options.device, options.dtype)
     if options.threads:
         import torch
 

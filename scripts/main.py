@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from typing import Any
 
 import turngym
 from turngym.envs.core import TurngymError
+from turngym.scripts.options.endings import end_on_sigterm, status, system_failure, what_is_kept
 
 VERBS = {
     "quickstart": "turngym.scripts.quickstart",
@@ -25,6 +28,7 @@ VERBS = {
     "trace": "turngym.scripts.trace",
     "report": "turngym.scripts.report",
     "index": "turngym.scripts.index",
+    "model": "turngym.scripts.model",
     "plan": "turngym.scripts.plan",
     "pretrain": "turngym.scripts.pretrain",
     "serve": "turngym.scripts.serve.main",
@@ -64,12 +68,22 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
     except TurngymError as error:
         print(f"{command} {argv[0]}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"{command} {argv[0]}: stopped; what was finished is kept", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        print(f"{command} {argv[0]}: stopped{what_is_kept(argv[0], argv[1:])}", file=sys.stderr)
+        return status(error)
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        said = system_failure(error)
+        if said is None:
+            raise
+        print(f"{command} {argv[0]}: {said}", file=sys.stderr)
+        return 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    end_on_sigterm()
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, show=warnings.showwarning)
         return dispatch("turngym", VERBS, sys.argv[1:] if argv is None else argv)

@@ -107,6 +107,7 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
 
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
     """A copy of a model in the precision `dtype`, all of it or nothing."""
+    from turngym.envs.common.folder_sums import write_sums
     from turngym.trainers.models.model import load_model, save_model
 
     partial = folder.with_name("model.partial")
@@ -115,6 +116,7 @@ def _store(trained: Path, folder: Path, dtype: str) -> Path:
     if dtype != "float32":
         model = load_model(trained)
         save_model(model.to(getattr(_torch(), dtype)), partial)
+        write_sums(partial)
     shutil.rmtree(folder, ignore_errors=True)
     return partial.rename(folder)
 
@@ -165,10 +167,12 @@ def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> P
 
 
 def _write(world: EmbeddedWorld, model: Any, tokenizer: Any, folder: Path) -> Path:
+    from turngym.envs.common.folder_sums import write_sums
     from turngym.trainers.models.model import save_model
 
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)
     tokenizer.save_pretrained(str(folder))
     world.chat.save(folder)
+    write_sums(folder)
     return folder

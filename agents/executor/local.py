@@ -146,6 +146,7 @@ class LocalWorkers:
 
 def serve(pipe: Any, threads: int) -> None:
     """Main loop of a worker process: one `Worker`, whose methods are called through `pipe`."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent is not for this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; only the parent handles it
     # before torch is loaded, which reads them once
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from turngym.agents.agent import AgentError
 from turngym.agents.rendering.memory import memory_of
+from turngym.envs.common.folder_sums import FILE as SUMS
 from turngym.envs.suggest import did_you_mean
 
 FILE = "turngym.json"
@@ -51,6 +52,8 @@ class ChatSettings:
     def save(self, folder: str | Path) -> Path:
         """Write `turngym.json` into the model's folder."""
         path = Path(folder) / FILE
+        # checksums of other settings would not fit
+        (path.parent / SUMS).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         return path
 
@@ -68,6 +71,8 @@ class ChatSettings:
             values = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise AgentError(f"{path} is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise AgentError(f"{path} is a {type(values).__name__}; it must be an object of settings")
         names = [field.name for field in fields(cls)]
         for name in values:
             if name not in names:

@@ -154,6 +154,7 @@ class _Child:
 def _work(opener: Opener, pipe: Connection) -> None:
     """The child: one search after the other until the other end of the pipe closes, or its process dies."""
     # Ctrl-C reaches the whole group; the parent decides when this process ends
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent is not for this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         retriever = opener()

@@ -10,6 +10,7 @@ VERBS = {
     "ahead": "turngym.scripts.bench.ahead",
     "alfworld": "turngym.scripts.bench.alfworld",
     "distributed": "turngym.scripts.bench.distributed",
+    "faults": "turngym.scripts.bench.faults.main",
     "intervals": "turngym.scripts.bench.intervals",
     "learn": "turngym.scripts.bench.learn.main",
     "live": "turngym.scripts.bench.live",

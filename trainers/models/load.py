@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from turngym.envs.core import TurngymError
 from turngym.trainers.models.model import load_model, vocabulary_size
 from turngym.trainers.models.prefix_sharing import supports_prefix_sharing
@@ -20,12 +18,12 @@ def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    model = load_model(folder, dtype=dtype, device=target)
+    model = load_model(folder, dtype=dtype, device=device)
     try:
         return model, AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise TurngymError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
+    except Exception as error:  # readers of damaged files raise anything
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TurngymError(f"no tokenizer in {folder}: {first}") from error
 
 
 def load_scorer(

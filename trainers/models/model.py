@@ -13,13 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from turngym.envs.core import TurngymError
+from turngym.envs.common.folder_sums import FILE
+from turngym.trainers.models.find_model import ModelError, find_device, find_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class ModelError(TurngymError):
-    """A model that cannot be loaded or used for training."""
 
 
 def tiny_qwen3(
@@ -78,22 +75,21 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu",
     _quiet()
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; valid: {', '.join(DTYPES)}")
-    folder = Path(path)
-    # from_pretrained takes a folder that is missing for a hub name, and would answer with a failed download
-    looks_local = folder.is_absolute() or str(path).startswith((".", "~")) or folder.exists()
-    if looks_local and not (folder / "config.json").exists():
-        raise ModelError(f"no model in {path}: a checkpoint folder holds config.json and model.safetensors")
+    find_model(path)
+    target = find_device(device)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=attention)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        first = str(error).strip().split("\n")[0]
+    except Exception as error:  # readers of damaged files raise anything, safetensors an error of its own
+        first = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise ModelError(f"cannot load a causal language model from {path}: {first}") from error
-    return model.to(device).eval()
+    return model.to(target).eval()
 
 
 def save_model(model: nn.Module, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """Write `config.json` and `model.safetensors` to folder `path`; `weights` instead of the model's own, if given."""
     _quiet()
+    # those of an older model would not fit
+    (Path(path) / FILE).unlink(missing_ok=True)
     model.save_pretrained(str(path), state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
 
 

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
 
+from turngym.envs.common.folder_sums import check_sums, write_sums
 from turngym.envs.common.full_disk import full_disk
 from turngym.envs.core import TurngymError
 from turngym.trainers.algorithm import Critic
-from turngym.trainers.config import ADDED, SINCE, current_names
 from turngym.trainers.distributed import checkpoint as shards
 from turngym.trainers.distributed.world import SINGLE, World, on_all_ranks, on_rank_zero
 from turngym.trainers.models import lora
@@ -25,8 +26,9 @@ from turngym.trainers.models.model import load_model, save_model
 
 FOLDER = "checkpoints"
 MODEL = "model"
-STEPS = "run.steps"
 SCHEMA = 1
+CHECKSUM = "crc32"
+"""In state.json, of its other fields."""
 NAME = re.compile(r"step_(\d{6,})")
 
 
@@ -123,6 +125,9 @@ def _write_optimizer(
 
 
 def _finish(scratch: Path, target: Path, state: Mapping[str, Any]) -> None:
+    # the model's own, for it is also used alone; state.json, which may be written again, has its checksum inside
+    write_sums(scratch / MODEL)
+    write_sums(scratch, without=(MODEL, "state.json"))
     _write_state(scratch, state)
     # before the rename: a folder with a checkpoint's name is complete even after a power failure
     _flush(scratch)
@@ -139,10 +144,15 @@ def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
     # replaced as a whole: it is also written into checkpoints that are complete already
     scratch = folder / "state.json.writing"
     try:
-        scratch.write_text(json.dumps({"schema": SCHEMA, **state}, indent=1), encoding="utf-8")
+        content = json.loads(json.dumps({"schema": SCHEMA, **state}))  # as it will be read: keys are texts
+        scratch.write_text(json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1), encoding="utf-8")
         os.replace(scratch, folder / "state.json")
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _checksum(state: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(state, sort_keys=True).encode())
 
 
 def _flush(folder: Path) -> None:
@@ -183,8 +193,14 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{checkpoint} is damaged: state.json cannot be read ({error})") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{checkpoint} is damaged: state.json holds no object")
     if state.get("schema") != SCHEMA:
         raise CheckpointError(f"{checkpoint} has schema {state.get('schema')}; this version reads {SCHEMA}")
+    # older checkpoints have none
+    said = state.pop(CHECKSUM, None)
+    if said is not None and said != _checksum(state):
+        raise CheckpointError(f"{checkpoint} is damaged: state.json was changed after it was written")
     return state
 
 
@@ -193,9 +209,11 @@ def load_checkpoint(
 ) -> None:
     """Put the weights, the optimizer's state, the critic and torch's random stream of `checkpoint` into place.
 
-    The checkpoint and this run may have different numbers of processes.
+    The checkpoint and this run may have different numbers of processes. Raises CheckpointError where it does not fit
+    this model or is damaged.
     """
     try:
+        check_sums(checkpoint)
         if (checkpoint / shards.FOLDER).exists():
             shards.load_shards(checkpoint / shards.FOLDER, _parts(model, optimizer, critic))
         else:
@@ -217,34 +235,3 @@ def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer,
 
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer, critic: Critic | None) -> dict[str, shards.Part]:
     return {"model": (model, optimizer)} | ({} if critic is None else {"critic": (critic.module, critic.optimizer)})
-
-
-def check_end(done: int, saved: Mapping[str, Any], current: Mapping[str, Any], fixed: str, where: Path) -> None:
-    """Refuse another number of steps than the run began with where it is `fixed` (why), or `done` already."""
-    old, new = saved.get(STEPS), current.get(STEPS)
-    if old == new or old is None or new is None:
-        return
-    reason = fixed or (f"{done} steps are done already" if new < done else "")
-    if reason:
-        raise CheckpointError(
-            f"{where} is of a run of {old} steps, which cannot be made one of {new}: {reason}. Use --steps {old}, or "
-            "begin another run with its model as --student"
-        )
-
-
-def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:
-    """Refuse a checkpoint of another configuration, naming each field that differs."""
-    missing = "(absent)"
-    saved = {name: value for name, value in SINCE.items() if name in current} | current_names(saved)
-    unsaid = {name for name in current.keys() - saved.keys() if name.startswith(ADDED)}
-    rows = [
-        f"{name}: checkpoint {saved.get(name, missing)!r}, now {current.get(name, missing)!r}"
-        for name in sorted((saved.keys() | current.keys()) - unsaid)
-        if saved.get(name, missing) != current.get(name, missing)
-    ]
-    if rows:
-        raise CheckpointError(
-            f"{where} was made with another configuration; nothing was overwritten. Differing fields: "
-            + "; ".join(rows)
-            + ". Use the same options, or another output folder"
-        )

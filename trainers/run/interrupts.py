@@ -29,7 +29,8 @@ class Interrupts:
         # Python delivers signals to the main thread only; elsewhere the owner of the thread decides
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background keeps ignoring it
+                # a job in the background keeps ignoring Ctrl-C; SIGTERM is meant for it, whatever it inherited
+                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                     self._former[number] = signal.signal(number, self._handle)
         return self
 

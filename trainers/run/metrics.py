@@ -218,7 +218,7 @@ def iter_metrics(run: Path | str) -> Iterator[dict[str, Any]]:
             if bad is not None:
                 raise TurngymError(f"{path}, line {bad[0]} is no JSON: {bad[1]}") from bad[1]
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8"))  # of bytes, json would guess an encoding
             except ValueError as error:
                 bad = number, error
             else:

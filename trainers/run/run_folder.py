@@ -10,15 +10,12 @@ from typing import Any
 
 from turngym.envs.common.folder_lock import locked_folder
 from turngym.trainers.algorithm import Critic, DepthState
-from turngym.trainers.config import RunConfig
+from turngym.trainers.config import ADDED, SINCE, RunConfig, current_names
 from turngym.trainers.distributed.world import SINGLE, World, on_all_ranks, on_rank_zero
 from turngym.trainers.models.reference_refresh import CheckpointPart
 from turngym.trainers.rollout_plan.depth import state_from_json, state_to_json
 from turngym.trainers.run.checkpoint import (
-    STEPS,
     CheckpointError,
-    check_end,
-    check_fingerprint,
     latest_checkpoint,
     list_checkpoints,
     load_checkpoint,
@@ -27,6 +24,8 @@ from turngym.trainers.run.checkpoint import (
 )
 from turngym.trainers.run.metrics import FILE
 from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
+
+STEPS = "run.steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,3 +138,34 @@ class RunFolder:
 
     def latest(self) -> Path:
         return latest_checkpoint(self.path)
+
+
+def check_end(done: int, saved: Mapping[str, Any], current: Mapping[str, Any], fixed: str, where: Path) -> None:
+    """Refuse another number of steps than the run began with where it is `fixed` (why), or `done` already."""
+    old, new = saved.get(STEPS), current.get(STEPS)
+    if old == new or old is None or new is None:
+        return
+    reason = fixed or (f"{done} steps are done already" if new < done else "")
+    if reason:
+        raise CheckpointError(
+            f"{where} is of a run of {old} steps, which cannot be made one of {new}: {reason}. Use --steps {old}, or "
+            "begin another run with its model as --student"
+        )
+
+
+def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:
+    """Refuse a checkpoint of another configuration, naming each field that differs."""
+    missing = "(absent)"
+    saved = {name: value for name, value in SINCE.items() if name in current} | current_names(saved)
+    unsaid = {name for name in current.keys() - saved.keys() if name.startswith(ADDED)}
+    rows = [
+        f"{name}: checkpoint {saved.get(name, missing)!r}, now {current.get(name, missing)!r}"
+        for name in sorted((saved.keys() | current.keys()) - unsaid)
+        if saved.get(name, missing) != current.get(name, missing)
+    ]
+    if rows:
+        raise CheckpointError(
+            f"{where} was made with another configuration; nothing was overwritten. Differing fields: "
+            + "; ".join(rows)
+            + ". Use the same options, or another output folder"
+        )

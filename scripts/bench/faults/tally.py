@@ -1,0 +1,49 @@
+"""What came of the tries of one kind of fault."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from turngym.agents.evaluation.tables import Table
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tries of one kind, by outcome; outcomes in `bad` are failures."""
+
+    what: str
+    bad: tuple[str, ...]
+    outcomes: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    """What the first failures were."""
+    seconds: float = 0.0
+    """CPU time, that of children included."""
+
+    def count(self, outcome: str, note: str = "", times: int = 1) -> None:
+        self.outcomes[outcome] += times
+        if outcome in self.bad and len(self.notes) < 5:
+            self.notes.append(f"{self.what}: {outcome}: {note}")
+
+    @property
+    def tries(self) -> int:
+        return self.outcomes.total()
+
+    @property
+    def failures(self) -> int:
+        return sum(self.outcomes[name] for name in self.bad)
+
+
+def tally_of(what: str, bad: Sequence[str], outcomes: Mapping[str, int]) -> Tally:
+    """A tally of what was counted elsewhere."""
+    return Tally(what=what, bad=tuple(bad), outcomes=Counter(outcomes))
+
+
+def fault_table(found: Sequence[Tally]) -> Table:
+    """A row per kind: tries, failures, the other outcomes, CPU seconds."""
+    rows = []
+    for one in found:
+        kinds = ", ".join(f"{name} {count}" for name, count in one.outcomes.most_common() if count)
+        rows.append([one.what, str(one.tries), str(one.failures), kinds, f"{one.seconds:.1f}"])
+    return ["fault", "tries", "failures", "outcomes", "CPU s"], rows

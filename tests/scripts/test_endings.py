@@ -1,0 +1,163 @@
+"""How commands end: stopped by a signal, failed by the system, or asked for what is not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from turngym.envs.core import TurngymError
+from turngym.envs.trace import read_trace
+from turngym.scripts import main as command
+from turngym.scripts.options.endings import Terminated, status, system_failure, what_is_kept
+
+TURNGYM = [sys.executable, "-m", "turngym"]
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
+STUDENT = Path(command.__file__).parents[1] / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
+
+
+def deaf() -> None:
+    """As a script's `command &` starts it, and a careless launcher."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def tiny_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+
+def run(*words: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TURNGYM, *words], capture_output=True, text=True, env=QUIET, timeout=120, preexec_fn=before)
+
+
+def failed_in_one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert words in done.stderr.splitlines()[-1]
+
+
+def test_a_long_rollout_ends_on_sigterm_whatever_it_inherited(tmp_path: Path) -> None:
+    out = tmp_path / "t.jsonl"
+    words = ["rollout", "--agent", "expert", "--tasks", "2000", "--slots", "1", "--out", str(out)]
+    with subprocess.Popen(
+        [*TURNGYM, *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=QUIET, preexec_fn=deaf
+    ) as process:
+        try:
+            for _ in range(1200):
+                if out.exists() and out.stat().st_size:
+                    break
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == (
+        f"turngym rollout: stopped; episodes that had ended are in {out}: --append plays the others"
+    )
+    episodes, problems = read_trace(out)
+    assert episodes
+    assert not problems
+
+
+def test_what_is_kept_is_only_said_where_it_is(tmp_path: Path) -> None:
+    run_folder, trace = tmp_path / "run", tmp_path / "t.jsonl"
+    assert what_is_kept("train", ["--out", str(run_folder)]) == "; there is no checkpoint to continue from"
+    for name in ("step_000002", "step_000010"):
+        (run_folder / "checkpoints" / name).mkdir(parents=True)
+    assert what_is_kept("train", [f"--out={run_folder}"]) == "; continue from step_000010 with --resume"
+    assert what_is_kept("rollout", []) == what_is_kept("eval", []) == "; without --out nothing is kept"
+    assert what_is_kept("rollout", ["--out", str(trace)]) == "; no episode had ended"
+    trace.touch()
+    assert what_is_kept("rollout", ["--out", str(trace)]).startswith(f"; episodes that had ended are in {trace}")
+    assert what_is_kept("bench", []) == what_is_kept("train", ["--out"]) == ""
+    assert (status(KeyboardInterrupt()), status(Terminated())) == (130, 143)
+
+
+def test_failures_of_the_system_are_told_from_our_own_mistakes() -> None:
+    assert system_failure(PermissionError(errno.EACCES, "Permission denied", "/x")) == "/x: Permission denied"
+    assert system_failure(OSError(errno.ENOSPC, "No space left on device", "/x")) == (
+        "no room left on the disk for /x: make room and run it again"
+    )
+    assert system_failure(RuntimeError("I/O error: No space left on device (os error 28)")) is not None
+    missing = ModuleNotFoundError("No module named 'faiss'", name="faiss")
+    assert system_failure(missing) == "this needs faiss: pip install 'turngym[dense]'"
+    assert system_failure(ModuleNotFoundError("No module named 'x'", name="x")) is None
+    assert system_failure(ValueError("disk")) is None
+    assert system_failure(ConnectionResetError(errno.ECONNRESET, "reset")) is None
+
+
+def test_a_system_failure_is_one_line_and_a_mistake_of_ours_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(error: Exception) -> Callable[..., int]:
+        def main(argv: object) -> int:
+            raise error
+
+        return main
+
+    monkeypatch.setattr("turngym.scripts.panel.main", fail(PermissionError(errno.EROFS, "Read-only file system", "/x")))
+    assert command.main(["panel"]) == 2
+    assert capsys.readouterr().err == "turngym panel: /x: Read-only file system\n"
+    monkeypatch.setattr("turngym.scripts.panel.main", fail(ValueError("ours")))
+    with pytest.raises(ValueError, match="ours"):
+        command.main(["panel"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "--panel", "alfworld-quickstart", "--agent", "expert", "--limit", "3", "--out", "full"),
+        ("rollout", "--agent", "expert", "--tasks", "3", "--out", "full.jsonl"),
+        ("index", "build", "--corpus", "c.jsonl", "--out", "full"),
+    ],
+)
+def test_a_full_disk_is_one_line(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f'{{"id": "{row}", "contents": "word{row} {"x" * 40}"}}\n' for row in range(600)]
+    Path("c.jsonl").write_text("".join(rows))
+    failed_in_one_line(run(*words, before=tiny_files), "no room left on the disk")
+
+
+def test_an_unknown_argument_of_an_environment_is_one_line() -> None:
+    done = run("rollout", "--agent", "expert", "--tasks", "1", "--env-kwargs", '{"spilt": "generated"}')
+    failed_in_one_line(done, "turngym/ALFWorld-v0 takes no argument 'spilt'. Did you mean 'split'")
+
+
+def test_a_model_without_torch_names_the_extra() -> None:
+    code = f"""if True:
+        import sys
+        class Missing:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in ("torch", "transformers"):
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        sys.meta_path.insert(0, Missing())
+        from turngym.scripts.main import main
+        sys.exit(main(["rollout", "--agent", {str("model:" + str(STUDENT))!r}, "--tasks", "1"]))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=QUIET, timeout=120)
+    failed_in_one_line(done, "pip install 'turngym[train]'")
+
+
+def test_output_that_nobody_reads_any_more_is_no_failure(tmp_path: Path) -> None:
+    assert run("rollout", "--agent", "expert", "--tasks", "2", "--out", str(tmp_path / "t.jsonl")).returncode == 0
+    shell = f"{sys.executable} -m turngym trace print {' '.join([str(tmp_path / 't.jsonl')] * 400)} --turns | head -1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=QUIET, timeout=120)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_metrics_that_are_no_text_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "kind": "train"}\n\xff\xfe{}\n{"step": 2}\n')
+    from turngym.trainers.run.metrics import read_metrics
+
+    with pytest.raises(TurngymError, match=r"metrics\.jsonl, line 2 is no JSON: 'utf-8' codec can't decode"):
+        read_metrics(tmp_path)

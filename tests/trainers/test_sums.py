@@ -1,0 +1,146 @@
+"""Checkpoints and model folders: a byte that changed is refused, and `turngym model verify` names the file."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import toy_run as toy
+
+from turngym.agents.agent import AgentError
+from turngym.agents.models import file_hashes, load_policy
+from turngym.envs.common import folder_sums
+from turngym.envs.common.folder_sums import FILE, ChangedFileError, check_sums
+from turngym.envs.core import TurngymError
+from turngym.scripts.main import main
+from turngym.trainers.models.model import ModelError, load_model, save_model
+from turngym.trainers.run.checkpoint import CheckpointError, latest_checkpoint, read_state
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("sums") / "run"
+    toy.trainer(run, steps=1).train()
+    return run
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["model/model.safetensors", "model/config.json", "optimiser.pt"])
+def test_a_changed_byte_of_a_checkpoint_is_refused(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "verify", str(run)]) == 0
+    assert "files are whole" in capsys.readouterr().out
+    path = latest_checkpoint(run) / name
+    flip(path, -10)
+    with pytest.raises(CheckpointError, match=rf"damaged.*{path.name} was changed after it was written"):
+        toy.trainer(run, steps=1).train(resume=True)
+    assert main(["model", "verify", str(run)]) == 1
+    assert f"{path.name} was changed after it was written (its checksum differs)" in capsys.readouterr().err
+
+
+def test_a_changed_state_is_refused_and_one_of_older_versions_is_read(run: Path) -> None:
+    path = latest_checkpoint(run) / "state.json"
+    state = read_state(path.parent)
+    text = path.read_text()
+    path.write_text(text.replace('"evaluated": ', '"evaluated": 1'))
+    with pytest.raises(CheckpointError, match=r"state\.json was changed after it was written"):
+        read_state(path.parent)
+    path.write_text(text[: text.rindex(",")] + "}")
+    assert read_state(path.parent) == state
+    path.write_text("[]")
+    with pytest.raises(CheckpointError, match="holds no object"):
+        read_state(path.parent)
+
+
+def test_a_changed_byte_of_a_model_is_refused_by_both_loaders(run: Path) -> None:
+    model = latest_checkpoint(run) / "model"
+    names = file_hashes(model)
+    assert FILE not in names
+    flip(model / "model.safetensors", -1)
+    words = r"model is damaged: model\.safetensors was changed.*delete .*turngym\.sums"
+    for load in (load_model, load_policy):
+        with pytest.raises(ChangedFileError, match=words):
+            load(model)
+    (model / FILE).unlink()
+    load_model(model)
+
+
+def test_only_sizes_are_compared_where_reading_all_would_cost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = latest_checkpoint(run) / "model"
+    monkeypatch.setattr(folder_sums, "CHEAP", 100)
+    flip(model / "model.safetensors", -1)
+    check_sums(model)
+    with (model / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ChangedFileError, match=r"bytes, .* were written"):
+        check_sums(model)
+
+
+def test_damaged_checksums_say_so_and_a_model_that_is_saved_again_drops_them(run: Path) -> None:
+    model = latest_checkpoint(run) / "model"
+    loaded = load_model(model)
+    flip(model / FILE, 20)
+    with pytest.raises(ChangedFileError, match=r"turngym\.sums is damaged"):
+        check_sums(model)
+    save_model(loaded, model)
+    assert not (model / FILE).exists()
+    load_model(model)
+
+
+def test_damaged_weights_without_checksums_are_one_line(run: Path) -> None:
+    model = latest_checkpoint(run) / "model"
+    (model / FILE).unlink()
+    weights = model / "model.safetensors"
+    weights.write_bytes(b"\xff" * 100 + weights.read_bytes()[100:])
+    with pytest.raises(ModelError, match="cannot load a causal language model from"):
+        load_model(model)
+    (model / "tokenizer.json").write_text("{")
+    with pytest.raises(AgentError, match="cannot load the model in"):
+        load_policy(model)
+
+
+@pytest.mark.parametrize("name", ["runs/none/model", "/no/such", "./here", "a b", "tests/none"])
+def test_a_path_that_is_no_hub_name_is_refused_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests").mkdir()
+    with pytest.raises(ModelError, match=r"there is no such folder; a model's folder holds config\.json"):
+        load_model(name)
+
+
+def test_a_hub_name_is_not_tried_again_and_again_where_there_is_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    start = time.monotonic()
+    with pytest.raises(ModelError, match=r"no model nobody/nothing: there is no such folder.* hub cannot be reached"):
+        load_model("nobody/nothing")
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [("cuda", "no CUDA GPU; use --device cpu"), ("gpu", "'gpu' is no device; valid: auto, cpu")]
+)
+def test_a_device_that_is_not_there(run: Path, device: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    for load in (load_model, load_policy):
+        with pytest.raises(TurngymError, match=words):
+            load(latest_checkpoint(run) / "model", device=device)
+
+
+def test_verify_of_what_has_no_checksums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "verify", str(tmp_path)]) == 2
+    assert "holds no turngym.sums" in capsys.readouterr().err
+    assert main(["model", "verify", str(tmp_path / "none")]) == 2
