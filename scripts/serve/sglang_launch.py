@@ -55,13 +55,15 @@ def load_access() -> Any:
 def launch(argv: Sequence[str]) -> None:
     """Serve until a signal, as `python -m sglang.launch_server` does."""
     from sglang.launch_server import run_server
-    from sglang.srt.entrypoints import http_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
     args = prepare_server_args(list(argv))
+    # after the arguments, which set what its modules read when they are imported
+    from sglang.srt.entrypoints import http_server
+
     if key := os.environ.get(KEY):
         args.api_key = key
     names = tuple(name for name in os.environ.get(NAMES, "").split(",") if name)
