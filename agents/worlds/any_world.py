@@ -22,6 +22,8 @@ NOISE = (0.0, 0.5)
 ROOM = 1.25
 """How much longer than the longest episode that was seen a context is."""
 BLOCK = 64
+STEPS = (300, 60)
+"""Of the teacher, and of the student."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class AnyWorld:
     expert: str = "expert"
     episodes: int = 256
     """Episodes that are played to learn the vocabulary, a quarter of them at random."""
-    steps: tuple[int, int] = (300, 60)
+    steps: tuple[int, int] = STEPS
     """Updates of teacher and student."""
     batch: int = 32
     """Episodes per update."""

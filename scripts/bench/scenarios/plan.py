@@ -11,7 +11,7 @@ from turngym.envs.core import TurngymError
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.words import imitation_job, recipe_words, shown
 from turngym.scripts.bench.scenarios.options import ScenariosBench
-from turngym.scripts.bench.scenarios.panels import panel_path
+from turngym.scripts.bench.scenarios.panels import Use, panel_path
 from turngym.scripts.bench.scenarios.passages import text_path
 from turngym.scripts.bench.scenarios.reader import NAME
 from turngym.scripts.bench.scenarios.scenario import Arm, Scenario
@@ -56,7 +56,7 @@ def plan(options: ScenariosBench, scenario: Scenario) -> Planned:
 
 def world_of(options: ScenariosBench, scenario: Scenario) -> EmbeddedWorld:
     """The world of `scenario` with the panel that is played."""
-    use = "chosen" if options.chosen else "reported"
+    use: Use = "chosen" if options.chosen else "reported"
     path = panel_path(options.out / "panels", scenario.place, use)
     return replace(scenario.place.opened(), panel=shown(path))
 
