@@ -1,4 +1,4 @@
-"""Set up a fresh machine and run: `python3 scripts/bootstrap.py JOB`; quickstart, test, newest, evaluators or sglang.
+"""Set up a fresh machine and run a job: quickstart, test, newest, evaluators, sglang or nightly.
 
 Creates `.venv` beside this checkout (or the folder in TURNGYM_VENV), installs torch first so that the pinned CPU-sized
 build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap. It needs no package.
@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-JOBS = ("quickstart", "test", "newest", "evaluators", "sglang")
+JOBS = ("quickstart", "test", "newest", "evaluators", "sglang", "nightly")
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
 OPTIONAL = {
     "alfworld": "it needs cmake and g++: tests against TextWorld",
@@ -148,12 +148,32 @@ def sglang(arguments: list[str]) -> int:
     return run(str(PYTHON), "-m", "pytest", "-m", "sglang", *arguments, check=False)
 
 
+def nightly(arguments: list[str]) -> int:
+    """What is too heavy for every change: verl's own worker, slime's contract, and faults in their long form."""
+    set_up("train,parquet,serve,dense,dev")
+    folder = VENV.with_name(f"{VENV.name}-verl")
+    python = folder / PYTHON.relative_to(VENV)
+    if not python.exists():
+        say(f"creating {folder.name}")
+        venv.create(folder, with_pip=True)
+    # without constraints.txt: verl wants an older transformers than the others
+    if run(str(python), "-m", "pip", "install", "-q", pinned_torch(), "-e", ".[train,verl]", check=False):
+        say("verl did not install (its own worker is not run)")
+    else:
+        os.environ["TURNGYM_VERL_PYTHON"] = str(python)
+    tests = ["tests/adapters/test_verl.py", "tests/adapters/test_slime.py"]
+    failed = run(str(PYTHON), "-m", "pytest", *tests, *arguments, check=False)
+    words = ["--flips", "300", "--actions", "20000", "--kills", "20", "--twice", "10", "--requests", "2000"]
+    return run(str(PYTHON), "-m", "turngym.scripts", "bench", "faults", *words, check=False) or failed
+
+
 def main() -> int:
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before pip could check requires-python
         sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
         sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
     jobs = {"quickstart": quickstart, "test": test, "newest": newest, "evaluators": evaluators, "sglang": sglang}
+    jobs["nightly"] = nightly
     return jobs[sys.argv[1]](sys.argv[2:])
 
 
