@@ -16,7 +16,23 @@ KINDS = (
 )
 SILENT = ("cut body", "noise", "chunked nonsense")
 """Kinds that a server may answer by closing the connection, because no request is complete."""
-ODD = (None, True, -1, 2**70, 1e300, -0.0, "", "x" * 2000, "\x00\u202e", [], {}, [[]], {"a": None}, [1, "1"], "1")
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    2**70,
+    1e300,
+    -0.0,
+    "",
+    "x" * 2000,
+    "\x00\u202e",
+    [],
+    {},
+    [[]],
+    {"a": None},
+    [1, "1"],
+    "1",
+)
 _BAD = (b"\xff", b"\xc3(", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xc0\x80")
 
 
