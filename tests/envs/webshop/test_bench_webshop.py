@@ -114,4 +114,3 @@ def test_the_plain_scorer_ranks_as_lucene_does() -> None:
 )
 def test_lengths_lose_what_lucene_loses(length: int, kept: int) -> None:
     assert big._lossy(length) == kept
-
