@@ -8,7 +8,7 @@ from turngym.scripts.main import dispatch
 
 VERBS = {
     "regime": "turngym.scripts.study.regime",
-    "recipe": "turngym.scripts.study.recipe",
+    "recipe": "turngym.scripts.study.recipe.main",
     "turnopd": "turngym.scripts.study.turnopd",
 }
 

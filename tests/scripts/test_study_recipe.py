@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ from turngym.scripts import train
 from turngym.scripts.main import main
 from turngym.scripts.options.eval import EvalOptions
 from turngym.scripts.serve.policy import ServePolicy
-from turngym.scripts.study import recipe as verb
-from turngym.scripts.study.recipes import RECIPES, Step, paper_steps
+from turngym.scripts.study.recipe import main as verb
+from turngym.scripts.study.recipe.runs import RECIPES
+from turngym.scripts.study.recipe.steps import Step, paper_steps, render
+
+SHELL = {"$PLAY": "http://a:1,http://b:2", "$SCORE": "http://a:1,http://b:2", "$JUDGES": "http://j:1/v1"}
+"""What the script's head sets."""
 
 
 def trained(step: Step) -> Any:
@@ -23,25 +28,90 @@ def trained(step: Step) -> Any:
     if "train" not in step.words:
         return None
     words = list(step.words[step.words.index("train") + 1 :])
-    return train.parse([word if word not in ("$PLAY", "$SCORE") else "http://a:1,http://b:2" for word in words])
+    return train.parse([SHELL.get(word, "text.txt" if word == "$TEXT" else word) for word in words])
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_every_command_is_one_that_our_verbs_take(name: str) -> None:
-    run, served, evaluated = RECIPES[name], 0, 0
+    run, served, evaluated, algorithms = RECIPES[name], 0, 0, []
     for step in paper_steps(run, "out"):
         words = ["1" if word.startswith("$((") else word for word in step.words]
         if words[:3] == ["turngym", "serve", "policy"]:
             assert tyro.cli(ServePolicy, args=words[3:]).host == "0.0.0.0"
             served += 1
-        if words[:2] == ["turngym", "eval"]:
+        elif words[:2] == ["turngym", "eval"]:
             given = tyro.cli(EvalOptions, args=words[2:])
             assert (given.samples, given.player.temperature, given.workers.workers) == (4, 0.85, 16)
             assert (given.max_turns, given.panel) == (run.max_turns, run.panel)
             assert (given.player.channel, given.player.thinking) == ("tool", "on")
             evaluated += 1
-    assert (served, evaluated) == (8, 3)
+        elif (config := trained(step)) is not None:
+            assert (config.rollouts.play.env, config.run.max_turns) == (run.env, run.max_turns)
+            algorithms.append(config.algorithm)
+        else:
+            assert words[0] in ("hf", "cp")
+    helpers = 2 if run.has_teacher else 1 if run.has_judge else 0
+    assert (served, evaluated) == (2 * len(run.methods) + helpers, len(run.methods))
+    assert algorithms == ["grpo"] * run.has_teacher + [method.algorithm for method in run.methods]
     assert load_panel(run.panel).env_id == run.env
+    said = render(run, paper_steps(run, "out"))
+    assert "# From the paper" in said
+    assert "\n# Ours" in said
+    # every name that a command leaves to the shell is set at the head
+    for used in set(re.findall(r"\$([A-Z]+)\b", said)) - {"N"}:
+        assert f"\n{used}=" in said
+    for host in set(re.findall(r"\$([A-Z]+_HOST)\b", said)):
+        assert host in next(line for line in said.splitlines() if line.startswith("# Set "))
+
+
+def texts_of(config: Any) -> list[Path]:
+    """What L_PT reads; algorithms without it have no such settings."""
+    part = getattr(config, "lm_loss", None)
+    return [] if part is None else [Path(file) for file in part.files]
+
+
+def configs_of(name: str) -> dict[str, Any]:
+    """Settings by method."""
+    run = RECIPES[name]
+    found = [config for step in paper_steps(run, "out") if (config := trained(step)) is not None]
+    return dict(zip([method.name for method in run.methods], found[run.has_teacher :], strict=True))
+
+
+def test_tcods_settings() -> None:
+    for name, eta, most in (("tcod-alfworld", 6, 30), ("tcod-webshop", 4, 15)):
+        found = configs_of(name)
+        assert [found[way].tcod.direction for way in ("tcod-f2b", "tcod-b2f")] == ["f2b", "b2f"]
+        for way in ("tcod-f2b", "tcod-b2f"):
+            schedule = found[way].tcod.schedule
+            assert (schedule.eta, schedule.k_start, schedule.k_max) == (eta, 1, most)
+            assert (found[way].run.max_turns, found[way].distill.top_k) == (most, 50)
+
+
+def test_luffys_settings() -> None:
+    for world in ("alfworld", "webshop", "search"):
+        found = configs_of(f"luffy-{world}")
+        luffy = found["luffy"].luffy
+        assert (luffy.n, luffy.prefix.count, luffy.shape, luffy.a) == (8, 1, "p_div_p_a", 0.1)
+        assert (luffy.entropy_coef, luffy.kl_coef, found["grpo"].grpo.n) == (0.001, 0.0, 8)
+
+
+def test_openclaws_settings() -> None:
+    for world in ("alfworld", "webshop", "search"):
+        for name, config in configs_of(f"openclaw-{world}").items():
+            own = config.prm_rl if name == "prm-rl" else config.opd_hints
+            assert (own.clip, own.kl_coef, own.entropy_coef) == ((0.2, 0.28), 0.02, 0.0)
+            judging = config.rollouts.judging
+            asked = (judging.judge, judging.judge_votes, judging.judge_temperature)
+            assert asked == ("http://j:1/v1", 3, 0.6)
+
+
+def test_the_distilling_rewards_read_a_teacher_and_two_of_them_text() -> None:
+    for world in ("alfworld", "webshop", "search"):
+        found = configs_of(f"kd-{world}")
+        assert list(found) == ["grpo-kd", "grpo-minillm", "ppo-kd", "ppo-minillm"]
+        for name, config in found.items():
+            assert config.models.teacher == Path("out/models/teacher")
+            assert bool(texts_of(config)) == name.endswith("minillm")
 
 
 @pytest.mark.parametrize(
@@ -104,6 +174,26 @@ def test_the_embedded_path_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert all((config.run.steps, config.run.episodes) == (3, 8) for config in configs)
     evals = [tyro.cli(EvalOptions, args=list(step.words[2:])) for step in done if step.words[1] == "eval"]
     assert [(given.panel, given.workers.workers) for given in evals] == [("webshop-quickstart", 2)] * 3
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_every_embedded_path_is_one_that_our_verbs_take(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[Step] = []
+    texts: list[Path] = []
+    monkeypatch.setattr(verb, "execute", done.append)
+    monkeypatch.setattr(verb, "write_text", lambda world, path: texts.append(path))
+    assert main(["study", "recipe", name, "--embedded", "--steps", "2", "--out", str(tmp_path)]) == 0
+    run = RECIPES[name]
+    configs = [config for step in done if (config := trained(step)) is not None]
+    assert [config.algorithm for config in configs[run.has_teacher :]] == [one.algorithm for one in run.methods]
+    for config, method in zip(configs[run.has_teacher :], run.methods, strict=True):
+        teacher = tmp_path / "grpo/checkpoints/step_000002/model"
+        assert config.models.teacher == (teacher if method.teacher else None)
+        assert config.rollouts.judging.judge == ("expert" if method.judge else "auto")
+        assert texts_of(config) == (texts if method.text else [])
+    assert texts == [tmp_path / "text.txt"] * run.has_text
 
 
 def test_a_step_that_fails_ends_it(capsys: pytest.CaptureFixture[str]) -> None:

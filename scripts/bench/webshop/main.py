@@ -96,7 +96,9 @@ def throughput(config: WebshopBench, shop: Shop, figures: dict[str, Any]) -> lis
     try:
         rates["peer through HTML"] = steps.measure(steps.through_html(shop), few, total)
     except ImportError as error:
-        print(f"the peer is left out, {error.name} is not installed: pip install beautifulsoup4 jinja2")
+        missing = f"{error.name} is not installed: pip install beautifulsoup4 jinja2"
+        figures["steps/peer"] = missing
+        print(f"the peer is left out, {missing}")
     return _show_rates(rates, steps.mix_of(scripts), figures)
 
 
@@ -104,10 +106,10 @@ def _show_rates(rates: dict[str, steps.Rate], mix: dict[str, int], figures: dict
     peer = rates.get("peer through HTML")
     rows = []
     for name, rate in rates.items():
-        ratio = rate.per_second / peer.per_second if peer is not None else float("nan")
+        ratio = None if peer is None else rate.per_second / peer.per_second
         figures[f"steps/{name}"] = {"per_second": rate.per_second, "ratio": ratio, "steps": rate.steps}
-        cells = (f"{rate.steps:,}", f"{rate.per_second:,.0f}", f"{1e6 / rate.per_second:,.0f}", f"{ratio:,.1f}x")
-        rows.append([name, *cells])
+        cells = (f"{rate.steps:,}", f"{rate.per_second:,.0f}", f"{1e6 / rate.per_second:,.0f}")
+        rows.append([name, *cells, "no peer" if ratio is None else f"{ratio:,.1f}x"])
     figures["steps/mix"] = mix
     counts = ", ".join(f"{count:,} {what}" for what, count in mix.items())
     print_table((["one core", "steps", "steps/s", "us/step", "to the peer"], rows), f"Steps: {counts}")

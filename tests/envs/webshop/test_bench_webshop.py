@@ -43,8 +43,14 @@ def test_without_the_peers_libraries(
     monkeypatch.setitem(sys.modules, "bs4", None)
     options = ["--steps", "100", "--envs", "0", "--products", "0", "--json", str(tmp_path / "figures.json")]
     bench.main(options)
-    assert "pip install beautifulsoup4" in capsys.readouterr().out
-    assert "steps/same" not in json.loads((tmp_path / "figures.json").read_text())
+    said = capsys.readouterr().out
+    assert "the peer is left out, bs4 is not installed: pip install beautifulsoup4" in said
+    assert "no peer" in said
+    assert "nan" not in said
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert "steps/same" not in figures
+    assert figures["steps/peer"].startswith("bs4 is not installed")
+    assert figures["steps/bare session"]["ratio"] is None
 
 
 def test_the_peer_sees_what_a_session_sees(tiny_shop: Shop) -> None:

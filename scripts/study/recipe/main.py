@@ -1,8 +1,8 @@
-"""The paper's own runs: print their exact commands, or run the same path here with tiny models.
+"""The papers' own runs: print their exact commands, or run the same path here with tiny models.
 
 Examples:
     turngym study recipe alfworld-1.7b --print
-    turngym study recipe search-2b --embedded --out runs/recipe
+    turngym study recipe luffy-search --embedded --out runs/recipe
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.worlds import load_world
+from turngym.agents.worlds import EmbeddedWorld, load_world
 from turngym.envs.core import TurngymError
+from turngym.scripts.bench.learn.text import write_text
 from turngym.scripts.bench.learn.words import shown
 from turngym.scripts.options.world import distill_words
 from turngym.scripts.study.cells import replaced
-from turngym.scripts.study.recipes import RECIPES, Step, at_home, embedded_steps, find_recipe, paper_steps, render
+from turngym.scripts.study.recipe.runs import RECIPES, PaperRun, find_recipe
+from turngym.scripts.study.recipe.steps import Embedded, Step, embedded_steps, paper_steps, render
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class RecipeOptions:
     """Which run, and what is done with it."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """alfworld-1.7b, alfworld-4b, webshop-1.7b, webshop-4b or search-2b; without one they are listed."""
+    """alfworld-1.7b, webshop-4b, search-2b, tcod-alfworld, luffy-search, ...; without one they are listed."""
     print: bool = False
     """Print the commands of the paper's run."""
     embedded: bool = False
@@ -49,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     about = (__doc__ or "").split("\n")[0]
     options = tyro.cli(RecipeOptions, args=list(argv), prog="turngym study recipe", description=about)
     if options.name is None:
-        print("\n".join(f"{run.name}: {run.student} from {run.teacher}, {run.env}" for run in RECIPES.values()))
+        print("\n".join(described(run) for run in RECIPES.values()))
         return 0
     run = find_recipe(options.name)
     if options.print == options.embedded:
@@ -57,6 +59,9 @@ def main(argv: Sequence[str]) -> int:
     if options.print:
         print(render(run, paper_steps(run, str(options.out))))
         return 0
+    if run.has_text:
+        world = load_world(run.world)
+        write_text(world, Path(at_home(options, world).text))
     for step in planned(options):
         print(f"# {step.why}\n{step.line}", flush=True)
         execute(step)
@@ -66,11 +71,27 @@ def main(argv: Sequence[str]) -> int:
 def planned(options: RecipeOptions) -> list[Step]:
     """The steps of --embedded."""
     run = find_recipe(options.name or "")
-    world = load_world(run.world)
+    return embedded_steps(run, at_home(options, load_world(run.world)))
+
+
+def at_home(options: RecipeOptions, world: EmbeddedWorld) -> Embedded:
+    """What the path needs in `world`."""
     changed = {"--episodes": str(options.episodes), "--optimizer.lr-warmup": "0"}
-    words = replaced(distill_words(world), changed)
-    models = shown(world.checkpoint("student")), shown(world.checkpoint("teacher"))
-    return embedded_steps(at_home(run, world.panel), str(options.out), lambda _: words, models, options.steps)
+    return Embedded(
+        words=tuple(replaced(distill_words(world), changed)),
+        student=shown(world.checkpoint("student")),
+        base=shown(world.checkpoint("teacher")),
+        panel=world.panel,
+        steps=options.steps,
+        out=str(options.out),
+    )
+
+
+def described(run: PaperRun) -> str:
+    """A line of the list."""
+    methods = ", ".join(method.name for method in run.methods)
+    helper = f" {'judged by' if run.has_judge else 'from'} {run.teacher}" if run.has_judge or run.has_teacher else ""
+    return f"{run.name}: {run.student}{helper}, {run.env}; {run.paper}: {methods}"
 
 
 def execute(step: Step) -> None:
