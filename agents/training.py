@@ -206,7 +206,7 @@ class StudentRollouts:
         make_env = self._make_env(channel=settings.channel)
         shared: dict[str, Any] = {
             "make_env": make_env,
-            "task_ids": self._env.env.unwrapped.task_ids(),
+            "task_ids": self._task_ids(),
             "seed": self.run.seed,
             "slots": play.slots,
             "held_out": self._held_out,
@@ -246,6 +246,10 @@ class StudentRollouts:
             )
             self._shown, self._shown_identity = open_demonstrations(self.config, self.run, self._actor, stage)
         return self._shown
+
+    def _task_ids(self) -> Sequence[str]:
+        known: Sequence[str] = self._env.env.unwrapped.task_ids()
+        return self._demonstrations().tasks(known) if self.config.demonstrations.demonstrated_tasks else known
 
     def _kept(self, collect: Collect) -> Collect:
         last = self.config.play.keep_rollouts

@@ -17,6 +17,8 @@ class DemonstrationOptions:
     """luffy, tcod b2f, sft: who demonstrates the step's tasks: `expert` or another player, `model:FOLDER`,
     `openai:MODEL`, an agent of yours as `package.module:name`, or a trace file, whose episodes are found by task. By
     default --expert."""
+    demonstrated_tasks: bool = False
+    """Play only tasks of which the trace file has a demonstration that counts."""
     demonstration_success: bool = False
     """Leave out demonstrations that did not succeed."""
     demonstration_reward: float | None = None

@@ -10,7 +10,7 @@ from typing import Literal
 
 from turngym.agents.agent import AgentError
 from turngym.agents.demonstrations.filters import USED, DemonstrationFilter, left_out
-from turngym.agents.demonstrations.sources import Demonstrator
+from turngym.agents.demonstrations.sources import Demonstrator, RecordedDemonstrator
 from turngym.agents.rendering.shown import Ids, Shown, begun_response
 from turngym.agents.rendering.text_episodes import TextEpisodes
 from turngym.agents.rollout import Job
@@ -45,6 +45,12 @@ class Demonstrations:
     name: str = ""
     """Who demonstrates, for the line that says what was left out."""
     _said: bool = False
+
+    def tasks(self, known: Sequence[str]) -> list[str]:
+        """Those of `known` that were demonstrated. Raises AgentError for who demonstrates live: that could be any."""
+        if not isinstance(self.source, RecordedDemonstrator):
+            raise AgentError("--demonstrated-tasks plays the tasks of a trace file: name one with --demonstrations")
+        return [task for task in known if task in self.source.by_task]
 
     def episodes(self, jobs: Sequence[Job]) -> list[tuple[Episode | None, str]]:
         """The demonstration of each job, and why it is left out or that it is `used`."""

@@ -198,6 +198,13 @@ def test_recorded_demonstrations_are_matched_to_the_steps_tasks(
     assert row["demonstrations/missing"] > 0
 
 
+def test_only_tasks_that_were_demonstrated_are_played(tmp_path: Path, recorded: Path) -> None:
+    asked = ("--demonstrations", str(recorded), "--demonstration-success", "--demonstrated-tasks", *HALF)
+    _, found = collected(command(tmp_path / "run", "luffy", *asked, episodes=48))
+    assert {e.task.task_id for e in found} <= {e.task.task_id for e in read_trace(recorded)[0] if e.success}
+    assert {e.meta.get("demonstration") for e in found} == {"used", None}
+
+
 def test_a_filter_by_the_runs_own_reward(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`thrift` is 10 - 0.1 per turn for sample 0: only demonstrations of at most four turns are worth 9.6."""
     asked = ("--demonstrations", str(recorded), "--demonstration-reward", "9.6", "--reward", "own_rewards:thrift")
