@@ -75,7 +75,7 @@ def _map(model: Any, path: Path, size: int, *, keep: bool) -> None:
 
 
 def _view(memory: Any, like: Tensor, start: int) -> Tensor:
-    empty = torch.empty(0, dtype=like.dtype)
+    empty: Any = torch.empty(0, dtype=like.dtype)
     return empty.set_(memory, start // like.element_size(), like.shape)
 
 
