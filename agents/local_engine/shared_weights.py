@@ -75,8 +75,8 @@ def _map(model: Any, path: Path, size: int, *, keep: bool) -> None:
 
 
 def _view(memory: Any, like: Tensor, start: int) -> Tensor:
-    stride = torch.empty(like.shape, device="meta").stride()
-    return torch.empty(0, dtype=like.dtype).set_(memory, start // like.element_size(), like.shape, stride)
+    empty: Any = torch.empty(0, dtype=like.dtype)
+    return empty.set_(memory, start // like.element_size(), like.shape)
 
 
 def _new_file(size: int) -> Path:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from turngym.agents.judges.keyword import WordJudge
-from turngym.agents.judges.make_judge import make_judge
 from turngym.agents.proxy.conversation.chat import ChatListRenderer
 from turngym.agents.proxy.service import ProxyService
-from turngym.agents.proxy.sessions.hints import SessionHints
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.sglang.open_servers import teacher_scorer
 from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Scorer
+from turngym.envs.protocols import Scorer
 from turngym.scripts.options.serve_proxy import ServeProxy, named
 from turngym.scripts.serve.proxy_engine import open_engine
+from turngym.scripts.serve.proxy_judge import make_session_judge
 from turngym.scripts.serve.proxy_training import Lines, Training
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BuildContext
-from turngym.trainers.judge.episodes import JudgeError, judge_episodes
-from turngym.trainers.judge.unread import UnreadVotes
 from turngym.trainers.losses.dual_clip import bounded
+from turngym.trainers.losses.truncated_importance import TruncatedImportance
 from turngym.trainers.models.load import load_scorer, load_student
 from turngym.trainers.models.model import vocabulary_size
 from turngym.trainers.models.scorer import LocalScorer
@@ -54,7 +49,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
     algorithm = _algorithm(config, tokenizer)
     teacher, vocab_size = _teacher(config, algorithm, model, tokenizer)
-    judge = _judge(config, algorithm, renderer, max_context)
+    judge = make_session_judge(config, algorithm, renderer, max_context)
     checkpoint = latest_checkpoint(config.out) if list_checkpoints(config.out) else None
     step = 0 if checkpoint is None else read_state(checkpoint)["step"]
     training = Training(out=config.out, algorithm=algorithm, resume=checkpoint is not None, step=step)
@@ -68,9 +63,10 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         seed=seed,
         resumed_from=step,
         on_episode=training.put,
+        on_turn=training.turn,
         on_close=serving.close,
     )
-    source = training.connect(service, judge, serving.behind(service.engine), config.batch_turns)
+    source = training.connect(service, judge, serving.behind(service.engine), config)
 
     def save_extra(folder: Path) -> None:
         tokenizer.save_pretrained(str(folder))
@@ -110,73 +106,27 @@ def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:
     return identity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionJudge:
-    """Judges a proxy's sessions: every next message with the role that spoke it."""
-
-    judge: Judge
-    kind: Literal["score", "hint"]
-    enhance: Callable[[Sequence[Episode]], list[Episode]] | None = None
-    unread: UnreadVotes = field(default_factory=UnreadVotes)
-
-    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Raises JudgeError if every vote failed, or batch after batch can hardly be read."""
-        judged, error = judge_episodes(episodes, _Roles(self.judge), self.kind)
-        votes = [vote for episode in judged for turn in episode.turns for vote in turn.judge_votes or ()]
-        if votes and all(vote is None for vote in votes):
-            raise JudgeError(f"all {len(votes)} votes on {len(judged)} sessions failed; the first: {error}")
-        self.unread.check(judged, f"{len(judged)} sessions")
-        return judged if self.enhance is None else self.enhance(judged)
-
-
-@dataclass(frozen=True, slots=True)
-class _Roles:
-    judge_by: Judge
-
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        return self.judge_by.judge([replace(request, next_role=_role(request)) for request in requests])
-
-
-def _role(request: JudgeRequest) -> str:
-    roles = [] if request.episode is None else request.episode.meta.get("next_roles", [])
-    return str(roles[request.turn]) if request.turn < len(roles) else request.next_role
-
-
-def _judge(
-    config: ServeProxy, algorithm: Algorithm, renderer: ChatListRenderer, max_context: int
-) -> SessionJudge | None:
-    kind = algorithm.judge
-    if kind is None:
-        return None
-    name = config.judging.judge
-    if name in ("rules", "expert"):
-        raise TurngymError(
-            f"--judge {name} reads an environment's verdicts, which sessions of a proxy do not have; "
-            "use words, model:FOLDER or the url of an OpenAI-compatible endpoint"
-        )
-    judge: Judge
-    if name in ("auto", "words"):
-        judge = WordJudge()
-    else:
-        judge = make_judge(config.judging, kind, make_env=_no_env, seed=config.run.seed, device=config.device)
-    hints = SessionHints(renderer=renderer, max_context=max_context, position=algorithm.hint_position)
-    unread = UnreadVotes(limit=config.judging.judge_unread)
-    return SessionJudge(judge=judge, kind=kind, enhance=hints if kind == "hint" else None, unread=unread)
-
-
-def _no_env() -> Any:
-    raise TurngymError("sessions of a proxy have no environment")
-
-
 def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:
     spec = find_algorithm(config.algorithm)
     teaches = config.teacher is not None or bool(config.servers.teacher_server)
     context = BuildContext(run=config.run, distill=config.distill, has_teacher=teaches, tokenizer=tokenizer)
     # sessions end long after their first turn, and wait for the judge: the student has learned in between
     algorithm = bounded(spec.build(getattr(config, spec.table), context), config.run.dual_clip, stale=True)
+    if config.staleness is not None:
+        algorithm = _corrected(algorithm, config.staleness, config.importance_cap)
     if algorithm.needs_teacher and not teaches:
         raise TurngymError(f"--algorithm {config.algorithm} distills from a teacher: name its folder with --teacher")
     return algorithm
+
+
+def _corrected(algorithm: Algorithm, staleness: int, cap: float) -> Algorithm:
+    """`algorithm` with its importance ratios truncated; what was drawn is stale here even if no update is allowed for:
+    the engine is never quite the trainer."""
+    if staleness < 0 or not cap >= 1:
+        raise TurngymError(f"--staleness is {staleness} and --importance-cap {cap}; valid: 0 or more, and at least 1")
+    loss = TruncatedImportance(loss=algorithm.token_loss, cap=cap)
+    settings = {**algorithm.settings, "staleness": staleness, "importance_cap": cap}
+    return replace(algorithm, token_loss=loss, settings=settings)
 
 
 def _teacher(config: ServeProxy, algorithm: Algorithm, model: Any, tokenizer: Any) -> tuple[Scorer | None, int | None]:

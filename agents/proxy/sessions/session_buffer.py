@@ -1,4 +1,4 @@
-"""A buffer of finished sessions: judged in the background, handed to the trainer when a step has enough turns."""
+"""A buffer of judged sessions, handed to the trainer when a step has enough turns."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from turngym.agents.proxy.sessions.freshness import without_stale
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest
-
-Judge = Callable[[Sequence[Episode]], list[Episode]]
-"""The episodes with what a judge says about their turns, in order."""
 
 
 class SessionBuffer:
@@ -23,21 +21,20 @@ class SessionBuffer:
     loads its weights before that).
 
     Args:
-        judge: called in a thread of its own; an exception costs the sessions it was given, counted and kept in
-            `error`. None hands sessions on as they are.
         count_trainable: number of turns of a judged episode that can be trained on; episodes with none are counted and
             left out.
         pause_engine, resume_engine: pausing returns when the engine is idle.
         set_version: called with the version of the weights, while the engine is paused; with `live` whenever there are
             new ones, which it has to give to the engine.
-        on_sessions: called with ("judged" | "trained" | "unused", step or 0, episodes) for records and traces.
+        on_sessions: called with ("trained" | "unused", step or 0, episodes) for the records.
+        staleness: most versions that a turn may be behind the student when it is trained on; older ones are excluded.
+        newest_first: a step takes the sessions that came last, not those that wait longest.
         backlog: most sessions that wait for the trainer; the oldest are dropped and counted.
     """
 
     def __init__(
         self,
         *,
-        judge: Judge | None,
         count_trainable: Callable[[Episode], int],
         pause_engine: Callable[[], None],
         resume_engine: Callable[[], None],
@@ -45,37 +42,27 @@ class SessionBuffer:
         on_sessions: Callable[[str, int, Sequence[Episode]], None],
         batch_turns: int = 16,
         backlog: int = 4096,
-        judge_batch: int = 16,
         live: bool = False,
+        staleness: int | None = None,
+        newest_first: bool = False,
     ) -> None:
-        self._judge, self._usable, self._written = judge, count_trainable, on_sessions
+        self._usable, self._written = count_trainable, on_sessions
         self._pause_engine, self._resume_engine, self._set_version = pause_engine, resume_engine, set_version
-        self._batch_turns, self._backlog, self._judge_batch = batch_turns, backlog, judge_batch
-        self._live = live
+        self._batch_turns, self._backlog = batch_turns, backlog
+        self._live, self._staleness, self._newest_first = live, staleness, newest_first
+        self._version = 0
         self._changed = threading.Condition()
-        self._inbox: deque[Episode] = deque()
         self._ready: deque[tuple[Episode, int]] = deque()
         self._ready_turns = 0
-        self._judging = 0
         self._paused = True
         self._closed = False
         self.counts: Counter[str] = Counter()
-        self.error = ""
-        """Of the judge, the last one."""
         self._pause_engine()
-        self._thread = threading.Thread(target=self._judge_loop, name="proxy-judge", daemon=True)
-        self._thread.start()
-
-    def put(self, episode: Episode) -> None:
-        """A session has ended."""
-        with self._changed:
-            self._inbox.append(episode)
-            self._drop_oldest(self._inbox)
-            self._changed.notify_all()
 
     def put_judged(self, episodes: Iterable[Episode]) -> None:
         """Add sessions whose turns carry a judge's votes already."""
-        for episode in episodes:
+        for given in episodes:
+            episode = without_stale(given, self._version, self._staleness)
             turns = self._usable(episode)
             if not turns:
                 self._written("unused", 0, [episode])
@@ -98,6 +85,7 @@ class SessionBuffer:
         if self._paused:
             self._set_version(request.step - 1)
             self.resume()
+        self._grow_old(request.step - 1)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._step_ready(request.episodes))
             if self._closed:
@@ -116,22 +104,18 @@ class SessionBuffer:
         self.resume()
 
     def close(self) -> None:
-        """The trainer is told to stop when it next asks; the judge after what it is doing. Nothing is lost: what was
-        not trained on is in the records."""
+        """The trainer is told to stop when it next asks. Nothing is lost: what was not trained on is in the records."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(10.0)
         self.resume()
 
     def as_json(self) -> dict[str, Any]:
         with self._changed:
             return {
-                "to_judge": len(self._inbox) + self._judging,
                 "ready_sessions": len(self._ready),
                 "ready_turns": self._ready_turns,
                 **dict(sorted(self.counts.items())),
-                **({"judge_error": self.error} if self.error else {}),
             }
 
     def resume(self) -> None:
@@ -140,6 +124,15 @@ class SessionBuffer:
             self._paused = False
             self._resume_engine()
 
+    def _grow_old(self, version: int) -> None:
+        """The student has another version: what waits is looked at again."""
+        with self._changed:
+            self._version = version
+            if self._staleness is None:
+                return
+            waiting, self._ready, self._ready_turns = list(self._ready), deque(), 0
+        self.put_judged(episode for episode, _ in waiting)
+
     def _step_ready(self, most: int) -> bool:
         return self._ready_turns >= self._batch_turns or len(self._ready) >= most
 
@@ -147,37 +140,10 @@ class SessionBuffer:
         taken: list[Episode] = []
         turns = 0
         while self._ready and turns < self._batch_turns and len(taken) < most:
-            episode, more = self._ready.popleft()
+            episode, more = self._ready.pop() if self._newest_first else self._ready.popleft()
             taken.append(episode)
             turns += more
         self._ready_turns -= turns
         self.counts["sessions_trained"] += len(taken)
         self.counts["turns_trained"] += turns
         return taken
-
-    def _drop_oldest(self, queue: deque[Episode]) -> None:
-        while len(queue) > self._backlog:
-            queue.popleft()
-            self.counts["dropped_for_age"] += 1
-
-    def _judge_loop(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._inbox)
-                if self._closed:
-                    return
-                batch = [self._inbox.popleft() for _ in range(min(len(self._inbox), self._judge_batch))]
-                self._judging = len(batch)
-            try:
-                judged = batch if self._judge is None else self._judge(batch)
-                self._written("judged", 0, judged)
-                self.put_judged(judged)
-            except (
-                Exception
-            ) as error:  # a judge may be any code and any server: its failure must not end the buffer's thread
-                with self._changed:
-                    self.counts["judge_failed"] += len(batch)
-                    self.error = f"{type(error).__name__}: {error}"
-            finally:
-                with self._changed:
-                    self._judging = 0
