@@ -41,7 +41,8 @@ def write_report(options: ScenariosBench, planned: Sequence[Planned]) -> None:
 
 def read_scenario(planned: Planned) -> dict[str, Result]:
     """Row -> its result over the seeds that every arm has finished; nothing where there are none."""
-    scenario, rows = planned.scenario, {}
+    scenario = planned.scenario
+    rows: dict[str, Result] = {}
     for arm in scenario.arms:
         jobs = planned.runs[arm.name]
         if jobs:
