@@ -23,7 +23,15 @@ from turngym.envs.trace import TraceWriter
 from turngym.scripts import train
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.scenarios import main as bench
-from turngym.scripts.bench.scenarios.measures import critic_explained, crossed, forgotten, more_forgotten, text_nats
+from turngym.scripts.bench.scenarios.extras import extra_of
+from turngym.scripts.bench.scenarios.measures import (
+    NATS,
+    critic_explained,
+    crossed,
+    forgotten,
+    more_forgotten,
+    text_nats,
+)
 from turngym.scripts.bench.scenarios.options import ScenariosBench
 from turngym.scripts.bench.scenarios.panels import panel_path, write_panels
 from turngym.scripts.bench.scenarios.passages import text_path, write_passages
@@ -301,3 +309,32 @@ def test_the_whole_path_shortened(tmp_path: Path) -> None:
     assert all(list(row["curve"]) == ["0", "2"] and row["seeds"] == 1 for row in rows.values())
     assert all(len(values) == 1 and values[0] is not None for values in found["measures"]["ppo-kd"].values())
     assert "questions-reported-v1.json" in (tmp_path / "report.md").read_text()
+
+
+def test_the_table_of_held_out_text_by_hand(tmp_path: Path) -> None:
+    options = ScenariosBench(out=tmp_path, seeds=2)
+    one = plan(options, SCENARIOS["text"])
+    path = text_path(tmp_path / "text", "eval")
+    path.parent.mkdir()
+    path.write_text("first\n\nsecond\n")
+    assert one.start is not None
+    control, method = one.runs.values()
+    kept = {
+        one.start: (1.0, 2.0),
+        control[0]: (1.5, 2.5),
+        control[1]: (1.7, 2.7),
+        method[0]: (1.1, 2.1),
+        method[1]: (1.3, 2.3),
+    }
+    for job, values in kept.items():
+        job.folder.mkdir(parents=True)
+        (job.folder / NATS).write_text(json.dumps(dict(zip("01", values, strict=True))))
+    extra = extra_of(options, one)
+    assert extra is not None
+    assert "2 held-out documents" in extra.title
+    # ends: A = 0.02 / 2, B = 0.5 / 2, t(1) = 12.706; "more" has no B, the difference neither
+    assert extra.table[1] == [
+        ["`grpo-kd`", "1.500", "2.100 [-4.379, 8.579]", "+0.600 [-0.671, +1.871]", ""],
+        ["`grpo-minillm`", "1.500", "1.700 [-4.779, 8.179]", "+0.200 [-1.071, +1.471]", "-0.400 [-0.400, -0.400]"],
+    ]
+    assert extra.numbers["grpo-minillm"]["against"]["mean"] == pytest.approx(-0.4)

@@ -49,9 +49,10 @@ REWARD = ("--optimizer.lr", "2e-4", "--optimizer.ppo-epochs", "2", "--optimizer.
 """At 1e-3 policy gradients undo the student within ten steps: success 14 % -> 0 %, entropy 0.7 -> 3 nats. Rollouts cost
 more than updates, so each batch is used four times; on tasks of the next batch the advantage-weighted change of the
 probabilities still grows with the fifth use."""
-CRITIC = (*REWARD, "--ppo-kd.critic.lr", "1e-3", "--ppo-kd.critic.clip", "None")
+FREE_CRITIC = ("--ppo-kd.critic.lr", "1e-3", "--ppo-kd.critic.clip", "None")
 """Returns are some -14 nats: clipped at 0.2 and at 1e-5, as is usual for large models, the critic does not get there in
 24 steps, and in the household success falls by 6 points (docs/learn.md)."""
+CRITIC = (*REWARD, *FREE_CRITIC)
 TEXT = ("--lm-loss.coef", "0.01")
 """The tiny models have never modeled text (9 nats a token): at 1 learning to do so is all that they learn."""
 

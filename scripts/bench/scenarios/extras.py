@@ -46,13 +46,14 @@ def _text(options: ScenariosBench, planned: Planned) -> Extra:
     after = {name: [heldout_nats(job, documents) for job in jobs] for name, jobs in planned.runs.items()}
     control = after[planned.scenario.control.name]
     header = ["row", "nats per token at the start", "at the end [95 %]", "more [95 %]", "minus control's [95 %]"]
-    body, numbers = [], {}
+    body: list[list[str]] = []
+    numbers: dict[str, Any] = {}
     for name, runs in after.items():
-        own = runs is control
-        against = None if own else more_forgotten(control, runs)
-        found = {"start": crossed([before]), "end": crossed(runs), "more": forgotten(before, runs), "against": against}
-        line = [f"`{name}`", f"{fmean(before.values()):.3f}", str(found["end"]), found["more"].signed]  # type: ignore[union-attr]
-        body.append([*line, "" if against is None else against.signed])
+        start, end, more = crossed([before]), crossed(runs), forgotten(before, runs)
+        against = None if runs is control else more_forgotten(control, runs)
+        told = "" if against is None else against.signed
+        body.append([f"`{name}`", f"{start.mean:.3f}", str(end), more.signed, told])
+        found = {"start": start, "end": end, "more": more, "against": against}
         numbers[name] = {key: None if value is None else asdict(value) for key, value in found.items()}
     title = f"Negative log-likelihood of {len(documents)} held-out documents, intervals over seeds and documents:"
     return Extra(title=title, table=(header, body), numbers=numbers)

@@ -71,7 +71,7 @@ class Scenario:
 
     name: str
     claim: str
-    """What the paper says, and where, in a sentence."""
+    """What its paper promises, in a sentence."""
     place: Place
     start: Start
     method: Arm

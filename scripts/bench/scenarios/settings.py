@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from turngym.envs.core import TurngymError
 from turngym.envs.suggest import did_you_mean
-from turngym.scripts.bench.learn.recipes import CRITIC, REWARD, Imitation, Recipe, setup_of
+from turngym.scripts.bench.learn.recipes import FREE_CRITIC, REWARD, Imitation, Recipe, setup_of
 from turngym.scripts.bench.scenarios.scenario import Arm, Place, Scenario, Start
 
 
@@ -62,6 +62,8 @@ READER = Start(
 # long failures would outweigh short successes if every token counted the same
 GRPO = Arm(name="grpo", recipe=Recipe(algorithm="grpo", words=("--grpo.weight", "trajectory")))
 JUDGE = ("--judge", "expert")
+BOLD = (*REWARD, "--optimizer.lr", "5e-4")
+"""Where nearly nothing succeeds there is little that large steps could undo."""
 
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
@@ -69,15 +71,16 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="luffy",
             claim="Where hardly any own attempt succeeds, groups hold no contrast and on-policy learning stands still; "
-            "demonstrations in the groups get it going (LUFFY, introduction and its section on weak models).",
+            "demonstrations in the groups get it going.",
             place=QUESTIONS,
             start=STUCK,
             method=Arm(
                 name="luffy", recipe=Recipe(algorithm="luffy", expert=True, words=("--luffy.weight", "trajectory"))
             ),
             control=GRPO,
-            words=REWARD,
-            steps=16,
+            words=BOLD,
+            steps=20,
+            episodes=32,
         ),
         Scenario(
             name="prm-rl",
@@ -119,8 +122,9 @@ SCENARIOS: Mapping[str, Scenario] = {
             start=STUCK,
             method=Arm(name="grpo-kd", recipe=Recipe(algorithm="grpo-kd", teacher=True)),
             control=GRPO,
-            words=REWARD,
-            steps=16,
+            words=BOLD,
+            steps=20,
+            episodes=32,
         ),
         Scenario(
             name="text",
@@ -139,7 +143,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             claim="A critic gives each token its own advantage, as far as its values explain the returns.",
             place=QUESTIONS,
             start=STUDENT,
-            method=Arm(name="ppo-kd", recipe=Recipe(algorithm="ppo-kd", teacher=True, words=CRITIC[len(REWARD) :])),
+            method=Arm(name="ppo-kd", recipe=Recipe(algorithm="ppo-kd", teacher=True, words=FREE_CRITIC)),
             control=Arm(name="ppo-kd, slow critic", recipe=Recipe(algorithm="ppo-kd", teacher=True)),
             words=REWARD,
             steps=16,
