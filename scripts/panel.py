@@ -27,7 +27,7 @@ from turngym.envs.common.checked import whole
 from turngym.envs.core import TurngymError, plain_id
 from turngym.envs.panels import list_panels, load_panel, panel_of_env, verify_panel, write_panel
 from turngym.scripts.options.aliases import current
-from turngym.scripts.prompts import ExportPrompts, export_prompts
+from turngym.scripts.panels.export_prompts import ExportPrompts, export_prompts
 
 _SHOWN = 20
 

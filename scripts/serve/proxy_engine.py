@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from turngym.agents.local_engine.child_process.engine_process import EngineProcess
 from turngym.agents.local_engine.engine import LocalEngine
-from turngym.agents.local_engine.process import EngineProcess
 from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.proxy.serving_copy import ServingCopy
 from turngym.agents.sglang.open_servers import eval_policy, live_policy, train_policy

@@ -15,10 +15,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the local engine needs turngym[train]")
 pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
 
+from turngym.agents.local_engine.child_process.engine_process import EngineProcess  # noqa: E402
+from turngym.agents.local_engine.child_process.shared_weights import mapped_model, share_parameters, skeleton  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.local_engine.model import EngineError  # noqa: E402
-from turngym.agents.local_engine.process import EngineProcess  # noqa: E402
-from turngym.agents.local_engine.shared_weights import mapped_model, share_parameters, skeleton  # noqa: E402
 from turngym.envs.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.trainers.models.model import tiny_qwen3  # noqa: E402
 

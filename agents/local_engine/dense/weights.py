@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from turngym.agents.local_engine.dense_parts import Linear, Norm, folded, make_norm
+from turngym.agents.local_engine.dense.parts import Linear, Norm, folded, make_norm
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of models made of the same parts: RMS norms, rotary grouped attention, gated SiLU feed-forward."""

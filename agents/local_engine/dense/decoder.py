@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from turngym.agents.local_engine.dense_weights import Layer, Weights, dense_problem, hooked, read_weights
+from turngym.agents.local_engine.dense.weights import Layer, Weights, dense_problem, hooked, read_weights
 from turngym.agents.local_engine.kv_cache import RaggedCache, Step
 from turngym.agents.local_engine.segments import Segment
 

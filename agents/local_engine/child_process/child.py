@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from turngym.agents.executor.local import picklable
+from turngym.agents.local_engine.child_process.shared_weights import mapped_model
 from turngym.agents.local_engine.engine import LocalEngine
-from turngym.agents.local_engine.shared_weights import mapped_model
 from turngym.envs.protocols import GenerateRequest, Watch
 
 FLUSH = 0.005

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.local_engine.child_process.child import serve_engine
+from turngym.agents.local_engine.child_process.shared_weights import share_parameters, skeleton
 from turngym.agents.local_engine.model import EngineError
-from turngym.agents.local_engine.process_child import serve_engine
-from turngym.agents.local_engine.shared_weights import share_parameters, skeleton
 from turngym.envs.protocols import GenerateRequest, Generation, Watch
 
 GRACE = 3.0

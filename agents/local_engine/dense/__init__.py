@@ -1,0 +1,1 @@
+"""Llama-like models run without their modules: functions over fused weights that follow the live parameters."""

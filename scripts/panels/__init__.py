@@ -1,0 +1,1 @@
+"""Parts of `turngym panel` that need a file of their own."""
