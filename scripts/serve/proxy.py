@@ -31,7 +31,7 @@ except ImportError as error:
     raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
 if TYPE_CHECKING:
-    from turngym.scripts.serve.proxy_training import Training
+    from turngym.scripts.serve.live.training import Training
 
 KEY = "TURNGYM_PROXY_KEY"
 """Environment variable with the key that clients must send; on a command line everybody could read it."""
@@ -53,8 +53,8 @@ def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = No
     from turngym.agents.proxy.http.app import create_app
     from turngym.scripts.serve.draining import DrainingServer
     from turngym.scripts.serve.fronts import proxy_front
-    from turngym.scripts.serve.proxy_build import build
-    from turngym.scripts.serve.proxy_minute import every_minute
+    from turngym.scripts.serve.live.build import build
+    from turngym.scripts.serve.live.minute import every_minute
 
     key = os.environ.get(KEY) or None
     if key is None and not is_loopback(config.host):

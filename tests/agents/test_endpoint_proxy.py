@@ -26,7 +26,7 @@ from turngym.envs.trace import read_trace
 from turngym.scripts.options.serve_proxy import ServeProxy
 from turngym.scripts.serve.draining import DrainingServer
 from turngym.scripts.serve.fronts import proxy_front
-from turngym.scripts.serve.proxy_build import build
+from turngym.scripts.serve.live.build import build
 from turngym.trainers.batch import pack
 
 STUDENT = Path(load_world("alfworld").checkpoint("student"))

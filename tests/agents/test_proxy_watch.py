@@ -12,7 +12,7 @@ import pytest
 from turngym.agents.proxy.http.metrics import prometheus
 from turngym.agents.proxy.http.watch_page import PAGE
 from turngym.agents.proxy.sessions.records import Recorder
-from turngym.scripts.serve.proxy_minute import every_minute, minute_line
+from turngym.scripts.serve.live.minute import every_minute, minute_line
 
 
 def test_numbers_for_prometheus() -> None:

@@ -19,7 +19,7 @@ from turngym.agents.proxy.sessions.turn_judging import TurnJudging
 from turngym.envs.core import Task, Verdict
 from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.protocols import JudgeRequest, Judgment
-from turngym.scripts.serve.proxy_judge import SessionJudge
+from turngym.scripts.serve.live.judge import SessionJudge
 from turngym.trainers.judge.unread import UnreadVotes
 
 user = tools.user

@@ -24,9 +24,9 @@ from turngym.agents.judges.make_judge import JudgeOptions  # noqa: E402
 from turngym.agents.proxy.sessions.records import read_records  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.envs.trace import read_trace  # noqa: E402
+from turngym.scripts.serve.live.build import _algorithm, build  # noqa: E402
+from turngym.scripts.serve.live.judge import make_session_judge  # noqa: E402
 from turngym.scripts.serve.proxy import serve  # noqa: E402
-from turngym.scripts.serve.proxy_build import _algorithm, build  # noqa: E402
-from turngym.scripts.serve.proxy_judge import make_session_judge  # noqa: E402
 from turngym.trainers.config import RunConfig  # noqa: E402
 from turngym.trainers.losses.truncated_importance import TruncatedImportance  # noqa: E402
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402

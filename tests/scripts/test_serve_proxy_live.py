@@ -22,8 +22,8 @@ from sglang_model import ModelServer  # noqa: E402
 from turngym.agents.proxy.sessions.records import TurnRecord, read_records  # noqa: E402
 from turngym.agents.sglang.options import TrainServers  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
+from turngym.scripts.serve.live.build import build  # noqa: E402
 from turngym.scripts.serve.proxy import serve  # noqa: E402
-from turngym.scripts.serve.proxy_build import build  # noqa: E402
 from turngym.trainers.models.model import load_model  # noqa: E402
 from turngym.trainers.models.scorer import LocalScorer  # noqa: E402
 

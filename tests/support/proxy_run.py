@@ -15,7 +15,7 @@ from turngym.agents.proxy.settings import ProxySettings
 from turngym.scripts.options.serve_proxy import ServeProxy
 from turngym.scripts.serve.draining import DrainingServer
 from turngym.scripts.serve.fronts import proxy_front
-from turngym.scripts.serve.proxy_build import build
+from turngym.scripts.serve.live.build import build
 from turngym.trainers.config import OptimizerConfig, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from turngym.envs.episode import Episode
 from turngym.envs.protocols import Judgment
 from turngym.envs.trace import TraceWriter, iter_trace
 from turngym.scripts.options.serve_proxy import ServeProxy
-from turngym.scripts.serve.proxy_engine import Serving
+from turngym.scripts.serve.live.engine import Serving
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.judge.episodes import is_trainable
 from turngym.trainers.trainer import Trainer

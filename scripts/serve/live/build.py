@@ -16,9 +16,9 @@ from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.core import TurngymError
 from turngym.envs.protocols import Scorer
 from turngym.scripts.options.serve_proxy import ServeProxy, named
-from turngym.scripts.serve.proxy_engine import open_engine
-from turngym.scripts.serve.proxy_judge import make_session_judge
-from turngym.scripts.serve.proxy_training import Lines, Training
+from turngym.scripts.serve.live.engine import open_engine
+from turngym.scripts.serve.live.judge import make_session_judge
+from turngym.scripts.serve.live.training import Lines, Training
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.losses.dual_clip import bounded

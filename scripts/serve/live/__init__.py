@@ -1,0 +1,1 @@
+"""What stands behind `turngym serve proxy`: who answers, who judges, who trains."""
