@@ -12,7 +12,7 @@ from turngym.agents import play_episodes
 from turngym.agents.environments import json_object, probe
 from turngym.agents.evaluation.scores import Scores, score
 from turngym.agents.evaluation.tables import columns, success_table, table_text
-from turngym.agents.worlds.any_world import AnyWorld
+from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.envs.core import TurngymError
 
 FILE = "success.json"
@@ -57,7 +57,7 @@ class AnyOptions:
             max_turns=self.max_turns,
             expert=self.expert,
             episodes=self.vocabulary_episodes,
-            steps=(AnyWorld.__dataclass_fields__["steps"].default[0] if steps is None else steps, self.student_steps),
+            steps=(TEACHER_STEPS if steps is None else steps, self.student_steps),
             batch=self.batch,
             seed=seed,
         )
