@@ -19,6 +19,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 
 NOISE = (0.0, 0.5)
+TEACHER_STEPS = 300
 ROOM = 1.25
 """How much longer than the longest episode that was seen a context is."""
 BLOCK = 64
@@ -38,7 +39,11 @@ class AnyWorld:
     expert: str = "expert"
     episodes: int = 256
     """Episodes that are played to learn the vocabulary, a quarter of them at random."""
+<<<<<<< HEAD
     steps: tuple[int, int] = STEPS
+=======
+    steps: tuple[int, int] = (TEACHER_STEPS, 60)
+>>>>>>> 1f32e7e403cd1388a0eeb60dc5ebcc5a9a9d981a
     """Updates of teacher and student."""
     batch: int = 32
     """Episodes per update."""
