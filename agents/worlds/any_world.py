@@ -23,8 +23,6 @@ TEACHER_STEPS = 300
 ROOM = 1.25
 """How much longer than the longest episode that was seen a context is."""
 BLOCK = 64
-STEPS = (300, 60)
-"""Of the teacher, and of the student."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +37,7 @@ class AnyWorld:
     expert: str = "expert"
     episodes: int = 256
     """Episodes that are played to learn the vocabulary, a quarter of them at random."""
-<<<<<<< HEAD
-    steps: tuple[int, int] = STEPS
-=======
     steps: tuple[int, int] = (TEACHER_STEPS, 60)
->>>>>>> 1f32e7e403cd1388a0eeb60dc5ebcc5a9a9d981a
     """Updates of teacher and student."""
     batch: int = 32
     """Episodes per update."""

@@ -12,11 +12,7 @@ from turngym.agents import play_episodes
 from turngym.agents.environments import json_object, probe
 from turngym.agents.evaluation.scores import Scores, score
 from turngym.agents.evaluation.tables import columns, success_table, table_text
-<<<<<<< HEAD
-from turngym.agents.worlds.any_world import STEPS, AnyWorld
-=======
 from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
->>>>>>> 1f32e7e403cd1388a0eeb60dc5ebcc5a9a9d981a
 from turngym.envs.core import TurngymError
 
 FILE = "success.json"
@@ -61,11 +57,7 @@ class AnyOptions:
             max_turns=self.max_turns,
             expert=self.expert,
             episodes=self.vocabulary_episodes,
-<<<<<<< HEAD
-            steps=(STEPS[0] if steps is None else steps, self.student_steps),
-=======
             steps=(TEACHER_STEPS if steps is None else steps, self.student_steps),
->>>>>>> 1f32e7e403cd1388a0eeb60dc5ebcc5a9a9d981a
             batch=self.batch,
             seed=seed,
         )
