@@ -43,6 +43,12 @@ class JudgeOptions:
     """Most tokens of one vote."""
     judge_model: str = "default"
     """Name of the model behind a url."""
+    judge_parallel: int = 16
+    """Votes that a judge behind a url is asked for at a time."""
+    judge_timeout: float = 120.0
+    """Seconds for one attempt at a vote."""
+    judge_tries: int = 3
+    """Attempts at a vote in a row; the proxy goes on asking later, other runs count a vote that failed so often."""
     judge_unread: float = 0.9
     """Stop when more than this share of the votes holds no valid box in three steps in a row; 1 never stops."""
     judge_every: int = 10
@@ -51,6 +57,11 @@ class JudgeOptions:
     def __post_init__(self) -> None:
         if not 0.0 <= self.judge_unread <= 1.0:
             raise SettingsError(f"judge_unread is {self.judge_unread}; valid: a share, 0 to 1")
+        if self.judge_parallel < 1 or self.judge_tries < 1 or not self.judge_timeout > 0:
+            raise SettingsError(
+                f"judge_parallel is {self.judge_parallel}, judge_tries {self.judge_tries} and judge_timeout "
+                f"{self.judge_timeout}; valid: at least 1, at least 1, and more than 0 seconds"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +126,9 @@ def _http_judge(context: JudgeContext) -> Judge:
         votes=options.judge_votes,
         temperature=options.judge_temperature,
         max_tokens=options.judge_max_tokens,
+        timeout=options.judge_timeout,
+        tries=options.judge_tries,
+        parallel=options.judge_parallel,
         seed=context.seed,
     )
 

@@ -41,6 +41,7 @@ class ProxyService:
             mean the same to it. None: what the client asks for, as side turns always get.
         resumed_from: step of the checkpoint that training goes on from: what later steps used is unused again.
         on_episode: gets every session that ended with at least one main turn.
+        on_turn: gets every session, as it is by then, when a turn has been added behind another one.
         on_close: called when nothing is generated any more; it ends the policy.
 
     Raises:
@@ -59,6 +60,7 @@ class ProxyService:
         seed: int = 0,
         resumed_from: int | None = None,
         on_episode: Callable[[Episode], None] | None = None,
+        on_turn: Callable[[Episode], None] | None = None,
         on_close: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,7 +73,8 @@ class ProxyService:
         self.counts: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
         """Fields of requests that were not honored."""
-        self._seed, self._clock, self._on_episode, self._on_close = seed, clock, on_episode, on_close
+        self._seed, self._clock = seed, clock
+        self._on_episode, self._on_turn, self._on_close = on_episode, on_turn, on_close
         self._numbers = count(1)
         self._lock = threading.Lock()
         self.engine = EngineQueue(
@@ -92,6 +95,8 @@ class ProxyService:
         self.sessions.restore(past.open)
         self.unused = past.ended
         """Sessions that ended before, as far as no trainer has used them."""
+        self.votes = past.votes
+        """What was judged before of these, and of those that go on."""
 
     def begin(self, request: ChatRequest) -> InflightRequest:
         """Accept a request: lock its session and queue its prompt.
@@ -131,6 +136,11 @@ class ProxyService:
         finally:
             self.closed(session, "")
         return turns
+
+    def open_episodes(self) -> list[Episode]:
+        """Sessions that go on, as they are now. To be called before any request is accepted."""
+        found = [session for session in self.sessions.all() if session.turns]
+        return [episode_of(session, "open", temperature=self.temperature) for session in found]
 
     def now(self) -> float:
         """Seconds on the clock that deadlines are set by."""
@@ -269,6 +279,8 @@ class ProxyService:
             if prompt.opens and session.history.segments:
                 self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
             session.apply(self.renderer, record, prompt.text)
+            if self._on_turn is not None and len(session.turns) > 1:
+                self._on_turn(episode_of(session, "open", temperature=self.temperature))
         else:
             self.engine.release(inflight.pending.request.session)
         with self._lock:

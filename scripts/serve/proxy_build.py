@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from turngym.agents.judges.keyword import WordJudge
-from turngym.agents.judges.make_judge import make_judge
 from turngym.agents.proxy.conversation.chat import ChatListRenderer
 from turngym.agents.proxy.service import ProxyService
-from turngym.agents.proxy.sessions.hints import SessionHints
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.sglang.open_servers import teacher_scorer
 from turngym.envs.common.weights_hash import weights_hash
 from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Scorer
+from turngym.envs.protocols import Scorer
 from turngym.scripts.options.serve_proxy import ServeProxy, named
 from turngym.scripts.serve.proxy_engine import open_engine
+from turngym.scripts.serve.proxy_judge import make_session_judge
 from turngym.scripts.serve.proxy_training import Lines, Training
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BuildContext
-from turngym.trainers.judge.episodes import JudgeError, judge_episodes
-from turngym.trainers.judge.unread import UnreadVotes
 from turngym.trainers.losses.dual_clip import bounded
 from turngym.trainers.models.load import load_scorer, load_student
 from turngym.trainers.models.model import vocabulary_size
@@ -54,7 +47,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
     algorithm = _algorithm(config, tokenizer)
     teacher, vocab_size = _teacher(config, algorithm, model, tokenizer)
-    judge = _judge(config, algorithm, renderer, max_context)
+    judge = make_session_judge(config, algorithm, renderer, max_context)
     checkpoint = latest_checkpoint(config.out) if list_checkpoints(config.out) else None
     step = 0 if checkpoint is None else read_state(checkpoint)["step"]
     training = Training(out=config.out, algorithm=algorithm, resume=checkpoint is not None, step=step)
@@ -68,6 +61,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         seed=seed,
         resumed_from=step,
         on_episode=training.put,
+        on_turn=training.turn,
         on_close=serving.close,
     )
     source = training.connect(service, judge, serving.behind(service.engine), config.batch_turns)
@@ -108,64 +102,6 @@ def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:
     elif config.servers.teacher_server:
         identity["teacher"] = config.servers.teacher_server
     return identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionJudge:
-    """Judges a proxy's sessions: every next message with the role that spoke it."""
-
-    judge: Judge
-    kind: Literal["score", "hint"]
-    enhance: Callable[[Sequence[Episode]], list[Episode]] | None = None
-    unread: UnreadVotes = field(default_factory=UnreadVotes)
-
-    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Raises JudgeError if every vote failed, or batch after batch can hardly be read."""
-        judged, error = judge_episodes(episodes, _Roles(self.judge), self.kind)
-        votes = [vote for episode in judged for turn in episode.turns for vote in turn.judge_votes or ()]
-        if votes and all(vote is None for vote in votes):
-            raise JudgeError(f"all {len(votes)} votes on {len(judged)} sessions failed; the first: {error}")
-        self.unread.check(judged, f"{len(judged)} sessions")
-        return judged if self.enhance is None else self.enhance(judged)
-
-
-@dataclass(frozen=True, slots=True)
-class _Roles:
-    judge_by: Judge
-
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        return self.judge_by.judge([replace(request, next_role=_role(request)) for request in requests])
-
-
-def _role(request: JudgeRequest) -> str:
-    roles = [] if request.episode is None else request.episode.meta.get("next_roles", [])
-    return str(roles[request.turn]) if request.turn < len(roles) else request.next_role
-
-
-def _judge(
-    config: ServeProxy, algorithm: Algorithm, renderer: ChatListRenderer, max_context: int
-) -> SessionJudge | None:
-    kind = algorithm.judge
-    if kind is None:
-        return None
-    name = config.judging.judge
-    if name in ("rules", "expert"):
-        raise TurngymError(
-            f"--judge {name} reads an environment's verdicts, which sessions of a proxy do not have; "
-            "use words, model:FOLDER or the url of an OpenAI-compatible endpoint"
-        )
-    judge: Judge
-    if name in ("auto", "words"):
-        judge = WordJudge()
-    else:
-        judge = make_judge(config.judging, kind, make_env=_no_env, seed=config.run.seed, device=config.device)
-    hints = SessionHints(renderer=renderer, max_context=max_context, position=algorithm.hint_position)
-    unread = UnreadVotes(limit=config.judging.judge_unread)
-    return SessionJudge(judge=judge, kind=kind, enhance=hints if kind == "hint" else None, unread=unread)
-
-
-def _no_env() -> Any:
-    raise TurngymError("sessions of a proxy have no environment")
 
 
 def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:

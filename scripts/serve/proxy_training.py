@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from turngym.agents.proxy.service import ProxyService
-from turngym.agents.proxy.sessions.restore import usage_record
-from turngym.agents.proxy.sessions.session_buffer import Judge, SessionBuffer
+from turngym.agents.proxy.sessions.restore import usage_record, votes_record
+from turngym.agents.proxy.sessions.session_buffer import SessionBuffer
+from turngym.agents.proxy.sessions.turn_judging import TurnJudge, TurnJudging
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
+from turngym.envs.protocols import Judgment
 from turngym.envs.trace import TraceWriter, iter_trace
 from turngym.scripts.serve.proxy_engine import Serving
 from turngym.trainers.algorithm import Algorithm
@@ -41,16 +43,18 @@ class Training:
     _service: ProxyService | None = field(default=None, init=False)
     _serving: Serving | None = field(default=None, init=False)
     _source: SessionBuffer | None = field(default=None, init=False)
+    _judging: TurnJudging | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _trace: TraceWriter | None = field(default=None, init=False)
 
-    def connect(self, service: ProxyService, judge: Judge | None, serving: Serving, batch_turns: int) -> SessionBuffer:
+    def connect(
+        self, service: ProxyService, judge: TurnJudge | None, serving: Serving, batch_turns: int
+    ) -> SessionBuffer:
         """The source that the trainer collects from; what an earlier process left unused goes into it first."""
         self._service, self._serving = service, serving
         judged = self._judged_before({episode.task.task_id for episode in service.unused})
         self._trace = TraceWriter(self.out / SESSIONS)
         self._source = SessionBuffer(
-            judge=judge,
             count_trainable=self._usable,
             pause_engine=service.engine.pause,
             resume_engine=service.engine.resume,
@@ -59,18 +63,31 @@ class Training:
             on_sessions=self._written,
             batch_turns=batch_turns,
         )
+        if judge is not None:
+            self._judging = TurnJudging(judge, on_votes=self._judged_turn, on_judged=self._judged, votes=service.votes)
         for episode in service.unused:
             if episode.task.task_id in judged:
                 self._source.put_judged([judged[episode.task.task_id]])
             else:
-                self._source.put(episode)
+                self.put(episode)
+        for episode in service.open_episodes():
+            self.turn(episode)
         service.unused = []
         return self._source
 
+    def turn(self, episode: Episode) -> None:
+        """A session has another turn."""
+        if self._judging is not None and not self.finished:
+            self._judging.update(episode)
+
     def put(self, episode: Episode) -> None:
         """A session has ended."""
-        if self._source is not None and not self.finished:
-            self._source.put(episode)
+        if self._source is None or self.finished:
+            return
+        if self._judging is None:
+            self._judged(episode)
+        else:
+            self._judging.put(episode)
 
     def updated(self, step: int) -> None:
         """The trainer has changed the weights."""
@@ -86,6 +103,8 @@ class Training:
 
     def stop(self) -> None:
         """Finish the step under way, save, end."""
+        if self._judging is not None:
+            self._judging.close()
         if self._source is not None:
             self._source.close()
         if self._thread is not None:
@@ -95,7 +114,8 @@ class Training:
 
     def health(self) -> Mapping[str, Any]:
         state = "failed" if self.error else "finished" if self.finished else "running"
-        sessions = {} if self._source is None else self._source.as_json()
+        parts = [part.as_json() for part in (self._judging, self._source) if part is not None]
+        sessions = {name: value for part in parts for name, value in part.items()}
         serving = {} if self._serving is None else self._serving.as_json()
         training = {"state": state, "algorithm": self.algorithm.name, "step": self.step, **sessions}
         return {"training": training, "serving": serving}
@@ -125,12 +145,17 @@ class Training:
 
     def _written(self, what: str, step: int, episodes: Sequence[Episode]) -> None:
         assert self._service is not None
-        assert self._trace is not None
-        if what == "judged":
-            for episode in episodes:
-                self._trace.write(episode)
-            return
         self._service.recorder.write(usage_record(what, step, episodes))
+
+    def _judged_turn(self, key: str, turn: int, judgment: Judgment) -> None:
+        assert self._service is not None
+        self._service.recorder.write(votes_record(key, turn, judgment))
+
+    def _judged(self, episode: Episode) -> None:
+        assert self._trace is not None
+        assert self._source is not None
+        self._trace.write(episode)
+        self._source.put_judged([episode])
 
     def _judged_before(self, wanted: set[str]) -> dict[str, Episode]:
         path = self.out / SESSIONS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def make() -> Iterator[Callable[..., tuple[SessionBuffer, Log]]]:
 
     def source(**options: Any) -> tuple[SessionBuffer, Log]:
         log = Log()
-        settings = {"judge": None, "batch_turns": 4, **options}
+        settings = {"batch_turns": 4, **options}
         one = SessionBuffer(
             count_trainable=lambda episode: episode.meta["turns"],
             pause_engine=lambda: log.note("rest"),
@@ -84,7 +84,7 @@ def ask(step: int, episodes: int = 64) -> CollectRequest:
 def test_the_engine_rests_from_a_batch_to_its_update(make: Any) -> None:
     source, log = make()
     for number in (1, 2, 3):
-        source.put(session(number, turns=2))
+        source.put_judged([session(number, turns=2)])
     assert [episode.group for episode in source(ask(8))] == [1, 2]
     source.updated(8)
     told = [what for what in log.said if what[0] in ("rest", "work", "version", "trained")]
@@ -105,38 +105,20 @@ def test_a_step_waits_for_turns_or_for_as_many_sessions_as_it_may_take(make: Any
     found: list[list[Episode]] = []
     thread = threading.Thread(target=lambda: found.append(source(ask(1, episodes=2))))
     thread.start()
-    source.put(session(1))
+    source.put_judged([session(1)])
     assert not found
-    source.put(session(2))
+    source.put_judged([session(2)])
     thread.join(20)
     assert [episode.group for episode in found[0]] == [1, 2]
 
 
 def test_sessions_without_usable_turns_are_counted(make: Any) -> None:
     source, log = make()
-    source.put(session(1, turns=0))
-    source.put(session(2, turns=4))
+    source.put_judged([session(1, turns=0)])
+    source.put_judged([session(2, turns=4)])
     assert [episode.group for episode in source(ask(1))] == [2]
     assert ("unused", 0, (1,)) in log.said
     assert source.as_json()["nothing_to_train_on"] == 1
-
-
-def test_a_judge_that_fails_is_counted_and_the_next_sessions_are_judged(make: Any) -> None:
-    broken = [True]
-
-    def judge(episodes: Sequence[Episode]) -> list[Episode]:
-        if broken[0]:
-            broken[0] = False
-            raise OSError("no judge here")
-        return [replace(episode, score=0.5) for episode in episodes]
-
-    source, log = make(judge=judge, judge_batch=1)
-    source.put(session(1, turns=4))
-    source.put(session(2, turns=4))
-    assert [episode.score for episode in source(ask(1))] == [0.5]
-    assert source.as_json()["judge_failed"] == 1
-    assert source.as_json()["judge_error"] == "OSError: no judge here"
-    assert ("judged", 0, (2,)) in log.said
 
 
 def test_the_oldest_make_room_when_the_trainer_is_slow(make: Any) -> None:

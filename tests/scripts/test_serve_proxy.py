@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import proxy_run  # noqa: E402
 from proxy_run import options, play  # noqa: E402
 
 from turngym.agents.judges.make_judge import JudgeOptions  # noqa: E402
+from turngym.agents.proxy.sessions.records import read_records  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.envs.trace import read_trace  # noqa: E402
 from turngym.scripts.serve.proxy import serve  # noqa: E402
 from turngym.scripts.serve.proxy_build import _algorithm  # noqa: E402
+from turngym.scripts.serve.proxy_judge import make_session_judge  # noqa: E402
 from turngym.trainers.config import RunConfig  # noqa: E402
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
 from turngym.trainers.run.metrics import read_metrics  # noqa: E402
@@ -168,3 +171,36 @@ def test_logprobs_are_those_of_the_engine(run: Any, tmp_path: Path) -> None:
     assert len(values) >= 1
     assert np.all(np.array(values) <= 0)
     served.stop()
+
+
+def test_turns_are_judged_while_their_session_goes_on(run: Any, tmp_path: Path) -> None:
+    served = run(options(tmp_path))
+    messages: list[Any] = []
+    for said in ("You are in a room.", "Nothing happens.", "Thanks."):
+        messages.append({"role": "user", "content": said})
+        messages.append(served.ask(messages, "a"))
+    for _ in range(500):
+        if served.health()["training"].get("turns_judged") == 2:
+            break
+        threading.Event().wait(0.01)
+    served.stop()
+    votes = [one for one in read_records(tmp_path) if one["kind"] == "judged"]
+    assert [(one["turn"], one["votes"][0][-10:]) for one in votes] == [(0, "\\boxed{-1}"), (1, " \\boxed{1}")]
+    assert len({one["session"] for one in votes}) == 1
+
+
+def test_the_options_of_a_judge_behind_a_url(tmp_path: Path) -> None:
+    judging = JudgeOptions(
+        judge="http://127.0.0.1:9/v1", judge_parallel=12, judge_timeout=7.5, judge_tries=2, judge_votes=4
+    )
+    config = options(tmp_path, judging=judging)
+    made = make_session_judge(config, _algorithm(config, None), None, 64)  # type: ignore[arg-type]
+    assert made is not None
+    judge: Any = made.judge
+    assert (judge.parallel, judge.timeout, judge.tries, judge.votes) == (12, 7.5, 2, 4)
+    assert (made.workers, made.batch) == (3, 1)  # 3 turns with 4 votes each are 12 votes at a time
+    words = make_session_judge(options(tmp_path), _algorithm(config, None), None, 64)  # type: ignore[arg-type]
+    assert words is not None
+    assert (words.workers, words.batch) == (1, 16)
+    with pytest.raises(TurngymError, match="judge_tries 0"):
+        JudgeOptions(judge_tries=0)

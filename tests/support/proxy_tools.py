@@ -111,7 +111,7 @@ class Bench:
         self.episodes: list[Episode] = []
         self.renderer = ChatListRenderer(tokenizer)
         self.policy = policy(tokenizer, self.renderer.template.end_id or 0)
-        names = ("temperature", "seed", "resumed_from", "max_context")
+        names = ("temperature", "seed", "resumed_from", "max_context", "on_turn")
         service = {name: options.pop(name) for name in names if name in options}
         service.setdefault("max_context", 4096)
         self.service = ProxyService(
@@ -150,6 +150,10 @@ class Bench:
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
+
+
+def message(text: str) -> ChatMessage:
+    return ChatMessage(role="user", content=text)
 
 
 def as_dict(message: Any) -> dict[str, Any]:

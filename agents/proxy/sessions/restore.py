@@ -21,6 +21,7 @@ from turngym.agents.proxy.sessions.records import (
 from turngym.agents.proxy.sessions.session import ProxySession
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
+from turngym.envs.protocols import Judgment
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class RestoredSessions:
     open: list[ProxySession] = field(default_factory=list)
     ended: list[Episode] = field(default_factory=list)
     """Sessions that no trainer has used, in the order in which they ended."""
+    votes: dict[tuple[str, int], Judgment] = field(default_factory=dict)
+    """What a judge said about turns of `open` and `ended`, by session and turn."""
     serial: int = 0
     """Highest number of a session."""
     damaged: list[RecordProblem] = field(default_factory=list)
@@ -60,8 +63,12 @@ def restore(
                         line=0, reason=f"a {record['kind']} of session {record.get('session')} does not fit: {error}"
                     )
                 )
+        elif record["kind"] == "judged":
+            reading.judged(record)
     restored = reading.restored
     restored.open = list(reading.under_way.values())
+    wanted = {*reading.under_way, *(episode.task.task_id for episode in restored.ended)}
+    restored.votes = {place: votes for place, votes in restored.votes.items() if place[0] in wanted}
     if restored.damaged:
         first = restored.damaged[0]
         where = f"line {first.line}: " if first.line else ""
@@ -98,6 +105,10 @@ class _Reading:
             if key not in self.doubtful:
                 session = self.under_way.setdefault(key, ProxySession(key=key, name=key.rpartition("-")[0]))
                 session.apply(self.renderer, turn)
+
+    def judged(self, record: Mapping[str, Any]) -> None:
+        votes = tuple(record["votes"])
+        self.restored.votes[record["session"], record["turn"]] = Judgment(votes=votes, cut=record["cut"])
 
     def doubt(self, problem: RecordProblem) -> None:
         self.restored.damaged.append(problem)
@@ -147,6 +158,11 @@ def _used(folder: Path) -> set[str]:
             # the checkpoint was older than these steps: what they learned is gone
             steps = {key: step for key, step in steps.items() if step <= record["step"]}
     return set(steps)
+
+
+def votes_record(key: str, turn: int, judgment: Judgment) -> dict[str, Any]:
+    """The record of what a judge said about one turn."""
+    return {"kind": "judged", "session": key, "turn": turn, "votes": list(judgment.votes), "cut": judgment.cut}
 
 
 def usage_record(kind: str, step: int, episodes: Any = ()) -> dict[str, Any]:

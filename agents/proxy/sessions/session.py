@@ -69,15 +69,15 @@ class ProxySession:
         follows = not known or record.kept == known
         new = record.messages if follows else (*self.history.client_messages[: record.kept], *record.messages)[-1:]
         prompt_span, response_span = renderer.apply(self.history, record, text)
-        if record.retry and self.turns:
-            self.turns.pop()
-            self.superseded += 1
+        # what was asked is what it was, and so is whether it was new
+        former = self.turns.pop() if record.retry and self.turns else None
+        self.superseded += former is not None
         system = not self.turns and len(new) > 1 and new[0].role == "system"
         self.turns.append(
             SessionTurn(
-                observation=as_observation(new[1:] if system else new),
+                observation=as_observation(new[1:] if system else new) if former is None else former.observation,
                 role=new[-1].role,
-                has_new_messages=bool(record.messages),
+                has_new_messages=bool(record.messages) or (former is not None and former.has_new_messages),
                 messages=record.messages,
                 kept=record.kept,
                 tools=record.tools,
@@ -178,6 +178,11 @@ class SessionTable:
             for session in evicted:
                 self._remove(session)
             return evicted
+
+    def all(self) -> list[ProxySession]:
+        """The open sessions."""
+        with self._changed:
+            return list(self._open.values())
 
     def restore(self, sessions: Sequence[ProxySession]) -> None:
         """Put back sessions that were open when the last process ended."""

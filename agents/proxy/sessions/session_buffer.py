@@ -1,4 +1,4 @@
-"""A buffer of finished sessions: judged in the background, handed to the trainer when a step has enough turns."""
+"""A buffer of judged sessions, handed to the trainer when a step has enough turns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Any
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest
 
-Judge = Callable[[Sequence[Episode]], list[Episode]]
-"""The episodes with what a judge says about their turns, in order."""
-
 
 class SessionBuffer:
     """Implements `Collect` over live sessions; safe for several threads.
@@ -23,21 +20,18 @@ class SessionBuffer:
     loads its weights before that).
 
     Args:
-        judge: called in a thread of its own; an exception costs the sessions it was given, counted and kept in
-            `error`. None hands sessions on as they are.
         count_trainable: number of turns of a judged episode that can be trained on; episodes with none are counted and
             left out.
         pause_engine, resume_engine: pausing returns when the engine is idle.
         set_version: called with the version of the weights, while the engine is paused; with `live` whenever there are
             new ones, which it has to give to the engine.
-        on_sessions: called with ("judged" | "trained" | "unused", step or 0, episodes) for records and traces.
+        on_sessions: called with ("trained" | "unused", step or 0, episodes) for the records.
         backlog: most sessions that wait for the trainer; the oldest are dropped and counted.
     """
 
     def __init__(
         self,
         *,
-        judge: Judge | None,
         count_trainable: Callable[[Episode], int],
         pause_engine: Callable[[], None],
         resume_engine: Callable[[], None],
@@ -45,33 +39,19 @@ class SessionBuffer:
         on_sessions: Callable[[str, int, Sequence[Episode]], None],
         batch_turns: int = 16,
         backlog: int = 4096,
-        judge_batch: int = 16,
         live: bool = False,
     ) -> None:
-        self._judge, self._usable, self._written = judge, count_trainable, on_sessions
+        self._usable, self._written = count_trainable, on_sessions
         self._pause_engine, self._resume_engine, self._set_version = pause_engine, resume_engine, set_version
-        self._batch_turns, self._backlog, self._judge_batch = batch_turns, backlog, judge_batch
+        self._batch_turns, self._backlog = batch_turns, backlog
         self._live = live
         self._changed = threading.Condition()
-        self._inbox: deque[Episode] = deque()
         self._ready: deque[tuple[Episode, int]] = deque()
         self._ready_turns = 0
-        self._judging = 0
         self._paused = True
         self._closed = False
         self.counts: Counter[str] = Counter()
-        self.error = ""
-        """Of the judge, the last one."""
         self._pause_engine()
-        self._thread = threading.Thread(target=self._judge_loop, name="proxy-judge", daemon=True)
-        self._thread.start()
-
-    def put(self, episode: Episode) -> None:
-        """A session has ended."""
-        with self._changed:
-            self._inbox.append(episode)
-            self._drop_oldest(self._inbox)
-            self._changed.notify_all()
 
     def put_judged(self, episodes: Iterable[Episode]) -> None:
         """Add sessions whose turns carry a judge's votes already."""
@@ -116,22 +96,18 @@ class SessionBuffer:
         self.resume()
 
     def close(self) -> None:
-        """The trainer is told to stop when it next asks; the judge after what it is doing. Nothing is lost: what was
-        not trained on is in the records."""
+        """The trainer is told to stop when it next asks. Nothing is lost: what was not trained on is in the records."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(10.0)
         self.resume()
 
     def as_json(self) -> dict[str, Any]:
         with self._changed:
             return {
-                "to_judge": len(self._inbox) + self._judging,
                 "ready_sessions": len(self._ready),
                 "ready_turns": self._ready_turns,
                 **dict(sorted(self.counts.items())),
-                **({"judge_error": self.error} if self.error else {}),
             }
 
     def resume(self) -> None:
@@ -154,30 +130,3 @@ class SessionBuffer:
         self.counts["sessions_trained"] += len(taken)
         self.counts["turns_trained"] += turns
         return taken
-
-    def _drop_oldest(self, queue: deque[Episode]) -> None:
-        while len(queue) > self._backlog:
-            queue.popleft()
-            self.counts["dropped_for_age"] += 1
-
-    def _judge_loop(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._inbox)
-                if self._closed:
-                    return
-                batch = [self._inbox.popleft() for _ in range(min(len(self._inbox), self._judge_batch))]
-                self._judging = len(batch)
-            try:
-                judged = batch if self._judge is None else self._judge(batch)
-                self._written("judged", 0, judged)
-                self.put_judged(judged)
-            except (
-                Exception
-            ) as error:  # a judge may be any code and any server: its failure must not end the buffer's thread
-                with self._changed:
-                    self.counts["judge_failed"] += len(batch)
-                    self.error = f"{type(error).__name__}: {error}"
-            finally:
-                with self._changed:
-                    self._judging = 0
