@@ -22,13 +22,15 @@ from turngym.agents.proxy.inflight import Finished, InflightRequest
 from turngym.agents.proxy.sessions.episodes import episode_of
 from turngym.agents.proxy.sessions.records import Recorder, TurnRecord
 from turngym.agents.proxy.sessions.restore import restore, usage_record
-from turngym.agents.proxy.sessions.session import ProxySession, SessionTable
+from turngym.agents.proxy.sessions.session import ProxySession, SessionTable, session_name
 from turngym.agents.proxy.settings import ProxySettings
 from turngym.agents.sglang.client.stop_strings import StopFinder
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import GenerateRequest, Generation, Policy, Sampling
 
 MAX_TOKENS = 512
+CLIENTS = 100
+"""Most clients that are counted by name."""
 
 
 class ProxyService:
@@ -73,6 +75,10 @@ class ProxyService:
         self.counts: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
         """Fields of requests that were not honored."""
+        self.unnamed: Counter[str] = Counter()
+        """Requests that named no session, by what their client calls itself."""
+        self.notice: Callable[[str], None] = lambda text: None
+        """Gets lines for the log of the server."""
         self._seed, self._clock = seed, clock
         self._on_episode, self._on_turn, self._on_close = on_episode, on_turn, on_close
         self._numbers = count(1)
@@ -107,8 +113,8 @@ class ProxyService:
         self._admit()
         deadline, session = self.deadline(), None
         try:
-            if request.session_id is not None:
-                session = self._enter(request.session_id, deadline)
+            if (name := self._session_name(request)) is not None:
+                session = self._enter(name, deadline)
             if session is not None and request.main and len(session.turns) >= self.settings.session_turns:
                 self._split(session, request)
             history = session.history if session is not None and request.main else ChatHistory()
@@ -129,7 +135,7 @@ class ProxyService:
         self._admit()
         session = None
         try:
-            session = self._enter(session_id, self.deadline())
+            session = self._enter(session_name(session_id), self.deadline())
             turns = len(session.turns)
             self._finish(session, "done", session.new_messages(final) or final)
             self.sessions.end(session)
@@ -159,7 +165,7 @@ class ProxyService:
 
     def health(self) -> dict[str, Any]:
         with self._lock:
-            counts, ignored = dict(self.counts), dict(self.ignored)
+            counts, ignored, unnamed = dict(self.counts), dict(self.ignored), dict(self.unnamed)
         shown = ("main", "side", "sessions_ended", "underway")
         return {
             "status": "stopping" if self.stopping else "updating" if self.engine.paused else "ok",
@@ -169,6 +175,7 @@ class ProxyService:
             "underway": counts.get("underway", 0),
             "engine": self.engine.as_json(),
             "ignored": ignored,
+            "unnamed": unnamed,
             **{name: value for name, value in sorted(counts.items()) if name not in shown},
         }
 
@@ -184,8 +191,26 @@ class ProxyService:
             self._on_close()
         self.recorder.close()
 
-    def _enter(self, session_id: str, deadline: float) -> ProxySession:
-        session, gone = self.sessions.acquire(session_id, deadline)
+    def _session_name(self, request: ChatRequest) -> str | None:
+        """The session that a request belongs to; None for a side turn of nobody's."""
+        if request.session_id is not None:
+            return session_name(request.session_id)
+        self._note_unnamed(request)
+        return self.sessions.name_of(_owner(request.user), request.messages) if request.main else None
+
+    def _note_unnamed(self, request: ChatRequest) -> None:
+        """Count a request that names no session, and say once of each client that it does not."""
+        with self._lock:
+            # what clients call themselves is theirs to choose: the table must not grow without end
+            client = request.client if len(self.unnamed) < CLIENTS else "others"
+            self.unnamed[client] += 1
+            new = self.unnamed[client] == 1
+        if new:
+            way = "told apart by their history" if request.main else "answered and not trained on"
+            self.notice(f"{client!r} names no session; its conversations are {way}. X-Session-Id names them exactly")
+
+    def _enter(self, name: str, deadline: float) -> ProxySession:
+        session, gone = self.sessions.acquire(name, deadline)
         for other in gone:
             self._finish(other, "room")
         return session
@@ -209,7 +234,8 @@ class ProxyService:
                 "messages",
                 "context_length_exceeded",
             )
-        fixed = self.temperature if request.main else None
+        # who names no session may not know that it trains: it gets what it asks for, and that may exclude the turn
+        fixed = self.temperature if request.main and request.session_id is not None else None
         sampling = Sampling(
             temperature=request.temperature if fixed is None else fixed,
             max_new_tokens=min(request.max_tokens or self.settings.max_tokens or MAX_TOKENS, room),
@@ -224,7 +250,8 @@ class ProxyService:
             name, stream = f"{session.key}/{segment}", (self._seed, task_number(session.key), session.answers)
         if request.seed is not None:
             # clients may send negative seeds, of which no stream can be made
-            stream = (request.seed & (2**63 - 1), *stream[1:])
+            seed = request.seed & (2**63 - 1)
+            stream = (seed, 0, 0) if request.session_id is None else (seed, *stream[1:])
         return GenerateRequest(session=name, prompt_ids=prompt.ids, sampling=sampling, stream=stream)
 
     def _split(self, session: ProxySession, request: ChatRequest) -> None:
@@ -272,6 +299,7 @@ class ProxyService:
             version_spans=generation.version_spans,
             temperature=inflight.pending.request.sampling.temperature,
             retry=prompt.retry,
+            owner=_owner(request.user) if main and request.session_id is None else None,
         )
         # before anything else: no client has an answer that a restarted server would not know
         self.recorder.write(record.as_json())
@@ -279,6 +307,7 @@ class ProxyService:
             if prompt.opens and session.history.segments:
                 self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
             session.apply(self.renderer, record, prompt.text)
+            self.sessions.note(session)
             if self._on_turn is not None and len(session.turns) > 1:
                 self._on_turn(episode_of(session, "open", temperature=self.temperature))
         else:
@@ -309,3 +338,8 @@ class ProxyService:
                 self.counts[dropped] += 1
         if session is not None:
             self.sessions.release(session)
+
+
+def _owner(user: str) -> str:
+    """A hash of whom the conversations belong to; "" for nobody."""
+    return session_name(f"user/{user}") if user else ""

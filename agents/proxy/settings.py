@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from turngym.agents.proxy.errors import ProxyError
 
@@ -27,6 +28,9 @@ class ProxySettings:
     """Seconds without a request after which a session has ended."""
     max_sessions: int = 1024
     """Open sessions; the least recently used one is ended to make room."""
+    unnamed: Literal["match", "side"] = "match"
+    """Clients that name no session: `match` tells their conversations apart by their history (a request that goes on
+    where an answer ended is the same session) and trains on them; `side` answers them and trains on nothing."""
     session_turns: int = 50
     """Turns after which a session is handed on in parts, so that long ones are trained on before they end."""
     max_body: int = 8 * 2**20

@@ -67,6 +67,7 @@ def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = No
         server = DrainingServer(
             proxy_front(app), host=config.host, port=config.port, drain=config.drain, hosts=config.hosts
         )
+        service.notice = lambda text: print(f"note: {text}", flush=True)
         server.stop_on_signals()
         print(f"ready: {server.url}, model {service.name!r}, {_what(config)}", flush=True)
         if training is not None:

@@ -126,6 +126,7 @@ def test_http_that_is_no_request(serve: Callable[..., Served]) -> None:
     served = serve(max_body=1000)
     for answer, status in (
         (served.http.get("/nothing"), 404),
+        (served.http.post("/responses", json={"input": "hi"}), 404),
         (served.http.get("/chat/completions"), 405),
         (served.http.post("/chat/completions", content=b"{", headers=JSON), 400),
         (served.http.post("/chat/completions", content=b"{}", headers={"Content-Type": "text/plain"}), 415),
@@ -301,3 +302,10 @@ class TestOfficialClient:
         with pytest.raises(openai.AuthenticationError):
             api.with_options(api_key="wrong").models.list()
         assert [model.id for model in api.models.list()] == ["tiny"]
+
+
+def test_what_is_not_served_says_what_is(serve: Callable[..., Served]) -> None:
+    served = serve()
+    said = served.http.post("/responses", json={"input": "hi"}).json()["error"]
+    assert said["code"] == "unsupported_endpoint"
+    assert "does not have the Responses API; send messages to POST /v1/chat/completions" in said["message"]

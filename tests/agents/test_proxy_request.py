@@ -20,7 +20,7 @@ def read(headers: dict[str, str] | None = None, **fields: Any) -> Any:
 
 def test_defaults() -> None:
     request = read()
-    assert (request.session_id, request.main, request.done, request.stream) == (None, False, False, False)
+    assert (request.session_id, request.main, request.done, request.stream) == (None, True, False, False)
     assert (request.max_tokens, request.temperature, request.stop, request.tools) == (None, 1.0, (), ())
 
 
@@ -31,7 +31,8 @@ def test_defaults() -> None:
         ({"X-Session-Id": "a"}, {}, True, False),
         ({"X-Session-Id": "a", "X-Turn-Type": "side"}, {"turn_type": "main"}, False, False),
         ({}, {"session_id": "a", "turn_type": "side"}, False, False),
-        ({}, {}, False, False),
+        ({}, {}, True, False),
+        ({"X-Turn-Type": "side"}, {}, False, False),
         ({"X-Session-Done": "1"}, {"session_id": "a"}, True, True),
         ({"X-Session-Done": "false"}, {"session_id": "a", "session_done": True}, True, False),
         ({}, {"session_id": "a", "session_done": True}, True, True),
@@ -64,8 +65,76 @@ def test_developers_are_systems_and_parts_are_text() -> None:
 
 
 def test_what_is_ignored_is_named_and_what_is_harmless_is_not() -> None:
-    request = read(top_p=0.9, presence_penalty=1, user="me", tool_choice="required", frequency_penalty=None)
-    assert request.ignored == ("top_p", "presence_penalty", "tool_choice")
+    request = read(reasoning_effort="high", user="me", store=True, verbosity=None, top_p=1.0, presence_penalty=0)
+    assert request.ignored == ("reasoning_effort",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"top_p": 0.9}, "top_p is 0.9; this server draws from the policy's whole distribution"),
+        ({"top_p": True}, "top_p is true"),
+        ({"top_k": 40}, "leave top_k out, or send -1"),
+        ({"logit_bias": {"5": 1}}, "logit_bias is"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is 0.5"),
+        ({"response_format": {"type": "json_object"}}, "this server has no grammars"),
+        ({"tool_choice": "required"}, "send auto or none"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "send auto or none"),
+    ],
+)
+def test_what_the_engine_does_not_do_is_refused(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ApiError, match=text) as caught:
+        read(**fields)
+    assert (caught.value.status, caught.value.code) == (400, "unsupported_value")
+    assert caught.value.param == next(iter(fields))
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    fields = {"top_p": 1, "top_k": -1, "min_p": 0.0, "logit_bias": {}, "response_format": {"type": "text"}}
+    assert read(**fields, repetition_penalty=1.0, tool_choice="auto").ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"metadata": {"session_id": "a"}}, "a"),
+        ({"metadata": {"conversation_id": "b"}}, "b"),
+        ({"conversation": "c"}, "c"),
+        ({"conversation": {"id": "d"}}, "d"),
+        ({"conversation_id": "e"}, "e"),
+        ({"session_id": "f", "metadata": {"session_id": "a"}}, "f"),
+        ({"metadata": {"topic": "x"}}, None),
+    ],
+)
+def test_other_names_of_a_session(fields: dict[str, Any], name: str | None) -> None:
+    assert read(**fields).session_id == name
+    assert read({"X-Session-Id": "h"}, **fields).session_id == "h"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"metadata": "x"}, "metadata is"),
+        ({"metadata": {"session_id": 5}}, "metadata.session_id is 5"),
+        ({"conversation": {"id": ""}}, "conversation is"),
+        ({"user": "x" * 257}, "user is"),
+    ],
+)
+def test_names_that_are_none(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ApiError, match=text):
+        read(**fields)
+
+
+def test_a_main_turn_needs_a_session_where_nothing_else_tells_it() -> None:
+    with pytest.raises(ApiError, match="needs a session"):
+        read_request({"messages": [USER], "turn_type": "main"}, {}, ProxySettings(unnamed="side"), "tiny")
+    assert not read_request({"messages": [USER]}, {}, ProxySettings(unnamed="side"), "tiny").main
+
+
+def test_whose_conversation_it_is() -> None:
+    assert [read(user="ann").user, read(metadata={"user_id": "bob"}).user, read().user] == ["ann", "bob", ""]
+    assert read({"User-Agent": "OpenAI/Python 2\x07" + "x" * 99}).client == "OpenAI/Python 2 " + "x" * 44
+    assert read().client == "a client without a name"
 
 
 def test_limits_of_answers() -> None:
@@ -97,7 +166,6 @@ def test_limits_of_answers() -> None:
         ),
         ({"session_id": 5}, "session_id", "text of 1 to 256"),
         ({"session_id": "x" * 257}, "session_id", "1 to 256"),
-        ({"turn_type": "main"}, "session_id", "needs a session"),
         ({"turn_type": "both"}, "turn_type", "valid: main, side"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"temperature": 3}, "temperature", "from 0 to 2"),

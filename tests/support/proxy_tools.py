@@ -111,6 +111,8 @@ class Bench:
         self.episodes: list[Episode] = []
         self.renderer = ChatListRenderer(tokenizer)
         self.policy = policy(tokenizer, self.renderer.template.end_id or 0)
+        # tests that are not about them: a request without a session is a side turn
+        options.setdefault("unnamed", "side")
         names = ("temperature", "seed", "resumed_from", "max_context", "on_turn")
         service = {name: options.pop(name) for name in names if name in options}
         service.setdefault("max_context", 4096)

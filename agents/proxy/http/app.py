@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.proxy.errors import ApiError, ProxyError, invalid
+from turngym.agents.proxy.http.identity import read_session
+from turngym.agents.proxy.http.more_routes import add_routes
 from turngym.agents.proxy.http.read_messages import read_messages
 from turngym.agents.proxy.http.reply import POLL_SECONDS, EventStream, completion
-from turngym.agents.proxy.http.request import read_json, read_request, read_session
+from turngym.agents.proxy.http.request import read_json, read_request
 from turngym.agents.proxy.inflight import Finished, InflightRequest
 from turngym.agents.proxy.service import ProxyService
 
@@ -83,6 +85,8 @@ def create_app(
     def healthz() -> Response:
         found = {**service.health(), **({} if more_health is None else more_health())}
         return _json(found, 503 if service.stopping else 200)
+
+    add_routes(app)
 
     @app.errorhandler(Exception)
     def refused(error: Exception) -> Response:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from turngym.agents.proxy.conversation.messages import ChatMessage
 from turngym.agents.proxy.errors import ApiError, invalid
+from turngym.agents.proxy.http.identity import SESSION, Headers, client_name, read_session, read_user
 from turngym.agents.proxy.http.read_messages import read_messages, shown
+from turngym.agents.proxy.http.refused_fields import check_sampling
 from turngym.agents.proxy.settings import ProxySettings
 from turngym.envs.common.strict_json import JsonError, strict_json
 from turngym.envs.suggest import did_you_mean
@@ -16,18 +18,13 @@ from turngym.envs.suggest import did_you_mean
 USED = (
     *("messages", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "stop"),
     *("tools", "tool_choice", "seed", "logprobs", "return_token_ids", "n"),
-    *("session_id", "turn_type", "session_done"),
+    *("session_id", "turn_type", "session_done", "conversation", "conversation_id", "metadata", "user"),
+    *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    "response_format",
 )
-HARMLESS = ("user", "metadata", "store", "parallel_tool_calls", "service_tier")
+HARMLESS = ("store", "parallel_tool_calls", "service_tier", "prompt_cache_key", "safety_identifier")
 """Fields that change nothing about a completion, so that ignoring them is not reported."""
-SESSION, TURN_TYPE, SESSION_DONE = "X-Session-Id", "X-Turn-Type", "X-Session-Done"
-MAX_SESSION_ID = 256
-
-
-class Headers(Protocol):
-    """HTTP headers, whatever their case."""
-
-    def get(self, key: str, /) -> str | None: ...
+TURN_TYPE, SESSION_DONE = "X-Turn-Type", "X-Session-Done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +33,13 @@ class ChatRequest:
 
     messages: tuple[ChatMessage, ...]
     session_id: str | None
+    """As the client names it; None where it names none."""
     main: bool
     """Whether the turn is trained on."""
+    user: str = ""
+    """Whom a conversation without a name belongs to, as far as the client says."""
+    client: str = ""
+    """What the client calls itself, to name it in the log."""
     done: bool
     """Whether the session ends with this turn."""
     stream: bool = False
@@ -74,10 +76,11 @@ def read_request(fields: Mapping[str, Any], headers: Headers, settings: ProxySet
     _check_model(fields.get("model"), name)
     _integer(fields, "n", 1, 1)
     session = read_session(fields, headers)
-    turn_type = headers.get(TURN_TYPE) or fields.get("turn_type") or ("main" if session else "side")
+    matched = settings.unnamed == "match"
+    turn_type = headers.get(TURN_TYPE) or fields.get("turn_type") or ("main" if session or matched else "side")
     if turn_type not in ("main", "side"):
         raise invalid(f"turn type {shown(turn_type)} is unknown; valid: main, side", "turn_type")
-    if turn_type == "main" and session is None:
+    if turn_type == "main" and session is None and not matched:
         raise invalid(f"a main turn needs a session: set the header {SESSION} or session_id", "session_id")
     options = fields.get("stream_options")
     if options is not None and not isinstance(options, dict):
@@ -86,14 +89,15 @@ def read_request(fields: Mapping[str, Any], headers: Headers, settings: ProxySet
     if stream and token_ids:
         raise invalid("return_token_ids is not for streams: leave one of the two out", "return_token_ids")
     tools = _tools(fields.get("tools"), settings)
+    check_sampling(fields)
     choice = fields.get("tool_choice")
     ignored = [name for name in fields if name not in USED and name not in HARMLESS and fields[name] is not None]
-    if choice not in (None, "auto", "none"):
-        ignored.append("tool_choice")
     return ChatRequest(
         messages=read_messages(fields.get("messages"), settings),
         session_id=session,
         main=turn_type == "main",
+        user=read_user(fields),
+        client=client_name(headers),
         done=read_done(fields, headers),
         stream=stream,
         usage_in_stream=bool((options or {}).get("include_usage")),
@@ -106,16 +110,6 @@ def read_request(fields: Mapping[str, Any], headers: Headers, settings: ProxySet
         token_ids=token_ids,
         ignored=tuple(ignored),
     )
-
-
-def read_session(fields: Mapping[str, Any], headers: Headers) -> str | None:
-    """The session's id, None without one. Raises ApiError for one that is no short text."""
-    value = headers.get(SESSION) or fields.get("session_id")
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value or len(value) > MAX_SESSION_ID:
-        raise invalid(f"session_id is {shown(value)}; it must be text of 1 to {MAX_SESSION_ID} letters", "session_id")
-    return value
 
 
 def read_done(fields: Mapping[str, Any], headers: Headers) -> bool:

@@ -56,6 +56,8 @@ class TurnRecord:
     finish: str
     version: int
     temperature: float
+    owner: str | None = None
+    """Whose conversation it is (a hash, or "" for nobody) where the client names no session; None where it does."""
     version_spans: VersionSpans = ()
     """As in `Generation`."""
     retry: bool = False
@@ -80,6 +82,7 @@ class TurnRecord:
             "version": self.version,
             "temperature": self.temperature,
             "retry": self.retry,
+            **({} if self.owner is None else {"owner": self.owner}),
             **({"version_spans": [list(span) for span in self.version_spans]} if self.version_spans else {}),
         }
 
@@ -101,6 +104,7 @@ class TurnRecord:
             version=record["version"],
             temperature=record["temperature"],
             retry=record["retry"],
+            owner=record.get("owner"),
             version_spans=tuple((version, start, end) for version, start, end in record.get("version_spans", ())),
         )
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from turngym.agents.proxy.conversation.chat import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.conversation.messages import ChatMessage, Tools, as_observation, common_prefix
 from turngym.agents.proxy.errors import busy
+from turngym.agents.proxy.sessions.matching import HistoryMatch
 from turngym.agents.proxy.sessions.records import TurnRecord, VersionSpans
 from turngym.agents.rendering.answers import Message
 from turngym.envs.episode import Span
@@ -56,6 +57,8 @@ class ProxySession:
     turns: list[SessionTurn] = field(default_factory=list)
     before: tuple[Message, ...] = ()
     """What had been said before the first turn, as the template got it, where an earlier part was handed on."""
+    owner: str | None = None
+    """As in `TurnRecord`: a session that is found by its history."""
     superseded: int = 0
     """Turns whose answer the client asked for again."""
     queue: deque[object] = field(default_factory=deque)
@@ -65,6 +68,7 @@ class ProxySession:
 
     def apply(self, renderer: ChatListRenderer, record: TurnRecord, text: str | None = None) -> None:
         """Take in a finished main turn, live or from a record."""
+        self.owner = record.owner
         known = len(self.history.client_messages)
         follows = not known or record.kept == known
         new = record.messages if follows else (*self.history.client_messages[: record.kept], *record.messages)[-1:]
@@ -124,18 +128,31 @@ class SessionTable:
         self._idle, self._limit, self._clock = idle, limit, clock
         self._open: dict[str, ProxySession] = {}
         self._changed = threading.Condition()
+        self._match = HistoryMatch()
         self.serial = serial
         """How many sessions have begun."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def acquire(self, session_id: str, deadline: float) -> tuple[ProxySession, list[ProxySession]]:
+    def name_of(self, owner: str, messages: Sequence[ChatMessage]) -> str:
+        """The name of the session of `owner` that a conversation without a name goes on, or of a new one."""
+        with self._changed:
+            # the serial number is in the records, so that no later process gives a name again
+            return self._match.find(owner, messages) or session_name(f"unnamed/{self.serial + 1}")
+
+    def note(self, session: ProxySession) -> None:
+        """A turn was added to a session: it can be found by its history, if it is one that has an owner."""
+        if session.owner is not None:
+            with self._changed:
+                self._match.note(session.name, session.owner, session.history.client_messages)
+
+    def acquire(self, name: str, deadline: float) -> tuple[ProxySession, list[ProxySession]]:
         """(the session, to be given back with `release`; sessions that were evicted to make room for it).
 
         Raises ApiError (503) when the session's other requests are not done by `deadline`.
         """
-        name, turn = session_name(session_id), object()
+        turn = object()
         with self._changed:
             while True:
                 session, evicted = self._find(name)
@@ -190,6 +207,8 @@ class SessionTable:
             for session in sessions:
                 session.last_used = self._clock()
                 self._open[session.name] = session
+                if session.owner is not None and session.history.client_messages:
+                    self._match.note(session.name, session.owner, session.history.client_messages)
 
     def _find(self, name: str) -> tuple[ProxySession, list[ProxySession]]:
         session = self._open.get(name)
@@ -209,6 +228,7 @@ class SessionTable:
         # a new session may have the name by now
         if self._open.get(session.name) is session:
             del self._open[session.name]
+            self._match.forget(session.name)
 
     def _key(self, name: str) -> str:
         self.serial += 1
