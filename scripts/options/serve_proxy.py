@@ -50,6 +50,13 @@ class ServeProxy:
     ones. Not for servers: they have --when-busy."""
     batch_turns: int = 16
     """Turns that a training step waits for; whole sessions are taken, at most --run.episodes of them."""
+    staleness: int | None = None
+    """Most updates that a turn may be behind the student when it is trained on; older ones are left out. With it the
+    probability ratio new / old of a token counts for at most --importance-cap. By default turns of any age count."""
+    importance_cap: float = 2.0
+    """With --staleness: truncated importance sampling."""
+    order: Literal["oldest", "newest"] = "oldest"
+    """Which of the sessions that are ready a step takes first."""
     proxy: ProxySettings = field(default_factory=ProxySettings)
     run: RunConfig = field(default_factory=lambda: RunConfig(steps=10_000, eval_every=0))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from turngym.scripts.serve.proxy_training import Lines, Training
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.losses.dual_clip import bounded
+from turngym.trainers.losses.truncated_importance import TruncatedImportance
 from turngym.trainers.models.load import load_scorer, load_student
 from turngym.trainers.models.model import vocabulary_size
 from turngym.trainers.models.scorer import LocalScorer
@@ -64,7 +66,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         on_turn=training.turn,
         on_close=serving.close,
     )
-    source = training.connect(service, judge, serving.behind(service.engine), config.batch_turns)
+    source = training.connect(service, judge, serving.behind(service.engine), config)
 
     def save_extra(folder: Path) -> None:
         tokenizer.save_pretrained(str(folder))
@@ -110,9 +112,21 @@ def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:
     context = BuildContext(run=config.run, distill=config.distill, has_teacher=teaches, tokenizer=tokenizer)
     # sessions end long after their first turn, and wait for the judge: the student has learned in between
     algorithm = bounded(spec.build(getattr(config, spec.table), context), config.run.dual_clip, stale=True)
+    if config.staleness is not None:
+        algorithm = _corrected(algorithm, config.staleness, config.importance_cap)
     if algorithm.needs_teacher and not teaches:
         raise TurngymError(f"--algorithm {config.algorithm} distills from a teacher: name its folder with --teacher")
     return algorithm
+
+
+def _corrected(algorithm: Algorithm, staleness: int, cap: float) -> Algorithm:
+    """`algorithm` with its importance ratios truncated; what was drawn is stale here even if no update is allowed for:
+    the engine is never quite the trainer."""
+    if staleness < 0 or not cap >= 1:
+        raise TurngymError(f"--staleness is {staleness} and --importance-cap {cap}; valid: 0 or more, and at least 1")
+    loss = TruncatedImportance(loss=algorithm.token_loss, cap=cap)
+    settings = {**algorithm.settings, "staleness": staleness, "importance_cap": cap}
+    return replace(algorithm, token_loss=loss, settings=settings)
 
 
 def _teacher(config: ServeProxy, algorithm: Algorithm, model: Any, tokenizer: Any) -> tuple[Scorer | None, int | None]:

@@ -17,6 +17,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Judgment
 from turngym.envs.trace import TraceWriter, iter_trace
+from turngym.scripts.options.serve_proxy import ServeProxy
 from turngym.scripts.serve.proxy_engine import Serving
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.judge.episodes import is_trainable
@@ -48,7 +49,7 @@ class Training:
     _trace: TraceWriter | None = field(default=None, init=False)
 
     def connect(
-        self, service: ProxyService, judge: TurnJudge | None, serving: Serving, batch_turns: int
+        self, service: ProxyService, judge: TurnJudge | None, serving: Serving, config: ServeProxy
     ) -> SessionBuffer:
         """The source that the trainer collects from; what an earlier process left unused goes into it first."""
         self._service, self._serving = service, serving
@@ -61,7 +62,9 @@ class Training:
             set_version=serving.set_version,
             live=serving.live,
             on_sessions=self._written,
-            batch_turns=batch_turns,
+            batch_turns=config.batch_turns,
+            staleness=config.staleness,
+            newest_first=config.order == "newest",
         )
         if judge is not None:
             self._judging = TurnJudging(judge, on_votes=self._judged_turn, on_judged=self._judged, votes=service.votes)
@@ -184,6 +187,7 @@ class Lines:
             "score": row.get("judge/score"),
             "loss": row.get("loss"),
             "gap": row.get("gap_max"),
+            "versions behind": row.get("staleness_mean"),
             "update s": row.get("time/update_s"),
         }
         said = ", ".join(f"{name} {_short(value)}" for name, value in numbers.items() if value is not None)

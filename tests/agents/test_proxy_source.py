@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import proxy_tools as tools
 import pytest
 
 from turngym.agents.judges.keyword import WordJudge
 from turngym.agents.proxy.sessions.hints import SessionHints
 from turngym.agents.proxy.sessions.session_buffer import SessionBuffer
-from turngym.envs.core import Task
-from turngym.envs.episode import Episode, Status
+from turngym.envs.core import Task, Verdict
+from turngym.envs.episode import Episode, Status, Turn
 from turngym.envs.protocols import CollectRequest, JudgeRequest
 
 user = tools.user
@@ -60,9 +61,8 @@ def make() -> Iterator[Callable[..., tuple[SessionBuffer, Log]]]:
 
     def source(**options: Any) -> tuple[SessionBuffer, Log]:
         log = Log()
-        settings = {"batch_turns": 4, **options}
+        settings = {"batch_turns": 4, "count_trainable": lambda episode: episode.meta["turns"], **options}
         one = SessionBuffer(
-            count_trainable=lambda episode: episode.meta["turns"],
             pause_engine=lambda: log.note("rest"),
             resume_engine=lambda: log.note("work"),
             set_version=lambda version: log.note("version", version),
@@ -126,6 +126,57 @@ def test_the_oldest_make_room_when_the_trainer_is_slow(make: Any) -> None:
     source.put_judged([session(number, turns=2) for number in (1, 2, 3)])
     assert [episode.group for episode in source(ask(1))] == [2, 3]
     assert source.as_json()["dropped_for_age"] == 1
+
+
+def drawn(number: int, *versions: int) -> Episode:
+    """A session whose turns these versions drew."""
+    turns = tuple(
+        Turn(
+            index=index,
+            observation="o",
+            admissible=None,
+            response="r",
+            action="r",
+            verdict=Verdict.OK,
+            reward=0.0,
+            prompt_span=(2 * index, 2 * index + 1),
+            response_span=(2 * index + 1, 2 * index + 2),
+            logprobs=np.zeros(1, np.float32),
+            policy_version=version,
+        )
+        for index, version in enumerate(versions)
+    )
+    ids = np.arange(2 * len(versions), dtype=np.int32)
+    return replace(session(number), segments=(ids,), turns=turns)
+
+
+def test_turns_that_are_too_old_are_left_out(make: Any) -> None:
+    source, log = make(
+        staleness=2, batch_turns=3, count_trainable=lambda episode: sum(t.excluded is None for t in episode.turns)
+    )
+    source.put_judged([drawn(1, 4, 4), drawn(2, 5, 6, 7)])
+    # step 9 is learned by version 8: version 5 is three behind, 6 is two
+    source.put_judged([drawn(3, 8)])
+    taken = source(ask(9))
+    assert [[turn.excluded for turn in episode.turns] for episode in taken] == [["3 versions old", None, None], [None]]
+    assert ("unused", 0, (1,)) in log.said
+    assert source.as_json()["nothing_to_train_on"] == 1
+    source.put_judged([drawn(4, 5), drawn(5, 8, 8, 8)])
+    assert [episode.group for episode in source(ask(10))] == [5]
+    assert ("unused", 0, (4,)) in log.said
+
+
+def test_by_default_turns_of_any_age_count(make: Any) -> None:
+    source, _ = make(batch_turns=1)
+    source.put_judged([drawn(1, 0)])
+    assert [turn.excluded for turn in source(ask(1000))[0].turns] == [None]
+
+
+@pytest.mark.parametrize(("newest", "groups"), [(False, [1, 2]), (True, [3, 2])])
+def test_who_is_taken_first(make: Any, newest: bool, groups: list[int]) -> None:
+    source, _ = make(newest_first=newest)
+    source.put_judged([session(number, turns=2) for number in (1, 2, 3)])
+    assert [episode.group for episode in source(ask(1))] == groups
 
 
 def test_closing_stops_a_trainer_that_waits_and_lets_the_engine_work(make: Any) -> None:

@@ -25,9 +25,10 @@ from turngym.agents.proxy.sessions.records import read_records  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.envs.trace import read_trace  # noqa: E402
 from turngym.scripts.serve.proxy import serve  # noqa: E402
-from turngym.scripts.serve.proxy_build import _algorithm  # noqa: E402
+from turngym.scripts.serve.proxy_build import _algorithm, build  # noqa: E402
 from turngym.scripts.serve.proxy_judge import make_session_judge  # noqa: E402
 from turngym.trainers.config import RunConfig  # noqa: E402
+from turngym.trainers.losses.truncated_importance import TruncatedImportance  # noqa: E402
 from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
 from turngym.trainers.run.metrics import read_metrics  # noqa: E402
 
@@ -49,6 +50,24 @@ def test_the_loss_of_sessions_has_a_dual_clip(tmp_path: Path) -> None:
     for run, bound in ((RunConfig(), 3.0), (RunConfig(dual_clip=0.0), None)):
         loss: Any = _algorithm(options(tmp_path, run=run), None).token_loss
         assert loss.dual_clip == bound
+
+
+def test_staleness_reaches_the_loss_and_the_buffer(tmp_path: Path) -> None:
+    config = options(tmp_path, staleness=3, importance_cap=1.5, order="newest")
+    service, training = build(config)
+    assert training is not None
+    loss: Any = training.algorithm.token_loss
+    assert isinstance(loss, TruncatedImportance)
+    assert (loss.cap, loss.loss.dual_clip) == (1.5, 3.0)
+    assert training.algorithm.settings["staleness"] == 3
+    assert training._source is not None
+    assert (training._source._staleness, training._source._newest_first) == (3, True)
+    assert training.trainer is not None
+    assert training.trainer.algorithm is training.algorithm
+    training.stop()
+    service.close()
+    with pytest.raises(TurngymError, match=r"--staleness is -1 and --importance-cap 2\.0"):
+        _algorithm(options(tmp_path, staleness=-1), None)
 
 
 def test_plain_http_trains_and_a_restart_goes_on(run: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from turngym.agents.proxy.sessions.freshness import without_stale
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import CollectRequest
 
@@ -26,6 +27,8 @@ class SessionBuffer:
         set_version: called with the version of the weights, while the engine is paused; with `live` whenever there are
             new ones, which it has to give to the engine.
         on_sessions: called with ("trained" | "unused", step or 0, episodes) for the records.
+        staleness: most versions that a turn may be behind the student when it is trained on; older ones are excluded.
+        newest_first: a step takes the sessions that came last, not those that wait longest.
         backlog: most sessions that wait for the trainer; the oldest are dropped and counted.
     """
 
@@ -40,11 +43,14 @@ class SessionBuffer:
         batch_turns: int = 16,
         backlog: int = 4096,
         live: bool = False,
+        staleness: int | None = None,
+        newest_first: bool = False,
     ) -> None:
         self._usable, self._written = count_trainable, on_sessions
         self._pause_engine, self._resume_engine, self._set_version = pause_engine, resume_engine, set_version
         self._batch_turns, self._backlog = batch_turns, backlog
-        self._live = live
+        self._live, self._staleness, self._newest_first = live, staleness, newest_first
+        self._version = 0
         self._changed = threading.Condition()
         self._ready: deque[tuple[Episode, int]] = deque()
         self._ready_turns = 0
@@ -55,7 +61,8 @@ class SessionBuffer:
 
     def put_judged(self, episodes: Iterable[Episode]) -> None:
         """Add sessions whose turns carry a judge's votes already."""
-        for episode in episodes:
+        for given in episodes:
+            episode = without_stale(given, self._version, self._staleness)
             turns = self._usable(episode)
             if not turns:
                 self._written("unused", 0, [episode])
@@ -78,6 +85,7 @@ class SessionBuffer:
         if self._paused:
             self._set_version(request.step - 1)
             self.resume()
+        self._grow_old(request.step - 1)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._step_ready(request.episodes))
             if self._closed:
@@ -116,6 +124,15 @@ class SessionBuffer:
             self._paused = False
             self._resume_engine()
 
+    def _grow_old(self, version: int) -> None:
+        """The student has another version: what waits is looked at again."""
+        with self._changed:
+            self._version = version
+            if self._staleness is None:
+                return
+            waiting, self._ready, self._ready_turns = list(self._ready), deque(), 0
+        self.put_judged(episode for episode, _ in waiting)
+
     def _step_ready(self, most: int) -> bool:
         return self._ready_turns >= self._batch_turns or len(self._ready) >= most
 
@@ -123,7 +140,7 @@ class SessionBuffer:
         taken: list[Episode] = []
         turns = 0
         while self._ready and turns < self._batch_turns and len(taken) < most:
-            episode, more = self._ready.popleft()
+            episode, more = self._ready.pop() if self._newest_first else self._ready.popleft()
             taken.append(episode)
             turns += more
         self._ready_turns -= turns
