@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,7 @@ def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = No
     from turngym.scripts.serve.draining import DrainingServer
     from turngym.scripts.serve.fronts import proxy_front
     from turngym.scripts.serve.proxy_build import build
+    from turngym.scripts.serve.proxy_minute import every_minute
 
     key = os.environ.get(KEY) or None
     if key is None and not is_loopback(config.host):
@@ -61,21 +63,24 @@ def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = No
         raise TurngymError(f"--batch-turns is {config.batch_turns}; a training step needs at least 1")
     # a trainer in Python must not hold up the threads that answer: they get their turn ten times as often
     sys.setswitchinterval(SWITCH)
+    over = threading.Event()
     service, training = build(config)
     try:
         app = create_app(service, api_key=key, more_health=None if training is None else training.health)
         server = DrainingServer(
             proxy_front(app), host=config.host, port=config.port, drain=config.drain, hosts=config.hosts
         )
-        service.notice = lambda text: print(f"note: {text}", flush=True)
+        service.notice = lambda text: _say(f"note: {text}")
         server.stop_on_signals()
         print(f"ready: {server.url}, model {service.name!r}, {_what(config)}", flush=True)
         if training is not None:
             if prepare is not None:
                 prepare(training)
             training.start(on_failure=server.stop)
+        every_minute(lambda: {**service.health(), **({} if training is None else training.health())}, over, _say)
         server.run()
     finally:
+        over.set()
         if training is not None:
             # before the service: the last step still writes to its records
             training.stop()
@@ -87,6 +92,10 @@ def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = No
         print(f"training failed: {training.error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _what(config: ServeProxy) -> str:

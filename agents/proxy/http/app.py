@@ -20,8 +20,8 @@ from turngym.agents.proxy.service import ProxyService
 if TYPE_CHECKING:
     from flask import Flask, Response
 
-ROUTES = "POST /v1/chat/completions, GET /v1/models, POST /v1/sessions/done, GET /healthz"
-OPEN = ("/healthz",)
+ROUTES = "POST /v1/chat/completions, GET /v1/models, POST /v1/sessions/done, GET /healthz, GET /metrics, GET /watch"
+OPEN = ("/healthz", "/watch")
 """Paths that need no key."""
 
 
@@ -42,6 +42,9 @@ def create_app(
     app = Flask("turngym.agents.proxy", root_path=here, instance_path=here, static_folder=None)
     app.extensions["proxy"] = service
     app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body
+
+    def health() -> dict[str, Any]:
+        return {**service.health(), **({} if more_health is None else more_health())}
 
     @app.before_request
     def check_key() -> None:
@@ -83,10 +86,9 @@ def create_app(
 
     @app.get("/healthz")
     def healthz() -> Response:
-        found = {**service.health(), **({} if more_health is None else more_health())}
-        return _json(found, 503 if service.stopping else 200)
+        return _json(health(), 503 if service.stopping else 200)
 
-    add_routes(app)
+    add_routes(app, health)
 
     @app.errorhandler(Exception)
     def refused(error: Exception) -> Response:

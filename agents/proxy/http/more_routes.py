@@ -1,11 +1,13 @@
-"""Routes beside the chat: what this server does not do, said clearly."""
+"""Routes beside the chat: numbers for Prometheus, a page to watch, and what this server does not do, said clearly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from turngym.agents.proxy.errors import ApiError
+from turngym.agents.proxy.http.metrics import prometheus
+from turngym.agents.proxy.http.watch_page import PAGE
 
 if TYPE_CHECKING:
     from flask import Flask, Response
@@ -17,10 +19,18 @@ OTHERS = {
 }
 
 
-def add_routes(app: Flask) -> None:
-    """Add them to the application."""
+def add_routes(app: Flask, health: Callable[[], Mapping[str, Any]]) -> None:
+    """Add them to the application; `health` is what /healthz says."""
+    app.add_url_rule("/metrics", "metrics", lambda: _text(prometheus(health()), "text/plain; version=0.0.4"))
+    app.add_url_rule("/watch", "watch", lambda: _text(PAGE, "text/html; charset=utf-8"))
     for path, what in OTHERS.items():
         app.add_url_rule(path, f"not {path}", _refuse(path, what), methods=["POST"])
+
+
+def _text(text: str, kind: str) -> Response:
+    from flask import Response
+
+    return Response(text.encode(), content_type=kind)
 
 
 def _refuse(path: str, what: str) -> Callable[[], Response]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -112,10 +113,13 @@ class TurnRecord:
 class Recorder:
     """Appends records to `folder/records.jsonl`; each is one write and one flush. Safe for several threads.
 
+    Every record says `at` which time it was written, in seconds since 1970; nothing reads it but people.
+
     Raises ProxyError where another process has the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
+        self._now = now
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
         self._lock = threading.Lock()
@@ -128,7 +132,8 @@ class Recorder:
             self._file.flush()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        line = seal(json.dumps({"v": SCHEMA, **record}, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
+        content = {"v": SCHEMA, **record, "at": round(self._now(), 3)}
+        line = seal(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
         with self._lock:
             self._file.write(line)
             self._file.flush()

@@ -1,0 +1,97 @@
+"""What the proxy says of itself: numbers for Prometheus, a page, times in records, a line per minute."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.agents.proxy.http.metrics import prometheus
+from turngym.agents.proxy.http.watch_page import PAGE
+from turngym.agents.proxy.sessions.records import Recorder
+from turngym.scripts.serve.proxy_minute import every_minute, minute_line
+
+
+def test_numbers_for_prometheus() -> None:
+    health = {
+        "status": "ok",
+        "turns": {"main": 1234567, "side": 0},
+        "engine": {"streams": True},
+        "serving": {"from": "copy", "longest_pause_s": 0.25},
+        "unnamed": {'curl "x"\\y': 2},
+    }
+    assert prometheus(health).splitlines() == [
+        "turngym_turns_main 1234567",
+        "turngym_turns_side 0",
+        "turngym_engine_streams 1",
+        "turngym_serving_longest_pause_s 0.25",
+        'turngym_unnamed{name="curl \\"x\\"\\\\y"} 2',
+    ]
+
+
+def health(main: int, **training: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "turns": {"main": main, "side": 1},
+        "sessions": {"open": 4},
+        "engine": {"waiting": 2},
+    }
+    return found | ({"training": {"step": 6, "state": "running", "ready_turns": 5, **training}} if training else {})
+
+
+def test_a_line_says_what_has_come_since_the_last_one() -> None:
+    before = health(10, turns_judged=5, turns_trained=8, judge_failed=1)
+    now = health(25, turns_judged=9, turns_trained=24, judge_failed=3, judge_error="OSError: down", to_judge=7)
+    assert minute_line(now, before) == (
+        "served 15 main and 0 side turns, 4 sessions open, 2 requests waiting; "
+        "judged 4 turns, 2 failed (OSError: down), 7 wait; learned from 16 turns, 5 ready, step 6 running"
+    )
+    assert minute_line(health(10), {}) == "served 10 main and 1 side turns, 4 sessions open, 2 requests waiting"
+
+
+def test_it_is_said_again_and_again_until_the_end() -> None:
+    over, said, heard = threading.Event(), list[str](), threading.Event()
+    counts = iter(range(10, 100, 10))
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == 2:
+            heard.set()
+
+    thread = every_minute(lambda: health(next(counts)), over, say, seconds=0.01)
+    assert heard.wait(20)
+    over.set()
+    thread.join(20)
+    assert [line.split(" main")[0] for line in said[:2]] == ["served 10", "served 10"]
+
+
+def test_records_say_when(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, now=lambda: 1234.56789)
+    recorder.write({"kind": "unused", "step": 0, "sessions": []})
+    recorder.close()
+    assert json.loads((tmp_path / "records.jsonl").read_text())["at"] == 1234.568
+
+
+def test_the_page_loads_nothing_from_elsewhere() -> None:
+    assert "http:" not in PAGE
+    assert "https:" not in PAGE
+    assert "src=" not in PAGE
+    assert "innerHTML" not in PAGE  # names of clients are text, never markup
+
+
+def test_routes_and_the_key(tmp_path: Path, make_tokenizer: Any) -> None:
+    pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
+    import proxy_tools as tools
+
+    from turngym.agents.proxy.http.app import create_app
+
+    bench = tools.Bench(make_tokenizer(), tmp_path)
+    client = create_app(bench.service, api_key="k", more_health=lambda: {"training": {"step": 3}}).test_client()
+    assert client.get("/watch").data.decode() == PAGE
+    assert client.get("/metrics").status_code == 401
+    found = client.get("/metrics", headers={"Authorization": "Bearer k"})
+    assert found.content_type == "text/plain; version=0.0.4"
+    assert "turngym_training_step 3\n" in found.data.decode()
+    bench.service.close()
