@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.agents.local_engine.casting import cast_copy, follow, named_dtype
-from turngym.agents.local_engine.dense import DenseDecoder
+from turngym.agents.local_engine.dense.decoder import DenseDecoder
 from turngym.agents.local_engine.hybrid_cache import RECURRENT_LAYERS, HybridCache
 from turngym.agents.local_engine.kv_cache import RaggedCache, Step
 from turngym.envs.core import TurngymError

@@ -1,4 +1,4 @@
-"""Weights of the Llama family, read out of a transformers model for `dense`; or why they cannot be."""
+"""Weights of the Llama family, read out of a transformers model for `decoder`; or why they cannot be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from turngym.agents.local_engine.dense_parts import Linear, Norm, folded, make_norm
+from turngym.agents.local_engine.dense.parts import Linear, Norm, folded, make_norm
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of models made of the same parts: RMS norms, rotary grouped attention, gated SiLU feed-forward."""

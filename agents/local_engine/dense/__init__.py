@@ -1,0 +1,1 @@
+"""Models of the Llama family without their modules: a few tensor operations a layer."""
