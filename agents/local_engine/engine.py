@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turngym.agents.local_engine.answers import Answers
-from turngym.agents.local_engine.batch import Batch, Row, take, temperatures
+from turngym.agents.local_engine.batch import Answers, Batch, Row, take, temperatures
 from turngym.agents.local_engine.kv_cache import Step
 from turngym.agents.local_engine.model import CausalModel, EngineError
 from turngym.agents.local_engine.prefill import prefill

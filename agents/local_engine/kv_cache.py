@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from turngym.agents.local_engine.segments import Segment
+from turngym.agents.local_engine.dense.segments import Segment
 from turngym.agents.local_engine.slots import Moves
 
 Rows = slice | Tensor

@@ -1,1 +1,1 @@
-"""Llama-like models run without their modules: functions over fused weights that follow the live parameters."""
+"""Models of the Llama family without their modules: a few tensor operations a layer."""

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from turngym.agents.local_engine.dense.segments import Segment
 from turngym.agents.local_engine.dense.weights import Layer, Weights, dense_problem, hooked, read_weights
 from turngym.agents.local_engine.kv_cache import RaggedCache, Step
-from turngym.agents.local_engine.segments import Segment
 
 Masks = Tensor | dict[str, Tensor | None]
 """Additive, [B, 1, Q, length]; by the layers' type where they differ."""
 
 
 class DenseDecoder:
-    """`model`, one of `dense_weights.FAMILY`, on a `RaggedCache`: the same logits up to rounding.
+    """`model`, one of `weights.FAMILY`, on a `RaggedCache`: the same logits up to rounding.
 
     Keys lie in the cache as transformers' own modules would put them, so both may take turns on one cache. `follow`
     has the weights read again.

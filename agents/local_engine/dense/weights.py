@@ -1,4 +1,4 @@
-"""Weights of the Llama family, read out of a transformers model for `dense`; or why they cannot be."""
+"""Weights of the Llama family, read out of a transformers model for `decoder`; or why they cannot be."""
 
 from __future__ import annotations
 
