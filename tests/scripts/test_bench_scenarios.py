@@ -217,8 +217,9 @@ def test_what_is_forgotten_by_hand() -> None:
 
 def test_a_verdict_needs_an_interval_clear_of_zero() -> None:
     ends = [(0.01, 0.2), (-0.01, 0.2), (-0.2, -0.01), (0.0, 0.2)]
-    found = [verdict(Interval(mean=0.0, low=low, high=high, tasks=9)) for low, high in ends]
+    found = [verdict(Interval(mean=0.0, low=low, high=high, tasks=9), 2) for low, high in ends]
     assert found == ["appears", "open", "reversed", "open"]
+    assert verdict(Interval(mean=0.5, low=0.4, high=0.6, tasks=9), 1) == "one seed"
 
 
 def finish(job: Job, curve: Sequence[Sequence[int]], **more: float) -> None:

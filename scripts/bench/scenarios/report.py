@@ -17,8 +17,8 @@ from turngym.scripts.bench.scenarios.extras import Extra, extra_of
 from turngym.scripts.bench.scenarios.options import ScenariosBench
 from turngym.scripts.bench.scenarios.plan import Planned
 
-Verdict = Literal["appears", "open", "reversed"]
-"""Of a difference whose interval lies above zero, holds it, or lies below."""
+Verdict = Literal["appears", "open", "reversed", "one seed"]
+"""Of a difference whose interval lies above zero, holds it, or lies below; of one seed nothing is said of others."""
 
 
 def write_report(options: ScenariosBench, planned: Sequence[Planned]) -> None:
@@ -50,8 +50,10 @@ def read_scenario(planned: Planned) -> dict[str, Result]:
     return rows
 
 
-def verdict(difference: Interval) -> Verdict:
-    """Whether method minus control is clear of zero, and to which side."""
+def verdict(difference: Interval, seeds: int) -> Verdict:
+    """Whether method minus control over `seeds` seeds is clear of zero, and to which side."""
+    if seeds < 2:
+        return "one seed"
     return "appears" if difference.low > 0 else "reversed" if difference.high < 0 else "open"
 
 
@@ -94,7 +96,7 @@ def summary(
             row = rows[scenario.row(arm)]
             assert row.against is not None
             line = [name, f"`{arm.name}`", f"`{scenario.control.name}`", str(row.seeds), signed(row.rise)]
-            body.append([*line, signed(control.rise), signed(row.against), verdict(row.against)])
+            body.append([*line, signed(control.rise), signed(row.against), verdict(row.against, row.seeds)])
     return header, body
 
 
