@@ -251,6 +251,7 @@ OF_OTHERS = {
     *("--enable-auto-tool-choice", "--tool-call-parser", "--jinja"),
     *("--loo.n", "--loo.cap"),
     *("--no-push", "--epochs", "--env.player.max-turns"),
+    *("--newest-torch",),
 }
 """Options that pages name of other programs (pip, torchrun, slime, vLLM, Inspect, verifiers, ...) or of an example."""
 

@@ -12,13 +12,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import Generation
 from turngym.trainers.adapters.extras import need
 from turngym.trainers.adapters.json_bodies import JsonBodies
+from turngym.trainers.adapters.openenv_input import generation, which
 from turngym.trainers.adapters.session import Stepped, TokenSession, TokenSessions
 from turngym.trainers.adapters.trajectory import Trajectory
 
@@ -41,7 +39,7 @@ def act(session: TokenSession, action: Mapping[str, Any]) -> dict[str, Any]:
             f"an action has exactly one of response, response_ids, action; this one has {given or 'none'}"
         )
     if given == ["response_ids"]:
-        stepped = session.step(_generation(action))
+        stepped = session.step(generation(action))
     else:
         stepped = (session.step_text if given == ["response"] else session.step_action)(action[given[0]])
     return _fields(session, stepped.observation, stepped.observation_ids.tolist()) | _outcome(session, stepped)
@@ -112,22 +110,6 @@ def app(sessions: TokenSessions, *, max_concurrent: int = 64) -> Any:
     return application
 
 
-def which(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `TokenSessions.open` in the fields of a reset. Raises TurngymError for other types or ranges."""
-    task_id = wanted.get("task_id")
-    if task_id is not None and not isinstance(task_id, str):
-        raise TurngymError(f"task_id is {task_id!r:.60}; it must be text")
-    names: dict[str, Any] = {} if task_id is None else {"task_id": task_id}
-    for name in ("seed", "sample"):
-        value = wanted.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-            raise TurngymError(f"{name} is {value!r:.60}; it must be a whole number from 0 to 2**63 - 1")
-        names[name] = value
-    return names
-
-
 async def _told(request: Any, error: Exception) -> Any:
     """What a client did wrong, told to it."""
     responses: Any = need("starlette.responses", "the OpenEnv server", "openenv")
@@ -136,21 +118,6 @@ async def _told(request: Any, error: Exception) -> Any:
 
 def _complaint(text: str) -> str:
     return json.dumps({"type": "error", "data": {"message": text, "code": "INVALID_JSON"}})
-
-
-def _generation(action: Mapping[str, Any]) -> Generation:
-    ids, logprobs = action["response_ids"], action.get("logprobs")
-    if logprobs is not None and len(logprobs) != len(ids):
-        raise TurngymError(f"{len(logprobs)} log-probabilities came with {len(ids)} response ids")
-    if not all(0 <= token < 2**31 for token in ids):
-        raise TurngymError("response_ids must be from 0 to 2**31 - 1")
-    values = np.full(len(ids), np.nan) if logprobs is None else logprobs
-    return Generation(
-        ids=np.array(ids, np.int32),
-        logprobs=np.array(values, np.float32),
-        finish="stop",
-        policy_version=int(action.get("policy_version") or 0),
-    )
 
 
 def _fields(session: TokenSession, text: str, ids: list[int]) -> dict[str, Any]:
