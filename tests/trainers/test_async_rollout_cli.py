@@ -17,7 +17,6 @@ from turngym.envs.core import TurngymError
 from turngym.envs.protocols import CollectRequest
 from turngym.scripts import train
 from turngym.trainers.assembly import build_trainer
-from turngym.trainers.distributed.world import SingleProcess
 from turngym.trainers.models.model import save_model, tiny_qwen3
 from turngym.trainers.run.async_rollout import AsyncRollout
 from turngym.trainers.run.metrics import read_metrics
@@ -125,9 +124,3 @@ def test_a_rollout_in_this_process_can_be_broken_off(models: Path, tmp_path: Pat
     play.cancel()
     with pytest.raises(ExecutorError, match="cancelled"):
         made.collect(CollectRequest(step=1, episodes=2, max_turns=2))
-
-
-def test_playing_ahead_needs_one_training_process(models: Path, tmp_path: Path) -> None:
-    options = train.parse(command(models, tmp_path / "run", "--staleness", "1"))
-    with pytest.raises(TurngymError, match="--staleness 1 with 2 training processes"):
-        train.run(options, SingleProcess(size=2))
