@@ -26,24 +26,13 @@ FOLDER = Path(__file__).parent
 # (function, what stands there, what it becomes, file, test that must fail)
 MUTANTS: list[tuple[Callable[..., Any], str, str, str, str]] = [
     # the single label shift, the mask, the rows
-    (
-        batch._Columns.add_turn,
-        "start + r0 + first - 1, start + r0 + last - 1",
-        "start + r0 + first, start + r0 + last",
-        "batch",
-        "two_ragged",
-    ),
-    (
-        batch._Columns.add_turn,
-        "start + r0 + first - 1, start + r0 + last - 1",
-        "r0 + first - 1, r0 + last - 1",
-        "batch",
-        "two_ragged",
-    ),
+    (batch._Columns.add_turn, "first - 1, start + r0 + last - 1", "first, start + r0 + last", "batch", "two_ragged"),
+    (batch._Columns.add_turn, "np.arange(start + r0", "np.arange(r0", "batch", "two_ragged"),
+    (batch._Columns.add_turn, "origin not in origins or ", "", "batch", "a_demonstrator_began"),
     (batch._Columns.add_turn, "np.nan", "0.0", "batch", "two_ragged"),
     (batch._Columns.add_turn, '== "demonstration"', '== "policy"', "batch", "only_the_asked"),
     (batch._Columns.batch, "Status.TRUNCATED_DEPTH", "Status.TRUNCATED_TURNS", "batch", "a_depth_cap"),
-    (batch._Columns.add_turn, "origin not in origins or ", "", "batch", "only_the_asked"),
+    (batch._add_episode, "turn.origin not in origins or ", "", "batch", "each_segment"),
     (batch._add_episode, "turn.segment != segment", "segment < 0", "batch", "each_segment"),
     (batch.pack, "if not episode.status.is_error", "", "batch", "error_episodes"),
     (microbatch.pad_rows, "]] + position", "]] + position + 1", "batch", "split_and_pad"),
