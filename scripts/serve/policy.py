@@ -117,11 +117,11 @@ def process(config: ServePolicy) -> ServerProcess:
         raise ServerError(f"{config.model} holds no model: config.json, safetensors and a tokenizer are needed there")
     if not is_loopback(config.host) and not os.environ.get(KEY):
         raise ServerError(f"--host {config.host} opens the model to the network: set a key in {KEY} first")
-    installed(config.python)
     url = f"http://[{config.host}]:{config.port}" if ":" in config.host else f"http://{config.host}:{config.port}"
     access_of(config.host, config.hosts)
     if any(word.startswith(("--api-key", "--admin-api-key")) for word in config.more):
         raise ServerError(f"a key on a command line can be read by everybody on this machine: set it in {KEY}")
+    installed(config.python)
     # SGLang writes its arguments into its log, the key with them
     log = config.log or Path(tempfile.mkdtemp(prefix="turngym-sglang-")) / "log"
     env = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), NAMES: ",".join(config.hosts)}
