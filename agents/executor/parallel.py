@@ -99,9 +99,15 @@ class ParallelRollout:
             return self._run(scheduler)
 
     def prepare(self, engine: Any) -> None:
-        """Copy a local engine now from which later runs make those of the workers; engines on servers need none."""
-        for local in pack(engine)[1]:
-            self._engine_number(local)
+        """Copy a local engine now, from which later runs make those of the workers.
+
+        Engines on servers are left alone: to ask one how workers reach it sends it the weights, and at this time they
+        may not be the run's yet.
+        """
+        from turngym.agents.local_engine.engine import LocalEngine
+
+        if isinstance(engine, LocalEngine):
+            self._engine_number(engine)
 
     @property
     def playing(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 from turngym.agents.agent import AgentError
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.sampling import uniforms
+from turngym.agents.local_engine.two_engines import TwoEngines
 from turngym.agents.model_player import ModelPlayer
 from turngym.agents.rollout import PlayJobs, rollout
 from turngym.envs.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy
@@ -19,7 +20,7 @@ COIN, ANSWER = 1, 2
 """What a request's stream is continued with: 0 would be the stream itself, from which the student draws."""
 
 
-class GuidedPolicy:
+class GuidedPolicy(TwoEngines):
     """Each answer is the teacher's with probability `share`, else the student's, decided by the request's own stream.
 
     Who else is in the batch changes nothing, and without a share the student plays what it would have played alone. An
@@ -31,22 +32,7 @@ class GuidedPolicy:
     """
 
     def __init__(self, student: Engine, teacher: Engine, share: float) -> None:
-        if not 0.0 <= share <= 1.0:
-            raise AgentError(f"the teacher's share of the turns is {share}; valid: 0 to 1")
-        self._student, self._teacher, self.share = student, teacher, share
-
-    @property
-    def max_length(self) -> int:
-        """Most ids of prompt and response together: what both hold."""
-        return min(self._student.max_length, self._teacher.max_length)
-
-    def weights_changed(self, version: int) -> None:
-        """The student has new weights."""
-        self._student.weights_changed(version)
-
-    def release(self, session: str) -> None:
-        self._student.release(session)
-        self._teacher.release(session)
+        super().__init__(student, teacher, share, "turns")
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Raises PartialFailure where one of the two fails for some requests."""

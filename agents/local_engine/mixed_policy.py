@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from turngym.agents.agent import AgentError
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.sampling import Decoder, StopText, uniforms
+from turngym.agents.local_engine.two_engines import TwoEngines
 from turngym.agents.model_player import ModelPlayer
 from turngym.agents.rollout import PlayJobs, rollout
 from turngym.envs.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy
@@ -53,7 +54,7 @@ class _Row:
         )
 
 
-class MixedPolicy:
+class MixedPolicy(TwoEngines):
     """MiniLLM's teacher-mixed sampling: every id is drawn from p~ = share p_teacher + (1 - share) p_student.
 
     Whether the teacher or the student draws an id is decided beforehand, by the request's own stream; drawing from the
@@ -70,23 +71,8 @@ class MixedPolicy:
     """
 
     def __init__(self, student: Engine, teacher: Engine, share: float, *, tokenizer: Decoder | None = None) -> None:
-        if not 0.0 <= share <= 1.0:
-            raise AgentError(f"the teacher's share of the ids is {share}; valid: 0 to 1")
-        self._student, self._teacher, self.share = student, teacher, share
+        super().__init__(student, teacher, share, "ids")
         self._stop_text = None if tokenizer is None else StopText(tokenizer)
-
-    @property
-    def max_length(self) -> int:
-        """Most ids of prompt and response together: what both hold."""
-        return min(self._student.max_length, self._teacher.max_length)
-
-    def weights_changed(self, version: int) -> None:
-        """The student has new weights."""
-        self._student.weights_changed(version)
-
-    def release(self, session: str) -> None:
-        self._student.release(session)
-        self._teacher.release(session)
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Raises PartialFailure where one of the two fails for some requests."""

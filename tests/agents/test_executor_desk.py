@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.executor import Answer, EnvSpec, ExecutorError, ParallelRollout
+from turngym.agents.executor import Answer, EnvSpec, ExecutorError, LocalWorkers, ParallelRollout
 from turngym.agents.executor.worker import Worker
 from turngym.agents.rollout import Job, rollout
 from turngym.agents.scripted import ExpertAgent
@@ -251,6 +251,18 @@ def test_an_interrupted_run_has_handed_on_what_finished_and_can_be_called_again(
     run.cancel()
     with pytest.raises(ExecutorError, match="cancelled"):
         run(jobs, spec, ExpertAgent())
+
+
+def test_an_engine_on_servers_is_not_asked_before_its_time() -> None:
+    """To ask it how workers reach it sends it the weights, which a resumed run has not read yet."""
+
+    class OnServers:
+        def for_workers(self) -> Any:
+            raise AssertionError("the servers were given weights")
+
+    play = ParallelRollout(LocalWorkers(1))
+    play.prepare(OnServers())
+    play.close()
 
 
 def test_what_cannot_be_sent_is_named(jobs: list[Job]) -> None:

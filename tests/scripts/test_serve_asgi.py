@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from malformed import MALFORMED
+from running_site import RunningSite, until
 
 pytest.importorskip("uvicorn", reason="the server needs turngym[openenv] or turngym[mcp]")
 
@@ -23,16 +23,14 @@ from turngym.trainers.adapters.json_bodies import JsonBodies
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class Site:
+class Site(RunningSite):
     """An application that waits for `gate` before it answers with the body that it got; on a running server."""
 
     def __init__(self, max_body: int = 1 << 20, seconds: float = 60.0, **settings: Any) -> None:
         self.gate, self.asked = threading.Event(), 0
         self.gate.set()
         app = JsonBodies(self.answer, max_body=max_body, seconds=seconds)
-        self.server = AsgiServer(app, extra="openenv", **settings)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
+        super().__init__(AsgiServer(app, extra="openenv", **settings))
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -50,9 +48,6 @@ class Site:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": message["body"]})
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection((self.server.host, self.server.port), timeout=20)
-
     def ask(self, sent: bytes) -> tuple[int, bytes]:
         with self.connect() as client:
             client.sendall(sent)
@@ -60,11 +55,6 @@ class Site:
             while int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]) > len(body):
                 body += client.recv(65536)
             return int(head.split(b" ")[1]), body
-
-    def stop(self) -> None:
-        self.gate.set()
-        self.server.stop()
-        self.thread.join(20)
 
 
 @pytest.fixture
@@ -83,14 +73,6 @@ def serve() -> Iterator[Callable[..., Site]]:
 def post(body: bytes, kind: str = "application/json", more: str = "") -> bytes:
     head = f"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     return head.encode() + body
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never happened")
 
 
 def test_bodies_arrive_whole(serve: Callable[..., Site]) -> None:

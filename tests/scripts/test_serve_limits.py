@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from running_site import RunningSite, until
 
 flask = pytest.importorskip("flask", reason="the servers need turngym[serve]")
 pytest.importorskip("waitress", reason="the servers need turngym[serve]")
@@ -24,7 +25,7 @@ from turngym.scripts.serve.web.waitress_server import room  # noqa: E402
 GET = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class Site:
+class Site(RunningSite):
     """An application whose answers wait for `gate`, on a running server."""
 
     def __init__(self, drain: float = 20.0, **settings: Any) -> None:
@@ -57,12 +58,7 @@ class Site:
             refuse=lambda status, text: json.dumps({"error": text}).encode(),
             **settings,
         )
-        self.server = DrainingServer(front, drain=drain)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection((self.server.host, self.server.port), timeout=20)
+        super().__init__(DrainingServer(front, drain=drain))
 
     def ask(self, path: str = "/") -> tuple[int, bytes]:
         client = http.client.HTTPConnection(self.server.host, self.server.port, timeout=20)
@@ -71,11 +67,6 @@ class Site:
         found = answer.status, answer.read()
         client.close()
         return found
-
-    def stop(self) -> None:
-        self.gate.set()
-        self.server.stop()
-        self.thread.join(20)
 
 
 @pytest.fixture
@@ -100,14 +91,6 @@ def closed(client: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return b"".join(parts)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never happened")
 
 
 def test_idle_connections_keep_nobody_out(serve: Callable[..., Site]) -> None:
