@@ -36,7 +36,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "opd, sampled": ("--distill.form", "sampled", "--temperature", "0.8", "--shard-teacher"),
     "turnopd": ("--turnopd.depth.warmup", "1", "--optimizer.minibatches", "2", "--optimizer.ppo-epochs", "2"),
     "turnopd, ahead": ("--turnopd.depth.warmup", "1", "--staleness", "2"),
-    "opd, workers ahead": ("--workers", "1", "--staleness", "1"),
+    "opd, workers": ("--workers", "1"),
     "opd, lora": ("--lora.rank", "4", "--optimizer.lr", "1e-3"),
     "tcod": ("--tcod.direction", "b2f", "--tcod.schedule.k-start", "1"),
     "grpo": ("--grpo.n", "3", "--grpo.kl-coef", "0.1", "--grpo.entropy-coef", "0.01", "--max-turns", "8"),
