@@ -75,15 +75,26 @@ def load_run(spec: str, place: int = 0) -> Run:
     path = Path(rest).expanduser()
     name = name or (path.parent.name if path.name in ("trace.jsonl", "eval") else path.stem) or str(path)
     if path.is_file():
-        return Run(name=name, place=place, **_evaluation(path))
+        return Run(name=name, place=place, **_nonempty(path, _evaluation(path)))
     found = [sorted(path.glob(pattern))[-1:] for pattern in TRACES]
     traces = [trace for hits in found for trace in hits]
     values: dict[str, Any] = _evaluation(traces[0]) if traces else {}
     if (path / "metrics.jsonl").is_file():
         values |= _training(path)
+    elif traces:
+        _nonempty(traces[0], values)
     if not values:
         raise TurngymError(f"{path}: no trace.jsonl (an evaluation) and no metrics.jsonl (a training run) to report")
     return Run(name=name, place=place, **values)
+
+
+def _nonempty(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` of a trace; TurngymError where it holds no episode."""
+    if values["episodes"]:
+        return values
+    lines = values["skipped"]
+    why = f"none of its {len(lines)} lines is an episode ({lines[0]})" if lines else "it is empty"
+    raise TurngymError(f"{path}: no episode to report: {why}")
 
 
 def unique_names(runs: Sequence[Run]) -> None:

@@ -59,5 +59,7 @@ def open_runs(files: tuple[str, ...]) -> dict[str, TraceIndex]:
             raise TurngymError(f"two files are called {name!r}; tell them apart with NAME=PATH")
         runs[name] = index_trace(path, lambda count: print(f"{count:,} episodes indexed", file=sys.stderr))
         if runs[name].skipped:
+            if not len(runs[name]):
+                raise TurngymError(f"{path} is no trace: none of its {runs[name].skipped} lines is an episode")
             print(f"{path}: skipped {runs[name].skipped} lines that are no episodes", file=sys.stderr)
     return runs

@@ -177,3 +177,12 @@ def test_episodes_are_kept_without_their_text(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert report.main([str(path), "--out", str(out), "--no-figure"]) == 0
     assert [row["survivors"] for row in numbers(out, "episodes") if row["outcome"] == "all"] == ["2"] * 5
+
+
+@pytest.mark.parametrize(("text", "why"), [("", "it is empty"), ('{"a": 1}\n', "none of its 1 lines is an episode")])
+def test_a_file_without_episodes_is_no_report(text: str, why: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "trace.jsonl").write_text(text)
+    for spec in (tmp_path, tmp_path / "trace.jsonl"):
+        assert main(["report", str(spec), "--out", str(tmp_path / "out")]) == 2
+        assert f"no episode to report: {why}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
