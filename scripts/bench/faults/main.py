@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import resource
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Literal, get_args
 import tyro
 
 from turngym.agents.evaluation.tables import markdown
-from turngym.scripts.bench.faults.tally import Tally, fault_table, tally_of
+from turngym.scripts.bench.faults.tally import Tally, cpu_spent, fault_table, tally_of
 
 Part = Literal["files", "actions", "kills", "twice", "coverage", "servers"]
 SERVERS = "turngym.scripts.bench.faults.servers"
@@ -62,9 +61,9 @@ def main(argv: Sequence[str]) -> int:
 def run(options: Options) -> Iterator[Tally]:
     """Every part that is asked for, with the CPU time of each kind."""
     with tempfile.TemporaryDirectory(prefix="turngym-faults-") as scratch:
-        before = _spent()
+        before = cpu_spent()
         for tally in _parts(options, Path(scratch)):
-            now = _spent()
+            now = cpu_spent()
             tally.seconds, before = now - before, now
             yield tally
 
@@ -105,9 +104,3 @@ def _coverage(options: Options) -> Tally:
         said = f"{one.measure} at rate {one.rate}, correlation {one.correlation}: {100 * one.covered:.1f} % hold it"
         tally.count("held" if one.covered >= limit else "too narrow", said)
     return tally
-
-
-def _spent() -> float:
-    """CPU seconds of this process and of the children that have ended."""
-    kinds = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in kinds)

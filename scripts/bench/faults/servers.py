@@ -24,8 +24,10 @@ import numpy as np
 
 from turngym.agents.evaluation.tables import Table
 from turngym.envs.core import TurngymError
-from turngym.scripts.bench.faults.malformed import KINDS, SILENT, malformed
+from turngym.scripts.bench.faults.malformed import SILENT
+from turngym.scripts.bench.faults.sender import Sender
 from turngym.scripts.bench.faults.served import TARGETS, Served
+from turngym.scripts.bench.faults.tally import cpu_spent
 
 BAD = ("5xx", "no answer", "traceback", "ended", "leak")
 WARM = 0.2
@@ -45,11 +47,24 @@ class ServerRow:
     before: Usage | None = None
     after: Usage | None = None
     seconds: float = 0.0
+    """CPU time, that of the server included."""
+    distinct: set[int] = field(default_factory=set)
+    """Hashes of what was sent."""
 
     def count(self, outcome: str, note: str = "", times: int = 1) -> None:
         self.outcomes[outcome] += times
         if outcome in BAD and times and len(self.notes) < 5:
             self.notes.append(f"{self.what}: {outcome}: {note}")
+
+    def answered(self, kind: str, status: int | None, sent: bytes) -> None:
+        """Count the answer to a request, or that there was none."""
+        self.distinct.add(hash(sent))
+        if status is None:
+            outcome = "closed" if kind in (*SILENT, "huge header") else "no answer"
+        else:
+            outcome = f"{status // 100}xx"
+        # the text takes longer than the request did
+        self.count(outcome, f"{status} for {kind}: {sent[:300]!r}" if outcome in BAD else "")
 
     @property
     def tries(self) -> int:
@@ -114,27 +129,36 @@ def _installed(module: str) -> bool:
 
 def server_table(rows: Sequence[ServerRow]) -> Table:
     """A row per server: answers by class, tracebacks, memory, threads and descriptors before and after."""
-    classes = ("2xx", "3xx", "4xx", "5xx", "closed", "no answer", "traceback")
+    classes = ("1xx", "2xx", "3xx", "4xx", "5xx", "closed", "no answer", "traceback")
     lines = []
     for row in rows:
         used = ["-"] * 3
         if row.before is not None and row.after is not None:
             pairs = [(f"{usage.rss:.0f}", str(usage.threads), str(usage.files)) for usage in (row.before, row.after)]
             used = [f"{one} -> {other}" for one, other in zip(*pairs, strict=True)]
-        lines.append([row.what, str(row.tries), *(str(row.outcomes[name]) for name in classes), *used])
-    return ["server", "requests", *classes, "MB", "threads", "descriptors"], lines
+        lines.append(
+            [
+                row.what,
+                str(row.tries),
+                str(len(row.distinct)),
+                *(str(row.outcomes[name]) for name in classes),
+                *used,
+                f"{row.seconds:.0f}",
+            ]
+        )
+    return ["server", "requests", "distinct", *classes, "MB", "threads", "descriptors", "CPU s"], lines
 
 
 def _tried(one: Served, requests: int, rng: np.random.Generator, log: Path) -> ServerRow:
-    row = ServerRow(what=f"requests to {one.name}")
+    row, begun = ServerRow(what=f"requests to {one.name}"), cpu_spent()
     with log.open("w+") as out:
         server = subprocess.Popen(one.command, stdout=out, stderr=out, cwd=log.parent)
         try:
             host, port = _ready(one, server, log)
-            warm = int(WARM * requests)
-            _ask(one, (host, port), warm, rng, row)
+            warm, sender = int(WARM * requests), Sender((host, port), one.routes, rng, row.answered)
+            sender.send(warm)
             row.before = Usage.of(server.pid)
-            _ask(one, (host, port), requests - warm, rng, row)
+            sender.send(requests - warm)
             row.after = _settled(server.pid, row.before)
             if leaks := row.before.leaks(row.after):
                 row.count("leak", leaks)
@@ -146,6 +170,7 @@ def _tried(one: Served, requests: int, rng: np.random.Generator, log: Path) -> S
                 server.wait(30)
             server.kill()
             server.wait()
+    row.seconds = cpu_spent() - begun
     text = log.read_text(errors="replace")
     row.count("traceback", text[text.find("Traceback") :][:1500], times=text.count("Traceback (most recent call last)"))
     return row
@@ -169,55 +194,6 @@ def _ready(one: Served, server: subprocess.Popen[bytes], log: Path) -> tuple[str
                 return found[1], int(found[2])
         time.sleep(0.1)
     raise TurngymError(f"the server {one.name} did not start: {log.read_text(errors='replace')[-300:]!r}")
-
-
-def _ask(one: Served, address: tuple[str, int], count: int, rng: np.random.Generator, row: ServerRow) -> None:
-    client: socket.socket | None = None
-    host = f"{address[0]}:{address[1]}"
-    for _ in range(count):
-        kind = KINDS[int(rng.integers(len(KINDS)))]
-        sent = malformed(kind, one.routes, host, rng)
-        client = client or socket.create_connection(address, timeout=10)
-        status, stays = _exchange(client, sent, waits=kind not in SILENT)
-        if status is None:
-            row.count("closed" if kind in (*SILENT, "huge header") else "no answer", f"{kind}: {sent[:300]!r}")
-        else:
-            row.count(f"{status // 100}xx", f"{status} for {kind}: {sent[:300]!r}")
-        if not stays:
-            client.close()
-            client = None
-    if client is not None:
-        client.close()
-
-
-def _exchange(client: socket.socket, sent: bytes, *, waits: bool) -> tuple[int | None, bool]:
-    """(status of the answer or None, whether the connection can be used again)."""
-    try:
-        client.sendall(sent)
-        if not waits:
-            # the rest never comes: a server that answers already may, another sees the end
-            client.settimeout(0.02)
-        head, _, body = _until(client, b"", b"\r\n\r\n").partition(b"\r\n\r\n")
-        found = re.match(rb"HTTP/1\.[01] (\d{3})", head)
-        if found is None:
-            return None, False
-        length = re.search(rb"(?i)content-length: *(\d+)", head)
-        if not waits or length is None or re.search(rb"(?i)connection: *close", head):
-            return int(found[1]), False
-        while len(body) < int(length[1]):
-            part = client.recv(65536)
-            if not part:
-                return int(found[1]), False
-            body += part
-        return int(found[1]), True
-    except OSError:
-        return None, False
-
-
-def _until(client: socket.socket, found: bytes, end: bytes) -> bytes:
-    while end not in found and (part := client.recv(65536)):
-        found += part
-    return found
 
 
 def main(argv: Sequence[str]) -> int:

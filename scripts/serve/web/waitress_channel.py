@@ -30,11 +30,11 @@ class Refusal(ErrorTask):
 
     def execute(self) -> None:
         error, front = self.request.error, self.front
-        text = (
-            f"the body is larger than {front.max_body} bytes" if error.code == 413 else f"{error.reason}: {error.body}"
-        )
-        body = front.refuse(error.code, text)
-        self.status = f"{error.code} {error.reason}"
+        # an encoding that nobody knows is the client's fault; from 500 on it would be counted as ours
+        code, reason = (400, "Bad Request") if error.code == 501 else (error.code, error.reason)
+        large = f"the body is larger than {front.max_body} bytes"
+        body = front.refuse(code, large if code == 413 else f"{reason}: {error.body}")
+        self.status = f"{code} {reason}"
         self.response_headers.append(("Content-Type", front.media))
         self.set_close_on_finish()
         self.content_length = len(body)
