@@ -7,8 +7,6 @@ Examples:
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,6 @@ from turngym.agents.evaluation.tables import markdown
 from turngym.scripts.bench.faults.tally import Tally, cpu_spent, fault_table, tally_of
 
 Part = Literal["files", "actions", "kills", "twice", "coverage", "servers"]
-SERVERS = "turngym.scripts.bench.faults.servers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +38,9 @@ class Options:
     evaluations: int = 300
     """Simulated evaluations for each true rate and correlation, of whose 95 % intervals at least 95 % must hold it."""
     requests: int = 200
-    """Malformed requests for each server."""
+    """Malformed requests for each server, over sockets."""
+    inside: int = 1000
+    """Malformed requests for each server inside its own process, without sockets."""
     seed: int = 0
     """Of places, bits, actions and moments."""
 
@@ -87,8 +86,11 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
         yield doubles(scratch / "twice", options.twice)
     if "coverage" in options.only:
         yield _coverage(options)
-    if "servers" in options.only and importlib.util.find_spec(SERVERS) is not None:
-        yield from importlib.import_module(SERVERS).run_server_faults(options.requests, options.seed)
+    if "servers" in options.only:
+        from turngym.scripts.bench.faults.servers import run_server_faults
+
+        for row in run_server_faults(options.requests, options.seed, inside=options.inside):
+            yield row.tally()
 
 
 def _coverage(options: Options) -> Tally:
