@@ -13,13 +13,14 @@ from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.common.folder_sums import check_sums
 from turngym.envs.common.provenance import FILE
 from turngym.envs.common.settings import SettingsError, read_toml
+from turngym.envs.common.weights_hash import lacking
 from turngym.envs.core import ToolSpec
 
 
 def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32") -> tuple[Any, Any]:
     """A causal model in evaluation mode and its tokenizer, from a folder.
 
-    Raises AgentError where torch is missing or the folder holds no model.
+    Raises AgentError where torch is missing, or the folder holds no model or not all of its weights.
     """
     path = Path(folder).expanduser()
     if not (path / "config.json").exists():
@@ -35,11 +36,14 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, loading = load(path, dtype=getattr(torch, dtype), output_loading_info=True)
     except Exception as error:  # readers of damaged files raise anything, safetensors an error of its own
         # transformers explains at length; the first line names the cause
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AgentError(f"cannot load the model in {folder}: {first}") from error
+    if said := lacking(loading):
+        raise AgentError(f"cannot load the model in {folder}: {said}; they would be random")
     return model.to(target).eval(), tokenizer
 
 

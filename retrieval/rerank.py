@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from turngym.retrieval.checks import check_request
 from turngym.retrieval.core import Hit, RetrievalError, Retriever
-from turngym.retrieval.encoders.hugging_face import weights_digest
+from turngym.retrieval.encoders.hugging_face import refuse_random, weights_digest
 from turngym.retrieval.lucene import analyze
 
 
@@ -116,9 +116,12 @@ class CrossEncoderReranker:
             ) from error
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
-            loaded = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32)
+            load: Any = AutoModelForSequenceClassification.from_pretrained
+            loaded, loading = load(model, dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError) as error:
             raise RetrievalError(f"cannot load the reranker {model!r}: {error}") from error
+        # without a head of its own, an encoder would give random scores
+        refuse_random(f"the reranker {model!r}", loading["missing_keys"])
         self._model: Any = loaded.to(device).eval()
         # a fast tokenizer cannot be used from two threads at once
         self._tokenizing = threading.Lock()

@@ -71,9 +71,6 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
     except KeyboardInterrupt as error:
         print(f"{command} {argv[0]}: stopped{what_is_kept(argv[0], argv[1:])}", file=sys.stderr)
         return status(error)
-    except BrokenPipeError:  # whoever read our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     except Exception as error:
         said = system_failure(error)
         if said is None:
@@ -86,7 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_on_sigterm()
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, show=warnings.showwarning)
-        return dispatch("turngym", VERBS, sys.argv[1:] if argv is None else argv)
+        try:
+            try:
+                return dispatch("turngym", VERBS, sys.argv[1:] if argv is None else argv)
+            finally:
+                # short output waits in a buffer until here; --help leaves by SystemExit
+                sys.stdout.flush()
+        except BrokenPipeError:  # whoever read our output has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
 
 
 def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more: Any, show: Any, **named: Any) -> None:

@@ -19,7 +19,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Turn
 from turngym.envs.spaces import printable
 from turngym.envs.trace import TraceWriter
-from turngym.scripts.traces.select import Select, selected
+from turngym.scripts.traces.select import Select, require_traces, selected
 from turngym.scripts.traces.verify import Verify, verify
 from turngym.scripts.traces.view import View, view
 
@@ -121,6 +121,7 @@ def _print(command: Print) -> int:
 
 def _filter(command: Filter) -> int:
     _must_be_new(command.out)
+    require_traces(command.files)
     count = 0
     with TraceWriter(command.out) as writer:
         for episode in selected(command.files, command.select):
@@ -137,6 +138,7 @@ def _parquet(command: Parquet) -> int:
     except ImportError as error:
         raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
     _must_be_new(command.out)
+    require_traces(command.files)
     if command.rows == "trajectories":
         from turngym.trainers.adapters.datasets import write_parquet
 

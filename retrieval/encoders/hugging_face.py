@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -76,8 +76,9 @@ class HuggingFaceEncoder:
         self._batch_tokens = max(1, batch_tokens)
         # A fast tokenizer cannot be used from two threads at once.
         self._tokenizing = threading.Lock()
-        self._query = _load(model, device)
-        self._passage = _load(passage_model, device) if passage_model else self._query
+        pooler = self.style.pooling == "pooler"
+        self._query = _load(model, device, pooler=pooler)
+        self._passage = _load(passage_model, device, pooler=pooler) if passage_model else self._query
         self.fingerprint = f"hf-v1:{_digest(self._query, self._passage, self.style)}"
         # also tells now, not hours later, whether the model has the pooling
         probe = self._run(self._query, [(f"{self.style.query_prefix}x", None)])
@@ -163,8 +164,15 @@ def weights_digest(model: Any) -> str:
     return sha.hexdigest()
 
 
-def _load(name: str, device: str) -> tuple[Any, Any]:
-    """(tokenizer, model in float32, evaluating)."""
+def refuse_random(what: str, missing: Iterable[str]) -> None:
+    """Raises RetrievalError for weights that a model's files lack: transformers fills them with random numbers."""
+    if names := sorted(missing):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise RetrievalError(f"cannot load {what}: its files lack the weights {', '.join(names[:3])}{more}")
+
+
+def _load(name: str, device: str, *, pooler: bool) -> tuple[Any, Any]:
+    """(tokenizer, model in float32, evaluating); `pooler` says whether the model's own is used."""
     try:
         import torch
         from transformers import AutoModel, AutoTokenizer
@@ -172,9 +180,13 @@ def _load(name: str, device: str) -> tuple[Any, Any]:
         raise RetrievalError(f"encoding with {name!r} needs transformers: pip install 'turngym[train]'") from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModel.from_pretrained(name, dtype=torch.float32)
+        load: Any = AutoModel.from_pretrained
+        model, loading = load(name, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError) as error:
         raise RetrievalError(f"cannot load the encoder {name!r}: {error}") from error
+    # many encoders come without a pooler, and only one way of pooling uses it
+    missing = (key for key in loading["missing_keys"] if pooler or "pooler." not in key)
+    refuse_random(f"the encoder {name!r}", missing)
     # Padding happens per batch, after the texts are sorted by length; the hint to pad earlier does not apply.
     tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
     return tokenizer, model.to(device).eval()

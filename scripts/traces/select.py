@@ -47,6 +47,23 @@ class Select:
         )
 
 
+def require_traces(paths: Sequence[Path]) -> None:
+    """Look at the beginning of each file. Raises TurngymError for one in which no line is an episode, or for no file.
+
+    For who writes: `selected` finds that out only when it is read, which is too late to leave nothing behind.
+    """
+    if not paths:
+        raise TurngymError("no trace file was given; name one or more files of JSON lines")
+    for path in paths:
+        problems = list[TraceProblem]()
+        for item in iter_trace(path):
+            if isinstance(item, Episode):
+                break
+            problems.append(item)
+        else:
+            _refuse(path, problems)
+
+
 def selected(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
     """The chosen episodes of the files, in order; lines that cannot be read are reported on standard error.
 
@@ -78,5 +95,10 @@ def _readable(path: Path) -> Iterator[Episode]:
             problems.clear()
         if isinstance(item, Episode):
             yield item
+    _refuse(path, problems)
+
+
+def _refuse(path: Path, problems: Sequence[TraceProblem]) -> None:
+    """Of a file without an episode; a torn line alone is what a killed run leaves."""
     if not all(problem.torn for problem in problems):
         raise TraceError(f"{path} is no trace: none of its {len(problems)} lines is an episode ({problems[0]})")

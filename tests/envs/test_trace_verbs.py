@@ -215,3 +215,15 @@ def test_a_file_that_is_no_trace_is_an_error(verb: str, tmp_path: Path) -> None:
     with pytest.raises(TurngymError, match=r"notes\.txt is no trace: none of its 2 lines is an episode \(line 1: not "):
         trace.main([verb, str(tmp_path / "notes.txt"), *out])
     assert not (tmp_path / "out").exists() or verb == "filter"
+
+
+@pytest.mark.parametrize("words", [["filter"], ["parquet"], ["parquet", "--rows", "trajectories"], ["html"]])
+def test_what_is_no_trace_leaves_nothing_behind(tmp_path: Path, file: Path, words: list[str]) -> None:
+    if words[0] == "parquet":
+        pytest.importorskip("pyarrow")
+    notes, out = tmp_path / "notes.txt", tmp_path / "new" / "out"
+    notes.write_text("hello\nworld\n")
+    for files in ([notes], [file, notes], []):
+        with pytest.raises(TurngymError, match=r"is no trace: none of its 2 lines|no trace file was given"):
+            trace.main([words[0], *map(str, files), "--out", str(out), *words[1:]])
+        assert not out.exists()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.encoders.hashing import HashingEncoder
 from turngym.retrieval.encoders.hugging_face import STYLES, EncoderStyle, HuggingFaceEncoder, _batches, find_style
+from turngym.retrieval.rerank import open_reranker
 
 PASSAGES = [
     Passage(id="1", title="Rush", text="A rock band from Toronto, with a drummer."),
@@ -188,6 +189,26 @@ def test_two_towers(tiny_bert: Path, tmp_path: Path) -> None:
     assert (encoder.encode_queries(["rush"]) == single.encode_queries(["rush"])).all()
     assert abs(encoder.encode_passages(PASSAGES) - single.encode_passages(PASSAGES)).max() > 0.01
     assert encoder.fingerprint != single.fingerprint
+
+
+def test_weights_that_are_not_there_are_not_made_up(tiny_bert: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path)
+    model = transformers.AutoModel.from_pretrained(tiny_bert)
+    whole = model.state_dict()
+
+    def without(part: str) -> str:
+        model.save_pretrained(tmp_path, state_dict={name: one for name, one in whole.items() if part not in name})
+        return str(tmp_path)
+
+    with pytest.raises(RetrievalError, match=r"its files lack the weights encoder\.layer\.0.* more"):
+        HuggingFaceEncoder(without("layer.0."), "e5")
+    # a pooler is needed where it is used
+    HuggingFaceEncoder(without("pooler."), "e5")
+    with pytest.raises(RetrievalError, match=r"lack the weights pooler\.dense\.bias, pooler\.dense\.weight$"):
+        HuggingFaceEncoder(str(tmp_path), "dpr")
+    with pytest.raises(RetrievalError, match=r"cannot load the reranker .* lack the weights classifier"):
+        open_reranker(f"hf:{tiny_bert}")
 
 
 def test_what_cannot_be_an_encoder(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ pytest.importorskip("waitress", reason="the servers need turngym[serve]")
 
 from turngym.envs.core import TurngymError
 from turngym.scripts.bench.faults.malformed import KINDS, Route, malformed
-from turngym.scripts.bench.faults.servers import ServerRow, Usage, run_server_faults, server_table
+from turngym.scripts.bench.faults.rows import ServerRow, Usage
+from turngym.scripts.bench.faults.servers import run_server_faults, server_table
 
 ROUTES = (Route(method="POST", path="/x", body={"a": "b", "c": 1}), Route(method="GET", path="/y", form=True))
 

@@ -155,6 +155,22 @@ def test_output_that_nobody_reads_any_more_is_no_failure(tmp_path: Path) -> None
     assert "BrokenPipe" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [(), ("--version",), ("panel", "list"), ("rollout", "--help"), ("serve",), ("trace", "print", "--help")]
+)
+def test_short_output_that_nobody_reads_is_no_failure_either(words: tuple[str, ...]) -> None:
+    """It fits into a buffer, so the pipe is found broken only at the end."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "turngym", *words], stdout=write, stderr=subprocess.PIPE, env=QUIET, timeout=120
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
 def test_metrics_that_are_no_text_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "kind": "train"}\n\xff\xfe{}\n{"step": 2}\n')
     from turngym.trainers.run.metrics import read_metrics

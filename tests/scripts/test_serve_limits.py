@@ -206,6 +206,7 @@ def test_the_end_does_not_wait_for_clients_that_never_stop_asking(serve: Callabl
         (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: x\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00 nonsense\r\n\r\n", 400),
     ],
 )

@@ -110,6 +110,26 @@ def test_damaged_weights_without_checksums_are_one_line(run: Path) -> None:
         load_policy(model)
 
 
+def test_weights_that_are_not_there_are_not_made_up(run: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = latest_checkpoint(run) / "model"
+    (model / FILE).unlink()
+    whole = load_file(model / "model.safetensors")
+    assert "lm_head.weight" not in whole  # tied to the embedding, and so not missing
+    load_policy(model)
+    lost = [name for name in whole if "layers.0." in name]
+    rest = {name: weight for name, weight in whole.items() if name not in lost}
+    for gone in (lost[:1], lost):
+        kept = rest | {name: whole[name] for name in lost if name not in gone}
+        save_file(kept, model / "model.safetensors", metadata={"format": "pt"})
+        said = rf"its files lack the weights {min(gone)}.*; they would be random"
+        with pytest.raises(ModelError, match=said):
+            load_model(model)
+        with pytest.raises(AgentError, match=said):
+            load_policy(model)
+
+
 @pytest.mark.parametrize("name", ["runs/none/model", "/no/such", "./here", "a b", "tests/none"])
 def test_a_path_that_is_no_hub_name_is_refused_at_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

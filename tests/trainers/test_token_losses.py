@@ -43,8 +43,8 @@ def tokens(ratio: list[float], **more: Any) -> Tokens:
     return Tokens(sampled_logp_n=sampled, behavior_logp_n=behavior, **(rest | more))
 
 
-def close(found: Tensor, wanted: list[float]) -> None:
-    torch.testing.assert_close(found, torch.tensor(wanted), equal_nan=True)
+def close(found: Tensor, wanted: list[float] | Tensor) -> None:
+    torch.testing.assert_close(found, torch.as_tensor(wanted), equal_nan=True)
 
 
 def test_likelihood_by_hand() -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.envs.common.folder_sums import FILE
+from turngym.envs.common.weights_hash import lacking
 from turngym.trainers.models.find_model import ModelError, find_device, find_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -78,10 +79,13 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu",
     find_model(path)
     target = find_device(device)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=attention)
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, loading = load(path, dtype=DTYPES[dtype], attn_implementation=attention, output_loading_info=True)
     except Exception as error:  # readers of damaged files raise anything, safetensors an error of its own
         first = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise ModelError(f"cannot load a causal language model from {path}: {first}") from error
+    if said := lacking(loading):
+        raise ModelError(f"cannot load a causal language model from {path}: {said}; they would be random")
     return model.to(target).eval()
 
 

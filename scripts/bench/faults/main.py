@@ -7,9 +7,6 @@ Examples:
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import resource
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +16,9 @@ from typing import Literal, get_args
 import tyro
 
 from turngym.agents.evaluation.tables import markdown
-from turngym.scripts.bench.faults.tally import Tally, fault_table, tally_of
+from turngym.scripts.bench.faults.tally import Tally, cpu_spent, fault_table, tally_of
 
 Part = Literal["files", "actions", "kills", "twice", "coverage", "servers"]
-SERVERS = "turngym.scripts.bench.faults.servers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +38,9 @@ class Options:
     evaluations: int = 300
     """Simulated evaluations for each true rate and correlation, of whose 95 % intervals at least 95 % must hold it."""
     requests: int = 200
-    """Malformed requests for each server."""
+    """Malformed requests for each server, over sockets."""
+    inside: int = 1000
+    """Malformed requests for each server inside its own process, without sockets."""
     seed: int = 0
     """Of places, bits, actions and moments."""
 
@@ -62,9 +60,9 @@ def main(argv: Sequence[str]) -> int:
 def run(options: Options) -> Iterator[Tally]:
     """Every part that is asked for, with the CPU time of each kind."""
     with tempfile.TemporaryDirectory(prefix="turngym-faults-") as scratch:
-        before = _spent()
+        before = cpu_spent()
         for tally in _parts(options, Path(scratch)):
-            now = _spent()
+            now = cpu_spent()
             tally.seconds, before = now - before, now
             yield tally
 
@@ -88,8 +86,11 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
         yield doubles(scratch / "twice", options.twice)
     if "coverage" in options.only:
         yield _coverage(options)
-    if "servers" in options.only and importlib.util.find_spec(SERVERS) is not None:
-        yield from importlib.import_module(SERVERS).run_server_faults(options.requests, options.seed)
+    if "servers" in options.only:
+        from turngym.scripts.bench.faults.servers import run_server_faults
+
+        for row in run_server_faults(options.requests, options.seed, inside=options.inside):
+            yield row.tally()
 
 
 def _coverage(options: Options) -> Tally:
@@ -105,9 +106,3 @@ def _coverage(options: Options) -> Tally:
         said = f"{one.measure} at rate {one.rate}, correlation {one.correlation}: {100 * one.covered:.1f} % hold it"
         tally.count("held" if one.covered >= limit else "too narrow", said)
     return tally
-
-
-def _spent() -> float:
-    """CPU seconds of this process and of the children that have ended."""
-    kinds = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in kinds)

@@ -1,4 +1,4 @@
-"""Malformed requests to every server, each in a process of its own, over real sockets: what it answers, what it keeps.
+"""Malformed requests to every server, over real sockets or inside its own process: what it answers, what it keeps.
 
 A failure is an answer of 500 and more, no answer to a complete request, a traceback in the log, a server that ended, or
 one that has more threads, descriptors or memory afterwards.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import re
 import signal
 import socket
@@ -15,81 +16,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from turngym.agents.evaluation.tables import Table
 from turngym.envs.core import TurngymError
-from turngym.scripts.bench.faults.malformed import KINDS, SILENT, malformed
+from turngym.scripts.bench.faults.rows import WARM, ServerRow, Usage
+from turngym.scripts.bench.faults.sender import Sender
 from turngym.scripts.bench.faults.served import TARGETS, Served
+from turngym.scripts.bench.faults.tally import cpu_spent
 
-BAD = ("5xx", "no answer", "traceback", "ended", "leak")
-WARM = 0.2
-"""Share of the requests before the first measurement: caches, pools and the interpreter's own arenas fill first."""
-RSS_GROWTH = 1.1, 16.0
-"""Factor and MB by which memory may be larger afterwards."""
+INSIDE = "turngym.scripts.bench.faults.inside"
 
 
-@dataclass(slots=True)
-class ServerRow:
-    """What one server did."""
+def run_server_faults(requests: int, seed: int, only: Sequence[str] = (), inside: int = 0) -> Iterator[ServerRow]:
+    """Malformed requests to each server that is installed here: `requests` over sockets, `inside` in its own process.
 
-    what: str
-    outcomes: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-    """What the first failures were."""
-    before: Usage | None = None
-    after: Usage | None = None
-    seconds: float = 0.0
-
-    def count(self, outcome: str, note: str = "", times: int = 1) -> None:
-        self.outcomes[outcome] += times
-        if outcome in BAD and times and len(self.notes) < 5:
-            self.notes.append(f"{self.what}: {outcome}: {note}")
-
-    @property
-    def tries(self) -> int:
-        return sum(count for name, count in self.outcomes.items() if name not in ("traceback", "ended", "leak"))
-
-    @property
-    def failures(self) -> int:
-        return sum(self.outcomes[name] for name in BAD)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Of a process."""
-
-    rss: float
-    """MB."""
-    threads: int
-    files: int
-
-    @classmethod
-    def of(cls, pid: int) -> Usage:
-        status = dict(re.findall(r"(\w+):\s+(\d+)", Path(f"/proc/{pid}/status").read_text()))
-        files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        return cls(rss=int(status["VmRSS"]) / 1024, threads=int(status["Threads"]), files=files)
-
-    def leaks(self, later: Usage) -> str:
-        """What `later` has too much of; empty for nothing."""
-        factor, more = RSS_GROWTH
-        found = []
-        if later.threads > self.threads + 2:
-            found.append(f"{self.threads} -> {later.threads} threads")
-        if later.files > self.files + 4:
-            found.append(f"{self.files} -> {later.files} descriptors")
-        if later.rss > factor * self.rss + more:
-            found.append(f"{self.rss:.0f} -> {later.rss:.0f} MB")
-        return ", ".join(found)
-
-
-def run_server_faults(requests: int, seed: int, only: Sequence[str] = ()) -> Iterator[ServerRow]:
-    """`requests` malformed requests to each server that is installed here; a row for each, as soon as it is known.
+    A row for each way, as soon as it is known.
 
     Raises TurngymError for a server that does not start, or for a name in `only` that none has.
     """
@@ -102,7 +47,11 @@ def run_server_faults(requests: int, seed: int, only: Sequence[str] = ()) -> Ite
             one = make(Path(scratch))
             if not _installed(one.needs):
                 continue
-            yield _tried(one, requests, np.random.default_rng((seed, place)), Path(scratch) / f"{one.name}.log")
+            log = Path(scratch) / f"{one.name}.log"
+            if requests:
+                yield _tried(one, requests, np.random.default_rng((seed, place)), log)
+            if inside:
+                yield _tried_inside(one.name, inside, seed, log)
 
 
 def _installed(module: str) -> bool:
@@ -114,27 +63,28 @@ def _installed(module: str) -> bool:
 
 def server_table(rows: Sequence[ServerRow]) -> Table:
     """A row per server: answers by class, tracebacks, memory, threads and descriptors before and after."""
-    classes = ("2xx", "3xx", "4xx", "5xx", "closed", "no answer", "traceback")
+    classes = ("1xx", "2xx", "3xx", "4xx", "5xx", "closed", "no answer", "traceback")
     lines = []
     for row in rows:
         used = ["-"] * 3
         if row.before is not None and row.after is not None:
             pairs = [(f"{usage.rss:.0f}", str(usage.threads), str(usage.files)) for usage in (row.before, row.after)]
             used = [f"{one} -> {other}" for one, other in zip(*pairs, strict=True)]
-        lines.append([row.what, str(row.tries), *(str(row.outcomes[name]) for name in classes), *used])
-    return ["server", "requests", *classes, "MB", "threads", "descriptors"], lines
+        counts = [row.tries, len(row.distinct), *(row.outcomes[name] for name in classes)]
+        lines.append([row.what, *(str(count) for count in counts), *used, f"{row.seconds:.0f}"])
+    return ["server", "requests", "distinct", *classes, "MB", "threads", "descriptors", "CPU s"], lines
 
 
 def _tried(one: Served, requests: int, rng: np.random.Generator, log: Path) -> ServerRow:
-    row = ServerRow(what=f"requests to {one.name}")
+    row, begun = ServerRow(what=f"requests to {one.name}"), cpu_spent()
     with log.open("w+") as out:
         server = subprocess.Popen(one.command, stdout=out, stderr=out, cwd=log.parent)
         try:
             host, port = _ready(one, server, log)
-            warm = int(WARM * requests)
-            _ask(one, (host, port), warm, rng, row)
+            warm, sender = int(WARM * requests), Sender((host, port), one.routes, rng, row.answered)
+            sender.send(warm)
             row.before = Usage.of(server.pid)
-            _ask(one, (host, port), requests - warm, rng, row)
+            sender.send(requests - warm)
             row.after = _settled(server.pid, row.before)
             if leaks := row.before.leaks(row.after):
                 row.count("leak", leaks)
@@ -146,9 +96,31 @@ def _tried(one: Served, requests: int, rng: np.random.Generator, log: Path) -> S
                 server.wait(30)
             server.kill()
             server.wait()
+    row.seconds = cpu_spent() - begun
+    _read_log(row, log)
+    return row
+
+
+def _tried_inside(name: str, requests: int, seed: int, log: Path) -> ServerRow:
+    row, begun = ServerRow(what=f"requests inside {name}"), cpu_spent()
+    with tempfile.TemporaryDirectory(dir=log.parent) as folder, log.open("w+") as out:
+        words = [sys.executable, "-m", INSIDE, name, str(requests), str(seed), folder]
+        status = subprocess.run(words, stdout=out, stderr=out, cwd=folder, check=False).returncode
+        found = Path(folder) / "inside.json"
+        if status or not found.exists():
+            row.count("ended", f"status {status}: {log.read_text(errors='replace')[-300:]!r}")
+        else:
+            row.add_json(json.loads(found.read_text()))
+    if row.before is not None and row.after is not None and (leaks := row.before.leaks(row.after)):
+        row.count("leak", leaks)
+    row.seconds = cpu_spent() - begun
+    _read_log(row, log)
+    return row
+
+
+def _read_log(row: ServerRow, log: Path) -> None:
     text = log.read_text(errors="replace")
     row.count("traceback", text[text.find("Traceback") :][:1500], times=text.count("Traceback (most recent call last)"))
-    return row
 
 
 def _settled(pid: int, before: Usage) -> Usage:
@@ -171,58 +143,11 @@ def _ready(one: Served, server: subprocess.Popen[bytes], log: Path) -> tuple[str
     raise TurngymError(f"the server {one.name} did not start: {log.read_text(errors='replace')[-300:]!r}")
 
 
-def _ask(one: Served, address: tuple[str, int], count: int, rng: np.random.Generator, row: ServerRow) -> None:
-    client: socket.socket | None = None
-    host = f"{address[0]}:{address[1]}"
-    for _ in range(count):
-        kind = KINDS[int(rng.integers(len(KINDS)))]
-        sent = malformed(kind, one.routes, host, rng)
-        client = client or socket.create_connection(address, timeout=10)
-        status, stays = _exchange(client, sent, waits=kind not in SILENT)
-        if status is None:
-            row.count("closed" if kind in (*SILENT, "huge header") else "no answer", f"{kind}: {sent[:300]!r}")
-        else:
-            row.count(f"{status // 100}xx", f"{status} for {kind}: {sent[:300]!r}")
-        if not stays:
-            client.close()
-            client = None
-    if client is not None:
-        client.close()
-
-
-def _exchange(client: socket.socket, sent: bytes, *, waits: bool) -> tuple[int | None, bool]:
-    """(status of the answer or None, whether the connection can be used again)."""
-    try:
-        client.sendall(sent)
-        if not waits:
-            # the rest never comes: a server that answers already may, another sees the end
-            client.settimeout(0.02)
-        head, _, body = _until(client, b"", b"\r\n\r\n").partition(b"\r\n\r\n")
-        found = re.match(rb"HTTP/1\.[01] (\d{3})", head)
-        if found is None:
-            return None, False
-        length = re.search(rb"(?i)content-length: *(\d+)", head)
-        if not waits or length is None or re.search(rb"(?i)connection: *close", head):
-            return int(found[1]), False
-        while len(body) < int(length[1]):
-            part = client.recv(65536)
-            if not part:
-                return int(found[1]), False
-            body += part
-        return int(found[1]), True
-    except OSError:
-        return None, False
-
-
-def _until(client: socket.socket, found: bytes, end: bytes) -> bytes:
-    while end not in found and (part := client.recv(65536)):
-        found += part
-    return found
-
-
 def main(argv: Sequence[str]) -> int:
-    """`python -m turngym.scripts.bench.faults.servers REQUESTS [SEED] [SERVER...]`: the table alone."""
-    rows = list(run_server_faults(int(argv[0]), int(argv[1]) if len(argv) > 1 else 0, argv[2:]))
+    """`python -m turngym.scripts.bench.faults.servers REQUESTS[+INSIDE] [SEED] [SERVER...]`: the table alone."""
+    requests, _, inside = argv[0].partition("+")
+    seed = int(argv[1]) if len(argv) > 1 else 0
+    rows = list(run_server_faults(int(requests), seed, argv[2:], int(inside or 0)))
     from turngym.agents.evaluation.tables import markdown
 
     print(markdown(server_table(rows)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,12 @@ class Tally:
     @property
     def failures(self) -> int:
         return sum(self.outcomes[name] for name in self.bad)
+
+
+def cpu_spent() -> float:
+    """CPU seconds of this process and of the children that have ended."""
+    kinds = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in kinds)
 
 
 def tally_of(what: str, bad: Sequence[str], outcomes: Mapping[str, int]) -> Tally:

@@ -12,6 +12,9 @@ from turngym.scripts.serve.web.access import Access
 if TYPE_CHECKING:
     from flask import Flask
 
+FRESH = 0.2
+"""Seconds in which a new connection may send its request although the server is leaving."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:

@@ -1,23 +1,19 @@
 """Uvicorn for the ASGI applications (OpenEnv, MCP), with the limits that the other servers have.
 
 Uvicorn lets a request take for ever to arrive, refuses work when many connections are silent, and at its end closes
-connections whose request is on its way; the protocol here does not.
+connections whose request is on its way; the protocol in `uvicorn_protocol` does not.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import signal
 import socket
-import time
-from typing import Any
 
 from turngym.envs.core import TurngymError
 from turngym.scripts.serve.web.asgi import Guarded
 from turngym.scripts.serve.web.front import Timeouts, access_of
-from turngym.scripts.serve.web.waitress_server import FRESH, room
+from turngym.scripts.serve.web.waitress_server import room
 from turngym.trainers.adapters.extras import need
 from turngym.trainers.adapters.json_bodies import AsgiApp
 
@@ -48,13 +44,15 @@ class AsgiServer:
             TurngymError: uvicorn is not installed, or the address cannot be listened on.
         """
         uvicorn = need("uvicorn", "the server", extra)
+        from turngym.scripts.serve.web.uvicorn_protocol import limited
+
         timeouts = timeouts or Timeouts()
         access = access_of(host, hosts)
         self._listener = _listen(host, port)
         self.host, self.port = host, int(self._listener.getsockname()[1])
         config = uvicorn.Config(
             Guarded(app, access),
-            http=_protocol_class(timeouts, room(connections)),
+            http=limited(timeouts, room(connections)),
             loop="asyncio",
             log_level="error",
             server_header=False,
@@ -96,90 +94,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise TurngymError(f"cannot listen on {host}, port {port}: {error}; choose a free port") from error
     listener.setblocking(False)
+    # asyncio sets it only on sockets that name their protocol; without it the body of every answer on a connection that
+    # stays open waits 40 ms for the client to acknowledge the headers
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def _protocol_class(timeouts: Timeouts, most: int) -> Any:
-    """HTTP connections with a time for each request, and with room for who comes."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Protocol(H11Protocol):
-        timer: asyncio.TimerHandle | None = None
-        leaving = False
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.heard = time.monotonic()
-            # the first byte has to come, too
-            self._arm(timeouts.receive)
-            if len(self.connections) > most:
-                silent = [other for other in self.connections if isinstance(other, Protocol) and other.silent()]
-                victim = min(silent, key=lambda other: other.heard, default=self)
-                # it leaves by itself only after this turn of the loop, in which others may come
-                self.connections.discard(victim)
-                victim.transport.abort()
-
-        def data_received(self, data: bytes) -> None:
-            self.heard = time.monotonic()
-            super().data_received(data)
-            if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-                if self.timer is None:
-                    self._arm(timeouts.receive)
-            else:
-                self._disarm()
-            if self.leaving and self.cycle is not None:
-                self.cycle.keep_alive = False
-
-        def on_response_complete(self) -> None:
-            self._disarm()
-            super().on_response_complete()
-
-        def handle_websocket_upgrade(self, event: Any) -> None:
-            self._disarm()
-            super().handle_websocket_upgrade(event)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._disarm()
-            super().connection_lost(exc)
-
-        def shutdown(self) -> None:
-            self.leaving = True
-            if self.silent():
-                # what was sent before the end began may not have been read yet
-                self.loop.call_later(FRESH, self._close_silent)
-            else:
-                super().shutdown()
-
-        def send_400_response(self, msg: str) -> None:
-            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-                self.transport.abort()
-                return
-            body = json.dumps({"error": msg}).encode()
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-            ]
-            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
-
-        def silent(self) -> bool:
-            """Whether no request is in work."""
-            return self.cycle is None or self.cycle.response_complete
-
-        def _close_silent(self) -> None:
-            if not self.transport.is_closing() and self.silent():
-                super().shutdown()
-
-        def _arm(self, seconds: float) -> None:
-            self._disarm()
-            self.timer = self.loop.call_later(seconds, self.transport.abort)
-
-        def _disarm(self) -> None:
-            if self.timer is not None:
-                self.timer.cancel()
-                self.timer = None
-
-    return Protocol

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import resource
-import socket
 import time
 from typing import Any
 
@@ -17,14 +16,14 @@ SPARE_FILES = 256
 """Descriptors for everything but connections."""
 BURST = 64
 """Connections that are accepted at a time."""
-FRESH = 0.2
-"""Seconds in which a new connection may send its request although the server is leaving."""
 
 
 def listen(front: Front, host: str, port: int, names: tuple[str, ...]) -> Any:
     """A server that listens already. Raises TurngymError where it cannot, or without waitress."""
     try:
         from waitress.adjustments import Adjustments
+
+        from turngym.scripts.serve.web.waitress_channel import channel_of
     except ImportError as error:
         raise TurngymError("the server needs waitress: pip install 'turngym[serve]'") from error
     # waitress warns whenever a request waits for a thread, which is what a queue is for
@@ -51,7 +50,7 @@ def listen(front: Front, host: str, port: int, names: tuple[str, ...]) -> Any:
         made = _server_class()(guarded(front, access), map={}, adj=settings, sockinfo=settings.listen[0])
     except (OSError, ValueError, OverflowError) as error:
         raise TurngymError(f"cannot listen on {host}, port {port}: {error}; choose a free port") from error
-    made.channel_class = _channel_class(front)
+    made.channel_class = channel_of(front)
     made.front, made.most = front, connections
     return made
 
@@ -116,71 +115,3 @@ def _server_class() -> Any:
                     channel.handle_close()
 
     return Server
-
-
-def _channel_class(front: Front) -> Any:
-    """Connections on which waitress's own refusals are worded as ours; they never reach the application."""
-    from waitress.channel import ClientDisconnected, HTTPChannel
-    from waitress.task import ErrorTask, WSGITask
-
-    class Refusal(ErrorTask):
-        def service(self) -> None:
-            # waitress would name the path of what it could not parse, which has none
-            try:
-                super().service()
-            except ClientDisconnected:
-                self.close_on_finish = True
-
-        def execute(self) -> None:
-            error, limit = self.request.error, front.max_body
-            text = f"the body is larger than {limit} bytes" if error.code == 413 else f"{error.reason}: {error.body}"
-            body = front.refuse(error.code, text)
-            self.status = f"{error.code} {error.reason}"
-            self.response_headers.append(("Content-Type", front.media))
-            self.set_close_on_finish()
-            self.content_length = len(body)
-            self.write(body)
-
-    class Answer(WSGITask):
-        def build_response_header(self) -> bytes:
-            if self.channel.server.leaving:
-                self.set_close_on_finish()
-            return bytes(super().build_response_header())
-
-    class Channel(HTTPChannel):
-        task_class, error_task_class = Answer, Refusal
-        began: float | None = None
-        """When the first byte of the request came that is not complete yet."""
-
-        def received(self, data: bytes) -> bool:
-            self.began = time.monotonic() if self.began is None else self.began
-            found = super().received(data)
-            if self.request is None:
-                self.began = None
-            return bool(found)
-
-        def overdue(self, now: float, front: Front) -> bool:
-            if self.began is not None and now - self.began > front.timeouts.receive:
-                return True
-            if self.idle() and time.time() - self.last_activity > front.timeouts.idle:
-                return True
-            # who holds the lock is writing, and has not tried to send yet
-            if not self.total_outbufs_len or not self.outbuf_lock.acquire(blocking=False):
-                return False
-            stalled = self.total_outbufs_len and time.time() - self.last_activity > front.timeouts.send
-            self.outbuf_lock.release()
-            return bool(stalled)
-
-        def idle(self) -> bool:
-            return not (self.requests or self.request is not None or self.total_outbufs_len)
-
-        def has_news(self) -> bool:
-            """Whether a request is on its way: bytes that were not read yet, or a client that has just connected."""
-            if time.time() - self.creation_time < FRESH and self.last_activity == self.creation_time:
-                return True
-            try:
-                return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-            except OSError:
-                return False
-
-    return Channel
