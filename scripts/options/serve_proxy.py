@@ -18,6 +18,7 @@ from turngym.trainers.algorithms.prm_opd import PrmOpdConfig
 from turngym.trainers.algorithms.prm_rl import PrmRlConfig
 from turngym.trainers.algorithms.turnopd import TurnOpdConfig
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+from turngym.trainers.models.lora import LoraConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ class ServeProxy:
     proxy: ProxySettings = field(default_factory=ProxySettings)
     run: RunConfig = field(default_factory=lambda: RunConfig(steps=10_000, eval_every=0))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters learn in place of the weights; what answers gets them merged in."""
     distill: DistillConfig = field(default_factory=DistillConfig)
     prm_rl: PrmRlConfig = field(default_factory=PrmRlConfig)
     opd_hints: OpdHintsConfig = field(default_factory=OpdHintsConfig)
