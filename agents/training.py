@@ -57,7 +57,7 @@ class StudentRollouts:
         self.config, self.run = config, run
         self._preset = find_preset(config.play.preset, config.play.env)
         self.settings = config.chat.applied(self._by_preset(ChatSettings.load(run.folder)))
-        if run.judge == "hint" and self.settings.memory != "all":
+        if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "
                 "by hints needs --memory all"

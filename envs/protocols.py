@@ -218,14 +218,19 @@ class Collect(Protocol):
     def __call__(self, request: CollectRequest) -> list[Episode]: ...
 
 
+Question = Literal["score", "hint", "both"]
+"""What a judge is asked: was a turn good, what should the policy have been told beforehand, or both."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRequest:
     """One response and what came next, to be judged with hindsight."""
 
     name: str
     """Unique and stable, for example "shop/3 seed 0 sample 1, turn 2": names the random streams and errors."""
-    kind: Literal["score", "hint"]
-    """`score`: was it good (1), bad (-1) or neither (0)? `hint`: what should the policy have been told beforehand?"""
+    kind: Question
+    """`score`: was it good (1), bad (-1) or neither (0)? `hint`: what should the policy have been told beforehand?
+    Judges are asked one of these; `both` is made of two such requests (`envs.common.two_answers`)."""
     response: str
     next_state: str
     next_role: str = "user"

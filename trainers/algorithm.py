@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.envs.episode import Episode, Origin
-from turngym.envs.protocols import Scorer
+from turngym.envs.protocols import Question, Scorer
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import CriticConfig
 from turngym.trainers.distributed.world import World
@@ -276,7 +276,7 @@ class Algorithm:
     """Who plays the episodes: the student, or an expert whom it imitates."""
     cut_recorded: bool = True
     """Whether recorded episodes (`--traces`) end at the step's depth cap, as played ones do."""
-    judge: Literal["score", "hint"] | None = None
+    judge: Question | None = None
     """What a judge is asked about every turn; None: nothing is judged."""
     hint_position: Literal["last_user", "last_message"] = "last_user"
     """Which message of the prompt gets the judge's hint."""

@@ -25,6 +25,7 @@ from turngym.trainers.distributed.processes import local_device
 from turngym.trainers.distributed.run import distribute_trainer
 from turngym.trainers.distributed.world import World, on_all_ranks
 from turngym.trainers.judge.collect import JudgedCollect
+from turngym.trainers.judge.episodes import HINTING
 from turngym.trainers.judge.unread import UnreadVotes
 from turngym.trainers.losses.dual_clip import bounded
 from turngym.trainers.models.load import load_scorer, load_student
@@ -246,7 +247,7 @@ class _Assembly:
             judge=rollouts.judge(),
             kind=kind,
             next_role=rollouts.next_role,
-            enhance=rollouts.add_hints if kind == "hint" else None,
+            enhance=rollouts.add_hints if kind in HINTING else None,
             record=rollouts.keep_judged,
             unread=UnreadVotes(limit=rollouts.judge_unread),
         )

@@ -20,6 +20,7 @@ BUILT_IN: Mapping[str, str] = {
     "luffy": f"{_HERE}.luffy:ALGORITHM",
     "prm-rl": f"{_HERE}.prm_rl:ALGORITHM",
     "opd-hints": f"{_HERE}.opd_hints:ALGORITHM",
+    "prm-opd": f"{_HERE}.prm_opd:ALGORITHM",
     "guided-opd": f"{_HERE}.guided_opd:ALGORITHM",
     "atod": f"{_HERE}.atod:ALGORITHM",
     "sage-opd": f"{_HERE}.sage_opd:ALGORITHM",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from turngym.agents.judges.both import BothQuestions
 from turngym.agents.judges.expert import ExpertJudge
 from turngym.agents.judges.http import HttpJudge
 from turngym.agents.judges.local import PolicyJudge
@@ -17,20 +18,20 @@ from turngym.agents.scripted import named_player
 from turngym.envs.common.plugins import find
 from turngym.envs.common.settings import SettingsError
 from turngym.envs.core import TurngymError
-from turngym.envs.protocols import Judge, Sampling
+from turngym.envs.protocols import Judge, Question, Sampling
 
 KINDS = ("auto", "model:FOLDER", "http://... or https://...")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """Who judges the turns of prm-rl, opd-hints and sage-opd."""
+    """Who judges the turns of prm-rl, opd-hints, prm-opd and sage-opd."""
 
     judge: str = "auto"
     """`rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks --expert, which by
     default sees the hidden state), `model:FOLDER`, the url of an OpenAI-compatible endpoint with its version
     (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a judge of yours as `package.module:name`.
-    auto: rules for prm-rl and sage-opd, expert for opd-hints."""
+    auto: rules for prm-rl and sage-opd, expert for opd-hints and prm-opd."""
     judge_strict: bool = False
     """expert: a possible action that is not the expert's own scores -1, not 0."""
     judge_repeats: int | None = None
@@ -68,8 +69,9 @@ class JudgeOptions:
 class JudgeContext:
     """What a judge may be made of."""
 
-    kind: Literal["score", "hint"]
-    """What it will be asked: was a turn good, or what should the policy have been told beforehand?"""
+    kind: Question
+    """What it will be asked: was a turn good (`score`), what should the policy have been told beforehand (`hint`), or
+    both, in requests of their own."""
     options: JudgeOptions
     make_env: Callable[[], Any]
     """Opens the environment that is played, to look or to play again; not all who judge need it."""
@@ -84,15 +86,24 @@ MakeJudge = Callable[[JudgeContext], Judge]
 
 def make_judge(
     options: JudgeOptions,
-    kind: Literal["score", "hint"],
+    kind: Question,
     *,
     make_env: Callable[[], Any],
     expert: str = "expert",
     seed: int = 0,
     device: str = "auto",
 ) -> Judge:
-    """The judge that `options.judge` names. Raises TurngymError where there is none of that name."""
+    """The judge that `options.judge` names; for `both` one that asks it twice about each turn.
+
+    Raises TurngymError where there is none of that name.
+    """
     context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
+    judge = _named_judge(context)
+    return BothQuestions(score=judge, hint=judge) if kind == "both" else judge
+
+
+def _named_judge(context: JudgeContext) -> Judge:
+    options = context.options
     name, _, argument = options.judge.partition(":")
     if name in ("http", "https"):
         return _http_judge(context)
@@ -100,7 +111,7 @@ def make_judge(
         return _model_judge(context, argument)
     name = options.judge
     if name == "auto":
-        name = "rules" if kind == "score" else "expert"
+        name = "rules" if context.kind == "score" else "expert"
     built_in = {"rules": _rule_judge, "expert": _expert_judge}
     make: MakeJudge = find("turngym.judges", name, built_in, known=KINDS)
     return make(context)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import Collect, CollectRequest, EvalPoint, Judge, Scorer, WeightSource
+from turngym.envs.protocols import Collect, CollectRequest, EvalPoint, Judge, Question, Scorer, WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class StudentRun:
     """The run's own reward, as `--reward` names it."""
     collects: Literal["student", "expert"] = "student"
     """Who plays the episodes of a step."""
-    judge: Literal["score", "hint"] | None = None
+    judge: Question | None = None
     """What a judge is asked about their turns."""
     hint_position: Literal["last_user", "last_message"] = "last_user"
 

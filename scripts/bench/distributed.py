@@ -43,6 +43,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "luffy": ("--luffy.n", "3", "--luffy.kl-coef", "0.1", "--max-turns", "8"),
     "prm-rl": ("--judge", "rules", "--prm-rl.kl-coef", "0.1", "--shard-teacher"),
     "opd-hints": ("--judge", "rules", "--opd-hints.entropy-coef", "0.01"),
+    "prm-opd": ("--judge", "rules", "--prm-opd.kl-coef", "0.1"),
     "atod": ("--atod.n", "3", "--atod.floor", "0.5"),
     "sage-opd": ("--judge", "rules"),
     "grpo-opd": ("--grpo-opd.n", "3"),

@@ -14,9 +14,11 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.sglang.options import TrainServers
 from turngym.trainers.algorithms.opd import OpdConfig
 from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
+from turngym.trainers.algorithms.prm_opd import PrmOpdConfig
 from turngym.trainers.algorithms.prm_rl import PrmRlConfig
 from turngym.trainers.algorithms.turnopd import TurnOpdConfig
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+from turngym.trainers.models.lora import LoraConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +29,12 @@ class ServeProxy:
     """Folder of the model that answers and learns."""
     out: Path
     """Folder of the run: records, judged sessions, checkpoints, metrics. An existing one goes on."""
-    algorithm: Literal["prm-rl", "opd-hints", "opd", "turnopd"] = "prm-rl"
+    algorithm: Literal["prm-rl", "opd-hints", "prm-opd", "opd", "turnopd"] = "prm-rl"
     """What is trained; opd and turnopd need no judge but a --teacher."""
     train: bool = True
     """--no-train only serves and records; clients then choose the temperature of main turns too."""
     teacher: Path | None = None
-    """Folder of the teacher of opd and turnopd, and of opd-hints instead of the student before training."""
+    """Folder of the teacher of opd and turnopd, and of opd-hints and prm-opd instead of the student before training."""
     host: str = "127.0.0.1"
     """Address to listen on; another than this one needs a key in TURNGYM_PROXY_KEY."""
     hosts: tuple[str, ...] = ()
@@ -60,9 +62,12 @@ class ServeProxy:
     proxy: ProxySettings = field(default_factory=ProxySettings)
     run: RunConfig = field(default_factory=lambda: RunConfig(steps=10_000, eval_every=0))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters learn in place of the weights; what answers gets them merged in."""
     distill: DistillConfig = field(default_factory=DistillConfig)
     prm_rl: PrmRlConfig = field(default_factory=PrmRlConfig)
     opd_hints: OpdHintsConfig = field(default_factory=OpdHintsConfig)
+    prm_opd: PrmOpdConfig = field(default_factory=PrmOpdConfig)
     opd: OpdConfig = field(default_factory=OpdConfig)
     turnopd: TurnOpdConfig = field(default_factory=TurnOpdConfig)
     judging: Annotated[JudgeOptions, tyro.conf.arg(name="")] = field(default_factory=JudgeOptions)

@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the proxy trains")
 
-from turngym.scripts.bench.live import BenchLive, Measured, older_weights, report
-from turngym.scripts.bench.live_server import slow
+from turngym.envs.core import TurngymError
+from turngym.scripts.bench.served.live import BenchLive, Measured, older_weights, pooled, report
+from turngym.scripts.bench.served.live_server import slow
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms.prm_rl import PrmRlConfig
 from turngym.trainers.algorithms.prm_rl import build as prm_rl
@@ -22,7 +23,7 @@ from turngym.trainers.config import RunConfig
 
 
 def measured(name: str, seconds: list[float], **health: Any) -> Measured:
-    return Measured(name=name, seconds=seconds, sessions=2, refused=1, problems=[], health=health)
+    return Measured(name=name, seconds=seconds, sessions=2, refused=1, problems=[], health=[health])
 
 
 def test_the_report_compares_both_runs() -> None:
@@ -37,6 +38,21 @@ def test_the_report_compares_both_runs() -> None:
         "2 answers continued by newer weights"
     )
     assert lines[4] == "with training / without: median 1.50x, 99 % 1.50x"
+
+
+def test_runs_of_a_kind_are_one() -> None:
+    first = measured("trained", [0.1, 0.4], training={"step": 2}, serving={"from": "copy", "longest_pause_s": 0.2})
+    second = measured("trained", [0.2, 0.3], training={"step": 1}, serving={"from": "copy", "longest_pause_s": 0.1})
+    both = pooled([first, measured("served", [9.0]), second], "trained")
+    assert both.seconds == [0.1, 0.2, 0.3, 0.4]
+    assert (both.sessions, both.refused, both.name) == (4, 2, "trained")
+    line = report(BenchLive(update=5.0), measured("served", [0.1]), both)[3]
+    assert line.startswith("trained  3 updates of 5 s while clients talked, served from copy, longest pause 0.200 s")
+
+
+def test_rounds_and_updates_out_of_range_are_refused() -> None:
+    with pytest.raises(TurngymError, match="--rounds is 0"):
+        BenchLive(rounds=0)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,24 @@ def test_the_official_client_trains_by_hints(run: Any, tmp_path: Path) -> None:
     assert all(turn.hint_prompt_ids is not None for turn in hinted)
 
 
+def test_scores_and_hints_are_learned_from_together(run: Any, tmp_path: Path) -> None:
+    served = run(options(tmp_path, algorithm="prm-opd", batch_turns=4))
+    says = ["Nothing happens.", "Thank you, that is perfect.", "Nothing happens."]
+    for number in range(2):
+        messages: list[Any] = [{"role": "user", "content": "You are in the middle of a room."}]
+        for turn in range(3):
+            reply = served.ask(messages, f"s{number}", session_done=turn == 2)
+            messages += [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": says[turn]}]
+    served.until_step(1)
+    served.stop()
+    (row,) = [row for row in read_metrics(tmp_path) if row["kind"] == "train"]
+    # of three turns the last has no next state, the second has a score and no hint
+    assert (row["judge/hints"], row["judge/votes"], row["judge/score"]) == (2, 4, 0.0)
+    turns = read_trace(tmp_path / "sessions.jsonl")[0][0].turns
+    assert [turn.judge_scores for turn in turns] == [(-1.0,), (1.0,), None]
+    assert [turn.hint_prompt_ids is None for turn in turns] == [False, True, True]
+
+
 def test_the_tiny_policy_streams_what_it_would_have_said_at_once(run: Any, tmp_path: Path) -> None:
     served = run(options(tmp_path, train=False))
     body = {"messages": [{"role": "user", "content": "You are in the middle of a room."}], "seed": 3}

@@ -47,7 +47,7 @@ def test_help_is_one_screen_of_what_the_algorithm_uses(
     table = {"grpo-minillm": "grpo-kd", "ppo-minillm": "ppo-kd"}.get(algorithm, algorithm)
     assert any(option.startswith(f"--{table}.") for option in options)
     assert not any(option.startswith(f"--{other}.") for option in options for other in others - {table})
-    assert ("--judge" in options) == (algorithm in ("prm-rl", "opd-hints", "sage-opd"))
+    assert ("--judge" in options) == (algorithm in ("prm-rl", "opd-hints", "prm-opd", "sage-opd"))
     assert "--max-new-tokens" in options
 
 
@@ -68,7 +68,10 @@ def test_an_option_of_another_algorithm_is_refused_by_its_owner() -> None:
     for words, text in (
         (("turnopd", "--grpo.n", "4"), r"turnopd has no option --grpo\.n\. It belongs to grpo\.$"),
         (("grpo", "--grpo-kd.n", "4"), r"It belongs to grpo-kd, grpo-minillm\.$"),
-        (("grpo", "--distill.top-k", "4"), r"It belongs to opd, turnopd, tcod, opd-hints, guided-opd, sage-opd\.$"),
+        (
+            ("grpo", "--distill.top-k", "4"),
+            r"to opd, turnopd, tcod, opd-hints, prm-opd, guided-opd, sage-opd\.$",
+        ),
         (("opd", "--lm-loss.coef", "1"), r"It belongs to grpo-minillm, ppo-minillm\.$"),
         (("opd", "--epsiodes", "4"), r"opd has no option --epsiodes\. Did you mean '--episodes'"),
     ):

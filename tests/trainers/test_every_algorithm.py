@@ -39,6 +39,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "luffy": ("--luffy.n", "2", "--luffy.no-filter-groups"),
     "prm-rl": (),
     "opd-hints": (),
+    "prm-opd": (),
     "guided-opd": TEACHER,
     "atod": (*TEACHER, "--atod.n", "2"),
     "sage-opd": TEACHER,

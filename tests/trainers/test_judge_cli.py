@@ -58,6 +58,8 @@ def rows(run: Path) -> list[dict[str, Any]]:
         ("opd-hints", ("--opd-hints.form", "topk", "--opd-hints.hint-position", "last_message")),
         ("opd-hints", ("--judge", "rules", "--opd-hints.entropy-coef", "0.01")),
         ("opd-hints", ("--expert", "searching", "--teacher", "MODEL")),
+        ("prm-opd", ()),
+        ("prm-opd", ("--prm-opd.form", "topk", "--prm-opd.reject-below", "0.05", "--judge", "rules")),
     ],
 )
 def test_training_with_the_judges_that_need_no_model(

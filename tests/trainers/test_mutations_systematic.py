@@ -12,7 +12,7 @@ from types import ModuleType
 import mutants as tools
 import pytest
 
-from turngym.trainers.judge import intervention, stats, turn_filter, unread, votes
+from turngym.trainers.judge import both, intervention, stats, turn_filter, unread, votes
 from turngym.trainers.judge import targets as judge_targets
 from turngym.trainers.losses import (
     dual_clip,
@@ -24,6 +24,7 @@ from turngym.trainers.losses import (
     reweighted,
     token_losses,
     token_weights,
+    weighted_sum,
 )
 from turngym.trainers.losses import truncated_importance as truncated
 from turngym.trainers.rollout_plan import (
@@ -76,6 +77,8 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     turn_stats: ("turn_stats",),
     votes: ("judge_votes",),
     judge_targets: ("judge_targets",),
+    both: ("prm_opd",),
+    weighted_sum: ("prm_opd",),
     turn_filter: ("judge_episodes", "judge_targets"),
     stats: ("judge_stats",),
     unread: ("judge_unread",),

@@ -23,6 +23,7 @@ from turngym.trainers.algorithms import (
     opd,
     opd_hints,
     ppo_kd,
+    prm_opd,
     prm_rl,
     sage_opd,
     sft,
@@ -31,9 +32,10 @@ from turngym.trainers.algorithms import (
 )
 from turngym.trainers.assembly import build_algorithm
 from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.judge.both import ScoreAndHint, ScoreAndHintTopK, ScoredOrHinted
 from turngym.trainers.judge.intervention import Intervention
 from turngym.trainers.judge.targets import HintAdvantage, HintTopK, TurnScore
-from turngym.trainers.judge.turn_filter import HintedTurns
+from turngym.trainers.judge.turn_filter import HintedTurns, ScoredTurns
 from turngym.trainers.losses.guided import GuidedLoss
 from turngym.trainers.losses.policy_gradient import kl_k1, kl_k2, kl_k3
 from turngym.trainers.losses.reverse_kl import bin_reverse_kl, raw_reverse_kl, renorm_reverse_kl
@@ -82,6 +84,10 @@ PRM = with_run(prm_rl, prm_rl.PrmRlConfig)
 SFT = with_run(sft, sft.SftConfig)
 OPD = with_distill(opd, opd.OpdConfig())
 HINTS = with_both(opd_hints, opd_hints.OpdHintsConfig)
+PRM_OPD = with_both(prm_opd, prm_opd.PrmOpdConfig)
+
+
+PRM_OPD_TOPK: Build = lambda **options: PRM_OPD(form="topk", **options)  # noqa: E731
 TURN = with_both(turnopd, turnopd.TurnOpdConfig)
 TCOD = with_both(tcod, tcod.TcodConfig)
 PREFIX = PrefixSchedule(strategy="linear", count=3, low=0.2, high=0.7, steps=50, share=True, seed=4)
@@ -243,6 +249,29 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (HINTS, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (HINTS, "entropy_coef", 0.07, "select", HintedTurns()),
+    # prm-opd
+    (PRM_OPD, "form", "sampled", "target_fn.target_fn", ScoreAndHint()),
+    (PRM_OPD, "form", "sampled", "token_loss", PolicyGradient(eps_low=0.2, eps_high=0.28, kl_coef=0.02)),
+    (PRM_OPD, "form", "topk", "target_fn.target_fn", ScoreAndHintTopK(k=9)),
+    (PRM_OPD, "form", "topk", "token_loss.loss.loss", PolicyGradient(eps_low=0.2, eps_high=0.28)),
+    (PRM_OPD, "form", "topk", "token_loss.loss.support", SupportKL(tail=bin_reverse_kl, importance=(0.1, 10.0))),
+    (PRM_OPD, "form", "topk", "token_loss.kl_coef", 0.02),
+    (PRM_OPD, "w_reward", 0.25, "target_fn.target_fn", ScoreAndHint(w_reward=0.25)),
+    (PRM_OPD, "w_hint", 0.25, "target_fn.target_fn", ScoreAndHint(w_hint=0.25)),
+    (PRM_OPD_TOPK, "w_reward", 0.25, "token_loss.loss.w_reward", ITSELF),
+    (PRM_OPD_TOPK, "w_hint", 0.25, "token_loss.loss.w_hint", ITSELF),
+    (PRM_OPD_TOPK, "clip", (0.1, 0.3), "token_loss.loss.loss", PolicyGradient(eps_low=0.1, eps_high=0.3)),
+    (PRM_OPD_TOPK, "reject_below", 0.05, "target_fn.target_fn", ScoreAndHintTopK(k=9, reject_below=0.05)),
+    (PRM_OPD_TOPK, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
+    (PRM_OPD, "reject_below", 0.05, "target_fn.target_fn", ScoreAndHint(reject_below=0.05)),
+    (PRM_OPD, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
+    (PRM_OPD, "kl_coef", 0.0, "target_fn", ScoreAndHint()),
+    (PRM_OPD, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
+    (PRM_OPD, "entropy_coef", 0.07, "entropy_gradient", True),
+    (PRM_OPD, "mask_neutral", True, "select", ScoredOrHinted(scored=ScoredTurns(mask_neutral=True))),
+    (PRM_OPD, "hint_position", "last_message", "hint_position", ITSELF),
+    (PRM_OPD, "weight", "token_mean", "weight", WEIGHTS["token_mean"]),
+    (PRM_OPD, "w_hint", 1.0, "judge", "both"),
     # sft
     (SFT, "train_on", "both", "origins", ("demonstration", "policy")),
     (SFT, "train_on", "policy", "origins", ("policy",)),

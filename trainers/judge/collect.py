@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from turngym.envs.episode import Episode
-from turngym.envs.protocols import Collect, CollectRequest, Judge
-from turngym.trainers.judge.episodes import JudgeError, Kind, judge_episodes
+from turngym.envs.protocols import Collect, CollectRequest, Judge, Question
+from turngym.trainers.judge.episodes import JudgeError, judge_episodes
 from turngym.trainers.judge.unread import UnreadVotes
 
 
@@ -21,7 +21,7 @@ class JudgedCollect:
 
     collect: Collect
     judge: Judge
-    kind: Kind = "score"
+    kind: Question = "score"
     next_role: str = "user"
     """The role in which the policy sees observations."""
     enhance: Callable[[Sequence[Episode]], list[Episode]] | None = None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
+from turngym.envs.common.two_answers import separate
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Turn, next_state
-from turngym.envs.protocols import Judge, JudgeRequest, Judgment
+from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Question
 from turngym.trainers.judge.votes import choose_hint, read_hint, read_score
 
-Kind = Literal["score", "hint"]
+HINTING: tuple[Question, ...] = ("hint", "both")
+"""Questions whose answers hold hints."""
 
 
 class JudgeError(TurngymError):
@@ -28,7 +29,7 @@ def turn_name(episode: Episode, turn: Turn) -> str:
     return f"{episode.task.task_id} seed {episode.seed} sample {episode.sample}, turn {turn.index}"
 
 
-def requests(episode: Episode, kind: Kind, next_role: str = "user") -> list[JudgeRequest]:
+def requests(episode: Episode, kind: Question, next_role: str = "user") -> list[JudgeRequest]:
     """One for each of the policy's turns that has a next state and no votes yet; none for an episode that failed.
 
     `next_role` is the role of observations; an episode that knows who spoke after each turn says so in
@@ -55,12 +56,14 @@ def requests(episode: Episode, kind: Kind, next_role: str = "user") -> list[Judg
     return found
 
 
-def judged(turn: Turn, kind: Kind, judgment: Judgment) -> Turn:
+def judged(turn: Turn, kind: Question, judgment: Judgment) -> Turn:
     """`turn` with its votes; if every vote failed it has no scores, which is not the same as a score of 0."""
     turn = replace(turn, judge_cut=judgment.cut)
     written = [vote for vote in judgment.votes if vote is not None]
     if not written:
         return replace(turn, judge_votes=judgment.votes)
+    if kind == "both":
+        return _both(turn, judgment, written)
     if kind == "hint":
         votes = [read_hint(vote) for vote in written]
         scores, hint = [vote.score for vote in votes], choose_hint(votes)
@@ -71,8 +74,17 @@ def judged(turn: Turn, kind: Kind, judgment: Judgment) -> Turn:
     return replace(turn, judge_votes=judgment.votes, judge_scores=valid, hint=hint)
 
 
+def _both(turn: Turn, judgment: Judgment, written: Sequence[str]) -> Turn:
+    """`turn` with the scores of the one half of its votes and the hint of the other."""
+    answers = [separate(vote) for vote in written]
+    scored = [score for score, _ in answers if score is not None]
+    valid = tuple(score for text in scored if (score := read_score(text)) is not None)
+    hint = choose_hint([read_hint(text) for _, text in answers if text is not None])
+    return replace(turn, judge_votes=judgment.votes, judge_scores=valid if scored else None, hint=hint)
+
+
 def judge_episodes(
-    episodes: Sequence[Episode], judge: Judge, kind: Kind, next_role: str = "user"
+    episodes: Sequence[Episode], judge: Judge, kind: Question, next_role: str = "user"
 ) -> tuple[list[Episode], str]:
     """The episodes with votes on their turns, all asked for in one call, and the first error ("" if there was none).
 

@@ -114,7 +114,11 @@ def score_hinted(batch: RolloutBatch, episodes: Sequence[Episode], ask: Ask) -> 
     `ask(ids, positions)` gets one row per turn: int32 [P + R] and the R positions of the response.
     Raises TargetError as `HintAdvantage` does, naming the turn.
     """
-    turns = list(batch_turns(batch, episodes))
+    return score_turns(list(batch_turns(batch, episodes)), ask)
+
+
+def score_turns(turns: Sequence[tuple[Episode, Turn, slice]], ask: Ask) -> NDArray[np.float32]:
+    """`score_hinted` of some turns of a batch: one row per token of theirs, in order."""
     ids, positions = [], []
     for episode, turn, _ in turns:
         if turn.hint_prompt_ids is None:

@@ -111,6 +111,20 @@ SCENARIOS: Mapping[str, Scenario] = {
                 ),
             ),
             control=Arm(name="prm-rl", recipe=Recipe(algorithm="prm-rl", expert=True, words=REWARD)),
+            others=(
+                Arm(
+                    name="prm-opd",
+                    recipe=Recipe(
+                        algorithm="prm-opd",
+                        expert=True,
+                        words=(
+                            *("--judge-repeats", "2", "--prm-opd.form", "topk", "--distill.top-k", "1"),
+                            *("--prm-opd.reject-below", "0.05", "--optimizer.lr", "1e-3"),
+                            *("--optimizer.minibatches", "4"),
+                        ),
+                    ),
+                ),
+            ),
             words=JUDGE,
             steps=16,
             episodes=128,

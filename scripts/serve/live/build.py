@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,10 @@ def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:
         identity["teacher"] = weights_hash(config.teacher)
     elif config.servers.teacher_server:
         identity["teacher"] = config.servers.teacher_server
+    if config.lora.rank:
+        # adapters are only right on the weights that they were trained on
+        adapters = {**asdict(config.lora), "targets": list(config.lora.targets)}
+        identity |= {"lora": adapters, "student": weights_hash(config.student)}
     return identity
 
 

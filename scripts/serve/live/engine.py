@@ -16,6 +16,7 @@ from turngym.agents.proxy.serving_copy import ServingCopy
 from turngym.agents.sglang.open_servers import eval_policy, live_policy, train_policy
 from turngym.envs.core import TurngymError
 from turngym.scripts.options.serve_proxy import ServeProxy
+from turngym.trainers.models.lora import add_adapters
 from turngym.trainers.models.weight_source import ModelWeights
 
 
@@ -47,18 +48,21 @@ class Serving:
 def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Serving:
     """What answers: the model in this process, a copy of it, or servers that get its weights as it learns.
 
-    Raises TurngymError where the model cannot be served in the way that was asked for.
+    Where adapters are to learn, `model` gets them here: a copy is made before, and holds the ordinary weights.
+    Raises TurngymError where the model cannot be served, or adapted, in the way that was asked for.
     """
     if not config.swap_wait >= 0:
         raise TurngymError(f"--swap-wait is {config.swap_wait}; valid: 0 seconds or more")
-    if config.servers.policy_server:
+    kind = _kind(config, model)
+    served = copy.deepcopy(model).requires_grad_(False) if kind in ("process", "copy") else None
+    if config.train and config.lora.rank:
+        add_adapters(model, config.lora, base=str(config.student), seed=config.run.seed)
+    if kind == "servers":
         return _servers(config, model, tokenizer, max_length)
     settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}
-    kind = _kind(config, model)
-    if kind == "student":
+    if served is None:
         engine = LocalEngine(model, **settings)
         return Serving(engine=engine, kind=kind, live=False, set_version=engine.weights_changed)
-    served = copy.deepcopy(model).requires_grad_(False)
     close: Callable[[], None] = lambda: None  # noqa: E731
     copied_engine: Any
     if kind == "process":
@@ -71,6 +75,8 @@ def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int 
 
 
 def _kind(config: ServeProxy, model: Any) -> str:
+    if config.servers.policy_server:
+        return "servers"
     if not config.train:
         return "student"
     if config.serve_from != "auto":

@@ -6,8 +6,9 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
+from turngym.agents.judges.both import BothQuestions
 from turngym.agents.judges.http import HttpJudge
 from turngym.agents.judges.keyword import WordJudge
 from turngym.agents.judges.make_judge import make_judge
@@ -15,10 +16,10 @@ from turngym.agents.proxy.conversation.chat import ChatListRenderer
 from turngym.agents.proxy.sessions.hints import SessionHints
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Turn
-from turngym.envs.protocols import Judge, JudgeRequest, Judgment
+from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Question
 from turngym.scripts.options.serve_proxy import ServeProxy
 from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.judge.episodes import JudgeError, judged, requests
+from turngym.trainers.judge.episodes import HINTING, JudgeError, judged, requests
 from turngym.trainers.judge.unread import UnreadVotes
 
 BATCH = 16
@@ -30,7 +31,7 @@ class SessionJudge:
     """Implements `TurnJudge`."""
 
     judge: Judge
-    kind: Literal["score", "hint"]
+    kind: Question
     enhance: Callable[[Episode], Episode] | None = None
     workers: int = 1
     batch: int = BATCH
@@ -74,16 +75,20 @@ def make_session_judge(
     judge: Judge
     if options.judge in ("auto", "words"):
         judge = WordJudge()
+        judge = BothQuestions(score=judge, hint=judge) if kind == "both" else judge
     else:
         judge = make_judge(options, kind, make_env=_no_env, seed=config.run.seed, device=config.device)
     hints = SessionHints(renderer=renderer, max_context=max_context, position=algorithm.hint_position)
     # what is behind a url may be asked by several threads, a turn each: no turn waits for another's votes
-    remote = isinstance(judge, HttpJudge)
+    asked = judge.score if isinstance(judge, BothQuestions) else judge
+    remote = isinstance(asked, HttpJudge)
+    # a turn costs two questions there
+    questions = 2 if kind == "both" else 1
     return SessionJudge(
         judge=judge,
         kind=kind,
-        enhance=hints.enhance if kind == "hint" else None,
-        workers=max(1, options.judge_parallel // options.judge_votes) if remote else 1,
+        enhance=hints.enhance if kind in HINTING else None,
+        workers=max(1, options.judge_parallel // (options.judge_votes * questions)) if remote else 1,
         batch=1 if remote else BATCH,
         unread=UnreadVotes(limit=options.judge_unread),
     )

@@ -1,23 +1,11 @@
-"""Load the training proxy with many sessions at once: lost turns, crossed sessions, leaks, rates.
-
-Examples:
-    turngym bench proxy
-    turngym bench proxy --sessions 64 --seconds 120 --no-train
-
-A server in a process of its own serves the tiny model and trains on what comes; `--sessions` clients talk to it at a
-time, each with an id of its own in every message, and begin a new session when one is done. Afterwards the records are
-read: every turn a client was answered must be there once, in its own session, with only its own id in its messages.
-"""
+"""Clients that talk to a proxy at the same time, and whether its records hold what they were answered."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -25,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import tyro
 
 from turngym.agents.worlds.world import CHECKPOINTS
 from turngym.envs.core import TurngymError
@@ -36,8 +22,8 @@ WORD = re.compile(r"client [0-9]+ session [0-9]+\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchProxy:
-    """How hard the proxy is worked."""
+class Load:
+    """What is served, and what clients do with it."""
 
     student: Path = STUDENT
     """Folder of the model."""
@@ -47,8 +33,6 @@ class BenchProxy:
     """Turns of a session."""
     seconds: float = 60.0
     """How long clients begin new sessions."""
-    train: bool = True
-    """Train meanwhile."""
     think: float = 0.0
     """Seconds that a client waits between two turns."""
     out: Path | None = None
@@ -67,81 +51,52 @@ class Tally:
     errors: list[str] = field(default_factory=list)
 
 
-def main(argv: Sequence[str]) -> int:
-    config = tyro.cli(BenchProxy, args=list(argv), prog="turngym bench proxy", description=__doc__)
-    if config.out is not None:
-        return bench(config, config.out)
-    with tempfile.TemporaryDirectory() as folder:
-        return bench(config, Path(folder))
-
-
-def bench(config: BenchProxy, out: Path) -> int:
-    """Run the load and check the records; 0 if nothing was lost, crossed or leaked."""
-    server, url = _start(config, out)
-    tally = Tally()
-    try:
-        memory, health, spent = load(config, url, server.pid, tally)
-    finally:
-        server.send_signal(signal.SIGTERM)
-        said = server.communicate(timeout=300)[0]
-    problems = [*tally.errors[:5], *check(out, tally)]
-    if "everything accepted was answered" not in said:
-        problems.append(f"the server did not end cleanly: {said[-500:]!r}")
-    if memory and memory[-1] > 1.15 * memory[len(memory) // 2] + 20:
-        problems.append(f"memory grew in the second half: {memory[len(memory) // 2]:.0f} to {memory[-1]:.0f} MB")
-    for line in _report(config, tally, memory, health, spent):
-        print(line)
-    print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "no lost turn, no crossed session, no leak")
-    return 1 if problems else 0
-
-
-def _start(config: BenchProxy, out: Path) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", "--student", str(config.student)]
-    command += ["--out", str(out), "--port", "0", "--threads", "1", "--run.no-tensorboard", "--optimizer.lr", "1e-5"]
-    command += ["--batch-turns", "64"] if config.train else ["--no-train"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    found = re.search(r"http://\S+/v1", line)
+def started(command: Sequence[str]) -> tuple[subprocess.Popen[str], str]:
+    """A server in a process of its own, and the address in its first line. Raises TurngymError where it says none."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://[^\s,]+", line)
     if found is None:
-        server.kill()
+        process.kill()
         raise TurngymError(f"the server did not start: {line!r}")
-    return server, found.group()
+    return process, found.group()
 
 
-def load(config: BenchProxy, url: str, pid: int, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
+def talk(load: Load, url: str, pid: int, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
     """(server's memory in MB over time, /healthz while clients are busy, seconds)."""
     import httpx
 
     began = time.perf_counter()
     http = httpx.Client(base_url=url, timeout=300, limits=httpx.Limits(max_connections=None))
     clients = [
-        threading.Thread(target=_client, args=(config, http, number, began + config.seconds, tally))
-        for number in range(config.sessions)
+        threading.Thread(target=_client, args=(load, http, number, began + load.seconds, tally))
+        for number in range(load.sessions)
     ]
     for client in clients:
         client.start()
     memory: list[float] = []
     health: dict[str, Any] = {}
     while any(client.is_alive() for client in clients):
-        time.sleep(min(2.0, config.seconds / 20))
+        time.sleep(min(2.0, load.seconds / 20))
         memory.append(megabytes(pid))
-        if time.perf_counter() < began + config.seconds:
+        if time.perf_counter() < began + load.seconds:
             health = http.get(url.removesuffix("/v1") + "/healthz").json()
     spent = time.perf_counter() - began
     http.close()
     return memory, health, spent
 
 
-def _client(config: BenchProxy, http: Any, number: int, until: float, tally: Tally) -> None:
+def _client(load: Load, http: Any, number: int, until: float, tally: Tally) -> None:
     session = 0
     while time.perf_counter() < until and not tally.errors:
         name = f"client {number} session {session}"
         messages = [{"role": "system", "content": "You are in a house."}]
-        for turn in range(config.turns):
-            time.sleep(config.think)
+        for turn in range(load.turns):
+            time.sleep(load.think)
             messages.append({"role": "user", "content": f"{name} turn {turn}"})
-            headers = {"X-Session-Id": name, "X-Session-Done": "1" if turn == config.turns - 1 else "0"}
+            headers = {"X-Session-Id": name, "X-Session-Done": "1" if turn == load.turns - 1 else "0"}
             reply = _ask(http, messages, headers, tally)
             if reply is None:
                 return
@@ -193,27 +148,6 @@ def check(out: Path, tally: Tally) -> list[str]:
         if found.get(name) != answers:
             problems.append(f"{name}: {len(answers)} answers, {len(found.get(name, []))} records, or other texts")
     return problems[:10]
-
-
-def _report(config: BenchProxy, tally: Tally, memory: list[float], health: dict[str, Any], spent: float) -> list[str]:
-    times = sorted(tally.seconds) or [0.0]
-    engine, training = health.get("engine", {}), health.get("training", {})
-    lines = [
-        f"{config.sessions} clients, {spent:.0f} s: {len(tally.answers):,} sessions, {len(times):,} turns, "
-        f"{len(times) / spent:.1f} turns/s, {sum(tally.refused.values())} refusals {dict(tally.refused)}",
-        f"seconds per turn: median {times[len(times) // 2]:.2f}, 99 % {times[int(0.99 * (len(times) - 1))]:.2f}, "
-        f"worst {times[-1]:.2f}",
-        f"engine: {engine.get('batches')} batches, largest {engine.get('largest_batch')}, "
-        f"{engine.get('generated_tokens', 0) / spent:.0f} tokens/s",
-        f"server's memory: {memory[0]:.0f} MB at the start, {memory[len(memory) // 2]:.0f} half way, "
-        f"{memory[-1]:.0f} at the end",
-    ]
-    if training:
-        lines.append(
-            f"training: {training['step']} steps, {training.get('turns_trained', 0):,} turns trained on, "
-            f"{training['ready_turns']:,} ready, {training['to_judge']} to judge"
-        )
-    return lines
 
 
 def megabytes(pid: int) -> float:

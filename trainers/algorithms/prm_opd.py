@@ -1,0 +1,109 @@
+"""PRM-RL and OPD with hints in one: a judge's score on every turn, and a hinted teacher where the judge gave a hint.
+
+Read next: trainers/judge/both.py, trainers/algorithms/prm_rl.py, trainers/algorithms/opd_hints.py,
+trainers/losses/weighted_sum.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turngym.trainers.algorithm import Algorithm, TargetFn, TokenLoss
+from turngym.trainers.algorithm_spec import AlgorithmSpec
+from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
+from turngym.trainers.judge.both import ScoreAndHint, ScoreAndHintTopK, ScoredOrHinted
+from turngym.trainers.judge.turn_filter import ScoredTurns
+from turngym.trainers.losses.reverse_kl import TAILS
+from turngym.trainers.losses.token_losses import PolicyGradient, Regularized, SupportKL
+from turngym.trainers.losses.token_weights import WEIGHTS
+from turngym.trainers.losses.weighted_sum import WeightedSum
+from turngym.trainers.rollout_plan.depth import FixedDepth
+from turngym.trainers.targets.targets import WithReference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrmOpdConfig:
+    """A judge's scores and hints together."""
+
+    form: Literal["sampled", "topk"] = "sampled"
+    """`sampled`: one clipped surrogate on the weighted sum of both advantages; `topk`: the weighted sum of the score's
+    surrogate and the reverse KL on the hinted teacher's top-K."""
+    w_reward: float = 1.0
+    """Weight of the judge's score."""
+    w_hint: float = 1.0
+    """Weight of what the hinted teacher says, on turns with a hint."""
+    clip: tuple[float, float] = (0.2, 0.28)
+    """Lower and upper clip of the surrogate."""
+    kl_coef: float = 0.02
+    """Weight of the KL (k3, cut to 10 nats) to the initial policy."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    mask_neutral: bool = False
+    """Also leave out turns with a score of 0 and no hint."""
+    hint_position: Literal["last_user", "last_message"] = "last_user"
+    """Which message gets the hint; they differ where observations are tool results."""
+    reject_below: float = 0.0
+    """A hint teaches up to a response's first token that the hinted teacher gives less than this probability. 0: to the
+    response's end."""
+    weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
+    """Whether every response, every episode or every token counts the same."""
+
+    def __post_init__(self) -> None:
+        if min(self.w_reward, self.w_hint) < 0 or not self.w_reward + self.w_hint:
+            raise ConfigError(
+                f"w_reward is {self.w_reward} and w_hint {self.w_hint}; valid: at least 0, and not both 0"
+            )
+        # the teacher is asked for its 1 / reject_below most likely ids
+        if self.reject_below and not 0.001 <= self.reject_below < 1.0:
+            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
+
+
+def build(config: PrmOpdConfig, distill: DistillConfig, run: RunConfig, *, teacher: bool = False) -> Algorithm:
+    """Clipped policy gradient on A_i = w_reward s_t + w_hint h_t (log q(y_i | x', y_<i) - log p(y_i | x, y_<i)).
+
+    s_t is the judge's score of the turn, h_t 1 where the judge's hint is in x', else 0. `topk`: l_i = w_reward
+    surrogate(s_t) + w_hint h_t KL_S(p || q). Both plus kl_coef KL_i(policy, initial) - entropy_coef H_i. Turns that
+    were neither scored nor hinted are left out. q is the frozen initial policy, or (`teacher`) a model of its own.
+    Source: [openclaw-rl]; docs/algorithms.md#prm-opd.
+    Differs from the paper: a turn with a hint has its score too, also a score of 0; no group. The code's top-K form
+    takes the student's ids and, of several hints, the one whose teacher agrees most; this one the teacher's ids and the
+    longest hint.
+    """
+    low, high = config.clip
+    regularizer = {"kl_coef": config.kl_coef, "entropy_coef": config.entropy_coef}
+    signal: TargetFn = ScoreAndHint(w_reward=config.w_reward, w_hint=config.w_hint, reject_below=config.reject_below)
+    loss: TokenLoss = PolicyGradient(eps_low=low, eps_high=high, **regularizer)
+    if config.form == "topk":
+        signal = ScoreAndHintTopK(k=distill.top_k, reject_below=config.reject_below)
+        both = WeightedSum(
+            loss=PolicyGradient(eps_low=low, eps_high=high),
+            support=SupportKL(tail=TAILS[distill.tail], importance=distill.importance),
+            w_reward=config.w_reward,
+            w_hint=config.w_hint,
+        )
+        loss = Regularized(loss=both, **regularizer)
+    return Algorithm(
+        name="prm-opd",
+        depth=FixedDepth(h_max=run.full_depth),
+        target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
+        weight=WEIGHTS[config.weight],
+        token_loss=loss,
+        select=ScoredOrHinted(scored=ScoredTurns(mask_neutral=config.mask_neutral)),
+        needs_teacher=teacher,
+        judge="both",
+        hint_position=config.hint_position,
+        shared_prefixes=True,
+        needs_reference=bool(config.kl_coef) or not teacher,  # without a teacher it reads the hints
+        entropy_gradient=bool(config.entropy_coef),
+        distill_temperature=distill.temperature,
+        settings={**fingerprint(config), **fingerprint(distill)},
+    )
+
+
+ALGORITHM = AlgorithmSpec(
+    name="prm-opd",
+    config=PrmOpdConfig,
+    build=lambda config, given: build(config, given.distill, given.run, teacher=given.has_teacher),
+    uses=frozenset({"teacher", "distill", "judge", "expert"}),
+)
