@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, overload
 
 from turngym.envs.common.episode_line import SCHEMA, TraceError, episode_from_json, episode_to_json
 from turngym.envs.common.full_disk import no_room
@@ -18,11 +19,13 @@ from turngym.envs.episode import Episode
 
 __all__ = [
     "SCHEMA",
+    "TraceEpisodes",
     "TraceError",
     "TraceProblem",
     "TraceWriter",
     "episode_from_json",
     "episode_to_json",
+    "iter_places",
     "iter_trace",
     "read_episodes",
     "read_trace",
@@ -59,8 +62,8 @@ class TraceWriter:
             # no buffer: after a failure it would hold half a line, and write it when the next one is
             self._file: Any = self.path.open("a+b", buffering=0)
 
-    def write(self, episode: Episode) -> None:
-        """Append one episode.
+    def write(self, episode: Episode) -> int:
+        """Append one episode; the byte of the file at which its line begins.
 
         Raises TraceError, before anything is written, if `meta` is not JSON-able; and where the disk is full or fails:
         then nothing of this episode stays in the file, and a later one may be written when there is room.
@@ -68,8 +71,9 @@ class TraceWriter:
         line = episode_to_json(episode).encode("ascii") + b"\n"
         with _said(self.path, "the episodes before it are in the file, whole"), _alone(self._file):
             end = self._file.seek(0, 2)
+            begins = end
             if end and not _ends_a_line(self._file):
-                line = b"\n" + line
+                line, begins = b"\n" + line, end + 1
             try:
                 rest = memoryview(line)
                 while rest:
@@ -78,6 +82,7 @@ class TraceWriter:
                 # half a line would stay for good
                 self._file.truncate(end)
                 raise
+        return begins
 
     def close(self) -> None:
         self._file.close()
@@ -123,22 +128,62 @@ def read_trace(path: str | Path) -> tuple[list[Episode], list[TraceProblem]]:
 
 def iter_trace(path: str | Path) -> Iterator[Episode | TraceProblem]:
     """As `read_trace`, one line at a time: files may be larger than memory."""
+    return (item for _, item in iter_places(path))
+
+
+def iter_places(path: str | Path) -> Iterator[tuple[int, Episode | TraceProblem]]:
+    """As `iter_trace`, each with the byte at which its line begins: where `TraceEpisodes` finds it again."""
     path = Path(path)
     if not path.is_file():
         raise TraceError(f"there is no trace file {path}")
+    begins = 0
     # bytes: a line that is not UTF-8 is one problem among others, text mode would stop there
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            place, begins = begins, begins + len(line)
             if not line.strip():
                 continue
             torn = not line.endswith(b"\n")
             try:
-                yield episode_from_json(line.decode("utf-8"))
+                item: Episode | TraceProblem = episode_from_json(line.decode("utf-8"))
             # before TurngymError below: a newer schema concerns the whole file
             except TraceError as error:
                 raise TraceError(f"{path}, line {number}: {error}") from error
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TurngymError) as error:
-                yield TraceProblem(line=number, reason=_reason(error, torn), torn=torn)
+                item = TraceProblem(line=number, reason=_reason(error, torn), torn=torn)
+            yield place, item
+
+
+class TraceEpisodes(Sequence[Episode]):
+    """Some episodes of a trace, each read from the file when it is asked for: eight bytes of memory for each."""
+
+    def __init__(self, path: str | Path, places: Iterable[int]) -> None:
+        """`places`: the bytes at which their lines begin, as `iter_places` and `TraceWriter.write` give them."""
+        self._path, self._places = Path(path), array("q", places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, number: int) -> Episode: ...
+    @overload
+    def __getitem__(self, number: slice) -> TraceEpisodes: ...
+    def __getitem__(self, number: int | slice) -> Episode | TraceEpisodes:
+        if isinstance(number, slice):
+            return TraceEpisodes(self._path, self._places[number])
+        return next(self._read((self._places[number],)))
+
+    def __iter__(self) -> Iterator[Episode]:
+        return self._read(self._places)
+
+    def _read(self, places: Iterable[int]) -> Iterator[Episode]:
+        try:
+            with self._path.open("rb") as file:
+                for place in places:
+                    file.seek(place)
+                    yield episode_from_json(file.readline().decode("utf-8"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TraceError(f"{self._path} has changed since its episodes were found in it: {error}") from error
 
 
 def _ends_a_line(file: IO[bytes]) -> bool:

@@ -18,7 +18,7 @@ from turngym.agents.evaluation.compare import compare_recorded
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.held import EvaluationError
 from turngym.agents.evaluation.rescore import rescore
-from turngym.agents.evaluation.tables import print_table, write_json
+from turngym.agents.evaluation.tables import print_table
 from turngym.agents.evaluation.tasks import EvalResult
 from turngym.envs.common.folder_lock import locked_folder
 from turngym.scripts.options.channel import say_channel
@@ -64,7 +64,7 @@ def again(options: EvalOptions) -> EvalResult:
         print(f"{result.missing} episodes are missing: the evaluation was interrupted", file=sys.stderr)
     if options.out is not None:
         with locked_folder(options.out):
-            write_json(options.out / "results.json", result.to_json())
+            result.write(options.out / "results.json")
     return result
 
 

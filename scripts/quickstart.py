@@ -169,13 +169,13 @@ def _watch(plan: Plan, running: dict[str, subprocess.Popen[bytes]]) -> None:
 
 def _state(folder: Path) -> tuple[int, str]:
     """Steps done, and the newest numbers in words."""
-    from turngym.trainers.run.metrics import read_metrics
+    from turngym.trainers.run.metrics import iter_metrics
     from turngym.trainers.run.progress import describe
 
     if not (folder / "metrics.jsonl").exists():
         return 0, "starting"
     latest: dict[str, object] = {"step": 0}
-    for row in read_metrics(folder):
+    for row in iter_metrics(folder):
         latest.update(row)
     return int(str(latest["step"])), describe(latest).partition("  ")[2]
 

@@ -161,9 +161,9 @@ def _html(command: Html) -> int:
     if not command.overwrite:
         _must_be_new(command.out)
     decode = None if command.tokenizer is None else load_decoder(command.tokenizer)
-    episodes = list(selected(command.files, command.select))
-    size = write_page(command.out, episodes, title=command.title, decode=decode)
-    print(f"{len(episodes)} episodes in {command.out} ({size / 1e6:.1f} MB); open it in a browser")
+    episodes = selected(command.files, command.select)
+    count, size = write_page(command.out, episodes, title=command.title, decode=decode)
+    print(f"{count} episodes in {command.out} ({size / 1e6:.1f} MB); open it in a browser")
     return 0
 
 

@@ -39,6 +39,7 @@ _PUBLIC = {
     "build_trainer": "turngym.trainers.assembly",
     "find_algorithm": "turngym.trainers.registry",
     "fingerprint": "turngym.trainers.config",
+    "iter_metrics": "turngym.trainers.run.metrics",
     "load_model": "turngym.trainers.models.model",
     "load_student": "turngym.trainers.models.load",
     "pack": "turngym.trainers.batch",

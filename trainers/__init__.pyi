@@ -31,6 +31,7 @@ from turngym.trainers.models.scorer import LocalScorer as LocalScorer
 from turngym.trainers.registry import find_algorithm as find_algorithm
 from turngym.trainers.rollout_plan.depth import FixedDepth as FixedDepth
 from turngym.trainers.run.log_sinks import LogSink as LogSink
+from turngym.trainers.run.metrics import iter_metrics as iter_metrics
 from turngym.trainers.run.metrics import read_metrics as read_metrics
 from turngym.trainers.train_config import TrainConfig as TrainConfig
 from turngym.trainers.trainer import RunResult as RunResult

@@ -80,7 +80,7 @@ def read_recorded(path: str | Path) -> Recorded:
         settings, rows = _read_results(path)
     else:
         result = rescore(path)
-        settings, rows = dict(result.settings), [EpisodeRow.of(episode) for episode in result.episodes]
+        settings, rows = dict(result.settings), [EpisodeRow.of(outcome) for outcome in result.outcomes]
     return Recorded(path=str(path), settings=settings, rows=tuple(row for row in rows if not row.is_error))
 
 

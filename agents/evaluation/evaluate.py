@@ -11,7 +11,6 @@ from turngym.agents.agent_options import AgentSettings
 from turngym.agents.environments import env_maker
 from turngym.agents.evaluation.config_file import keep_settings
 from turngym.agents.evaluation.prepared import Prepared, prepare
-from turngym.agents.evaluation.tables import write_json
 from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
 from turngym.agents.executor.open_workers import WorkerOptions, open_workers
 from turngym.agents.named_agent import OpenedAgent
@@ -112,7 +111,7 @@ def evaluate(
                 play=play,
             )
         if trace is not None:
-            write_json(trace.with_name("results.json"), result.to_json())
+            result.write(trace.with_name("results.json"))
         return result
 
 

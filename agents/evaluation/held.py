@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.evaluation.outcomes import Outcomes
 from turngym.envs.core import Task, TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.trace import TraceProblem, TraceWriter, read_trace
+from turngym.envs.trace import TraceEpisodes, TraceProblem, TraceWriter, iter_places, iter_trace
 
 ELAPSED = "elapsed"
 """Among an episode's timings: seconds from the beginning of its evaluation, over all calls, to its end."""
@@ -23,44 +25,87 @@ class EvaluationError(TurngymError):
     """An evaluation that cannot start or go on: a trace of something else, tasks that are not the panel's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Held:
-    """What a trace holds already."""
+    """What an evaluation has of its tasks and samples: how each episode ended, and the episode or where it stands."""
 
-    episodes: dict[tuple[str, int], Episode] = field(default_factory=dict)
-    """Of the tasks and samples asked for, by (task id, sample)."""
+    tasks: Mapping[str, tuple[int, Task]]
+    """Number and task by id."""
+    samples: int
+    trace: Path | None = None
+    """Where episodes are found again; without one they are kept."""
     seconds: float = 0.0
     """Wall clock up to the last of all episodes."""
     problems: tuple[TraceProblem, ...] = ()
+    every: Outcomes = field(default_factory=Outcomes)
+    _rows: array[int] = field(init=False)
+    """Of each sample and task the place in `every`; -1 for what is missing."""
+    _places: array[int] = field(default_factory=lambda: array("q"))
+    _kept: list[Episode] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rows = array("q", [-1]) * (self.samples * len(self.tasks))
+
+    def add(self, episode: Episode, place: int | None) -> None:
+        """Take `episode` in the place of what there was of its task and sample; `place`: its byte of the trace."""
+        number, task = self.tasks[episode.task.task_id]
+        # a task that failed before its first observation is known by its id alone
+        row = self.every.add(episode, task if task == episode.task else None)
+        self._rows[episode.sample * len(self.tasks) + number] = row
+        self._places.append(-1 if place is None else place)
+        if self.trace is None:
+            self._kept.append(episode)
+
+    def has(self, task_id: str, sample: int) -> bool:
+        return self._rows[sample * len(self.tasks) + self.tasks[task_id][0]] >= 0
+
+    def __len__(self) -> int:
+        """Tasks and samples that are not missing."""
+        return sum(row >= 0 for row in self._rows)
+
+    def outcomes(self) -> Outcomes:
+        """Sample by sample, tasks in their order; of what is not missing."""
+        return self.every.take(self._order())
+
+    def episodes(self) -> Sequence[Episode]:
+        """The same, whole."""
+        if self.trace is None:
+            return tuple(self._kept[row] for row in self._order())
+        return TraceEpisodes(self.trace, (self._places[row] for row in self._order()))
+
+    def _order(self) -> Iterator[int]:
+        return (row for row in self._rows if row >= 0)
 
 
 def held_in(
-    trace: Path | None, tasks: Iterable[Task], samples: int, settings: Mapping[str, Any], errors_again: bool
+    trace: Path | None, tasks: Sequence[Task], samples: int, settings: Mapping[str, Any], errors_again: bool
 ) -> Held:
     """What `trace` holds of these tasks. Raises EvaluationError where it does not belong here.
 
     With `errors_again`, episodes that ended in an error are not held: they are played again.
     """
-    if trace is None or not trace.exists():
-        return Held()
-    episodes, problems = read_trace(trace)
-    wanted = {task.task_id: task.sha256 for task in tasks}
-    done: dict[tuple[str, int], Episode] = {}
-    for number, episode in enumerate(episodes):
-        key, where = _key(episode), f"{trace}, episode {number} ({episode.task.task_id} sample {episode.sample})"
+    held = Held({task.task_id: (number, task) for number, task in enumerate(tasks)}, samples, trace)
+    problems = list[TraceProblem]()
+    for number, (place, episode) in enumerate(iter_places(trace) if trace is not None and trace.exists() else ()):
+        if isinstance(episode, TraceProblem):
+            problems.append(episode)
+            continue
+        where = f"{trace}, episode {number - len(problems)} ({episode.task.task_id} sample {episode.sample})"
         _check_settings(episode, settings, where)
-        failed = episode.status.is_error
-        if episode.task.task_id not in wanted or episode.sample >= samples or (failed and errors_again):
+        held.seconds = max(held.seconds, seconds_played((episode,)))
+        failed, known = episode.status.is_error, held.tasks.get(episode.task.task_id)
+        if known is None or episode.sample >= samples or (failed and errors_again):
             continue
         # a task that failed before its first observation is known by its id alone
-        if not failed and episode.task.sha256 != wanted[episode.task.task_id]:
+        if not failed and episode.task.sha256 != known[1].sha256:
             raise EvaluationError(
-                f"{where}: sha256 {episode.task.sha256}, the panel says {wanted[episode.task.task_id]}; "
+                f"{where}: sha256 {episode.task.sha256}, the panel says {known[1].sha256}; "
                 "the trace was played on other data: write to another folder"
             )
-        if not failed or key not in done:
-            done[key] = episode
-    return Held(done, seconds_played(episodes), tuple(problems))
+        if not failed or not held.has(episode.task.task_id, episode.sample):
+            held.add(episode, place)
+    held.problems = tuple(problems)
+    return held
 
 
 def _check_settings(episode: Episode, settings: Mapping[str, Any], where: str) -> None:
@@ -88,15 +133,21 @@ def gather_shares(trace: Path | None) -> None:
     shares = [] if trace is None else sorted(trace.parent.glob(f"{trace.stem}.share*{trace.suffix}"))
     if trace is None or not shares:
         return
-    held = {_key(e): e.status.is_error for e in (read_trace(trace)[0] if trace.exists() else ())}
+    held: dict[tuple[str, int], bool] = {}
+    if trace.exists():
+        held.update((_key(episode), episode.status.is_error) for episode in _episodes(trace))
     with TraceWriter(trace) as writer:
         for share in shares:
-            for episode in read_trace(share)[0]:
+            for episode in _episodes(share):
                 if held.get(_key(episode), True) and held.get(_key(episode)) != episode.status.is_error:
                     writer.write(episode)
                     held[_key(episode)] = episode.status.is_error
     for share in shares:
         share.unlink()
+
+
+def _episodes(trace: Path) -> Iterator[Episode]:
+    return (item for item in iter_trace(trace) if isinstance(item, Episode))
 
 
 def _key(episode: Episode) -> tuple[str, int]:

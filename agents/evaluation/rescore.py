@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turngym.agents.evaluation.held import EvaluationError, seconds_played
+from turngym.agents.evaluation.outcomes import Outcomes
 from turngym.agents.evaluation.results import ABOUT, PER_EPISODE
 from turngym.agents.evaluation.scores import score
 from turngym.agents.evaluation.tasks import EvalResult
-from turngym.envs.episode import Episode
-from turngym.envs.trace import read_trace
+from turngym.envs.trace import TraceEpisodes, TraceProblem, iter_places
 
 
 def rescore(path: str | Path) -> EvalResult:
@@ -24,17 +28,27 @@ def rescore(path: str | Path) -> EvalResult:
         EvaluationError: no trace there, no episodes in it, or episodes of more than one evaluation.
     """
     trace = trace_of(path)
-    found, problems = read_trace(trace)
-    if not found:
+    every, places, elapsed, problems = Outcomes(), array("q"), 0.0, list[TraceProblem]()
+    for place, item in iter_places(trace):
+        if isinstance(item, TraceProblem):
+            problems.append(item)
+            continue
+        every.add(item)
+        places.append(place)
+        elapsed = max(elapsed, seconds_played((item,)))
+    if not len(every):
         raise EvaluationError(f"{trace} holds no episodes to score")
-    episodes = latest(found)
-    settings = _settings(trace, episodes)
+    chosen = latest(every)
+    outcomes = every.take(chosen)
+    del every
+    settings = _settings(trace, outcomes)
     return EvalResult(
-        episodes=episodes,
-        scores=score(episodes),
+        episodes=TraceEpisodes(trace, (places[number] for number in chosen.tolist())),
+        outcomes=outcomes,
+        scores=score(outcomes),
         settings=settings,
-        seconds=seconds_played(found),
-        resumed=len(episodes),
+        seconds=elapsed,
+        resumed=len(outcomes),
         problems=tuple(problems),
     )
 
@@ -48,46 +62,45 @@ def trace_of(path: str | Path) -> Path:
     return trace
 
 
-def latest(episodes: Sequence[Episode]) -> tuple[Episode, ...]:
-    """One episode for each (task, sample), the last that ended without an error if one did; as evaluations order them:
+def latest(every: Outcomes) -> NDArray[np.int64]:
+    """Places of one of each (task, sample), the last that ended without an error if one did; as evaluations order them:
     sample by sample, tasks in the panel's order."""
-    chosen: dict[tuple[str, int], Episode] = {}
-    for episode in episodes:
-        key = (episode.task.task_id, episode.sample)
-        if key not in chosen or not episode.status.is_error or chosen[key].status.is_error:
-            chosen[key] = episode
-    return tuple(sorted(chosen.values(), key=lambda episode: (episode.sample, episode.group)))
+    chosen = every.latest()
+    return np.asarray(chosen[np.lexsort((every.column("group")[chosen], every.column("sample")[chosen]))], np.int64)
 
 
-def _settings(trace: Path, episodes: Sequence[Episode]) -> dict[str, Any]:
+def _settings(trace: Path, outcomes: Outcomes) -> dict[str, Any]:
     """The settings that the evaluation recorded, out of its episodes."""
-    played = _same(trace, [{**_recorded(episode), "seed": episode.seed} for episode in episodes])
+    noted = outcomes.played()
+    played = _same(trace, [(place, {**_recorded(meta), "seed": seed}) for place, seed, meta in noted])
     # the task of an episode that failed before its first observation is known by its id alone
-    known = [episode.task for episode in episodes if episode.task.sha256]
-    panel: Mapping[str, Any] = next((note for episode in reversed(episodes) if (note := episode.meta.get("panel"))), {})
-    tasks = len({episode.task.task_id for episode in episodes})
+    tasks = outcomes.tasks()
+    known = [task for task in tasks if task.sha256] or tasks
+    panel: Mapping[str, Any] = next((note for *_, meta in reversed(noted) if (note := meta.get("panel"))), {})
+    count = len({task.task_id for task in tasks})
     return {
         "panel": panel.get("name"),
         "panel_sha256": panel.get("sha256"),
-        "env_id": (known or [episodes[0].task])[0].env_id,
-        "tasks": tasks,
-        "limit": tasks if tasks < panel.get("tasks", tasks) else None,
+        "env_id": known[0].env_id,
+        "tasks": count,
+        "limit": count if count < panel.get("tasks", count) else None,
         "agent": None,
         "temperature": None,
         **played,
-        **{name: value for episode in episodes for name, value in episode.meta.items() if name in ABOUT},
-        "samples": 1 + max(episode.sample for episode in episodes),
+        **{name: value for *_, meta in noted for name, value in meta.items() if name in ABOUT},
+        "samples": 1 + int(outcomes.column("sample").max()),
     }
 
 
-def _recorded(episode: Episode) -> dict[str, Any]:
-    return {name: value for name, value in episode.meta.items() if name not in PER_EPISODE}
+def _recorded(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in meta.items() if name not in PER_EPISODE}
 
 
-def _same(trace: Path, tables: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What all `tables` say. Raises EvaluationError where they differ: the trace holds more than one evaluation."""
-    first = tables[0]
-    for number, table in enumerate(tables):
+def _same(trace: Path, tables: Sequence[tuple[int, Mapping[str, Any]]]) -> Mapping[str, Any]:
+    """What all `tables`, each with the number of an episode, say. Raises EvaluationError where they differ: the trace
+    holds more than one evaluation."""
+    first = tables[0][1]
+    for number, table in tables:
         for name in {**first, **table}:
             if first.get(name) != table.get(name):
                 raise EvaluationError(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from turngym.agents.evaluation.outcomes import EACH, Outcome, Outcomes
 from turngym.agents.evaluation.scores import Scores
+from turngym.agents.evaluation.tables import whole_file
 from turngym.envs.common.provenance import loaded_versions
 from turngym.envs.episode import Episode
 
@@ -20,7 +24,7 @@ IDENTITY = ("panel", "panel_sha256", "env_id", "tasks", "limit", "agent", "sampl
 ABOUT = ("chat", "preset_values", "panel_max_turns")
 """Names in `Episode.meta` that the evaluation recorded, and in which calls that went into one trace may differ."""
 
-PER_EPISODE = ("error", "goal_rate", "usage", "short_turns", "panel", *ABOUT)
+PER_EPISODE = (*EACH, "panel", *ABOUT)
 """Names in `Episode.meta` that are no settings of the evaluation."""
 
 
@@ -51,9 +55,9 @@ class EpisodeRow:
         return self.status.startswith("error_")
 
     @classmethod
-    def of(cls, episode: Episode) -> EpisodeRow:
-        response = sum(turn.response_length for turn in episode.turns)
-        ids = sum(len(segment) for segment in episode.segments)
+    def of(cls, episode: Episode | Outcome) -> EpisodeRow:
+        if isinstance(episode, Episode):
+            (episode,) = Outcomes.of((episode,))
         return cls(
             task_id=episode.task.task_id,
             sha256=episode.task.sha256,
@@ -65,9 +69,9 @@ class EpisodeRow:
             score=episode.score,
             episode_return=episode.episode_return,
             turns=episode.depth,
-            invalid=sum(not turn.verdict.valid for turn in episode.turns),
-            prompt_tokens=ids - response if episode.segments else None,
-            response_tokens=response if episode.segments else None,
+            invalid=episode.invalid,
+            prompt_tokens=episode.prompt_tokens,
+            response_tokens=episode.response_tokens,
         )
 
     @classmethod
@@ -78,22 +82,18 @@ class EpisodeRow:
         return cls(**known)
 
 
-def token_counts(rows: Sequence[EpisodeRow]) -> dict[str, int] | None:
+def token_counts(outcomes: Outcomes) -> dict[str, int] | None:
     """Ids of all episodes by who wrote them, `prompt` and `response`; None where no episode has ids."""
-    known = [row for row in rows if row.response_tokens is not None]
-    if not known:
+    response, prompt = outcomes.column("response"), outcomes.column("prompt")
+    known = response >= 0
+    if not known.any():
         return None
-    return {
-        "prompt": sum(row.prompt_tokens or 0 for row in known),
-        "response": sum(row.response_tokens or 0 for row in known),
-    }
+    return {"prompt": int(prompt[known].sum()), "response": int(response[known].sum())}
 
 
-def results_json(
-    settings: Mapping[str, Any], scores: Scores, seconds: float, episodes: Sequence[Episode]
-) -> dict[str, Any]:
-    """The content of a results file. The date says when it was made; nothing reads it."""
-    rows = [EpisodeRow.of(episode) for episode in episodes]
+def results_json(settings: Mapping[str, Any], scores: Scores, seconds: float, outcomes: Outcomes) -> dict[str, Any]:
+    """The content of a results file, but for the rows of its episodes. The date says when it was made; nothing reads
+    it."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -102,7 +102,28 @@ def results_json(
         "versions": loaded_versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 3),
-        "tokens": token_counts(rows),
+        "tokens": token_counts(outcomes),
         "scores": scores.to_json(),
-        "episodes": [asdict(row) for row in rows],
     }
+
+
+def episode_rows(outcomes: Outcomes) -> Iterator[dict[str, Any]]:
+    """The rows of a results file's episodes."""
+    return (asdict(EpisodeRow.of(outcome)) for outcome in outcomes)
+
+
+def write_results(path: str | Path, head: Mapping[str, Any], outcomes: Outcomes) -> None:
+    """Write `results_json` with the rows of its episodes, one after the other, as `write_json` would all of it."""
+    before, after = _indented({**head, "episodes": []}, 0).split('\n "episodes": []', 1)
+    with whole_file(path) as file:
+        file.write(f'{before}\n "episodes": [')
+        comma = ""
+        for row in episode_rows(outcomes):
+            file.write(f"{comma}\n{_indented(row, 2)}")
+            comma = ","
+        file.write(("\n ]" if comma else "]") + after + "\n")
+
+
+def _indented(value: Any, by: int) -> str:
+    text = json.dumps(value, indent=1, sort_keys=True)
+    return text if not by else " " * by + text.replace("\n", "\n" + " " * by)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.evaluation.outcomes import Outcomes
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference, pass_at_k
 from turngym.envs.core import Verdict
 from turngym.envs.episode import Episode, Status
@@ -58,81 +61,89 @@ class Scores:
         return asdict(self)
 
 
-def avg_at_n(episodes: Sequence[Episode]) -> float:
+def avg_at_n(episodes: Sequence[Episode] | Outcomes) -> float:
     """Mean over tasks of the mean success of their samples; episodes that ended in an error do not count."""
     return clustered(list(task_means(episodes).values())).mean
 
 
-def task_means(episodes: Sequence[Episode]) -> dict[str, float]:
+def task_means(episodes: Iterable[Episode] | Outcomes) -> dict[str, float]:
     """Task id to the mean success of its samples."""
-    return {task: fmean(values) for task, values in _by_task(episodes).items()}
+    counted = _counted(Outcomes.of(episodes))
+    names = sorted({task.task_id for task in counted.tasks()})
+    _, wins_T, samples_T = _by_task(counted.task_ranks(), counted.column("success"))
+    return dict(zip(names, (wins_T / samples_T).tolist(), strict=True))
 
 
-def score(episodes: Sequence[Episode]) -> Scores:
+def score(episodes: Iterable[Episode] | Outcomes) -> Scores:
     """Score one evaluation. Raises ScoreError if no episode ended without an error."""
-    counted = [episode for episode in episodes if not episode.status.is_error]
-    if not counted:
-        raise ScoreError(f"none of {len(episodes)} episodes ended without an error, so there is nothing to score")
-    turns = [turn for episode in counted for turn in episode.turns]
-    verdicts = Counter(turn.verdict for turn in turns)
-    statuses = Counter(episode.status for episode in counted)
-    wins = [episode.depth for episode in counted if episode.success]
-    goals = [float(episode.meta["goal_rate"]) for episode in counted if "goal_rate" in episode.meta]
-    rows = defaultdict(list)
-    for episode in counted:
-        rows[episode.task.category].append(episode)
+    every = Outcomes.of(episodes)
+    counted = _counted(every)
+    if not len(counted):
+        raise ScoreError(f"none of {len(every)} episodes ended without an error, so there is nothing to score")
+    verdicts, statuses = counted.verdict_counts(), counted.statuses()
+    depths, won, goals = counted.depths(), counted.column("success").astype(np.bool_), counted.column("goal")
+    rows, ranks, turns = counted.categories(), counted.task_ranks(), max(int(depths.sum()), 1)
+    goals = goals[~np.isnan(goals)]
     return Scores(
-        overall=_row("all", counted),
-        categories=tuple(_row(name, rows[name]) for name in sorted(rows, key=category_rank)),
-        errors=len(episodes) - len(counted),
-        score=fmean(episode.score for episode in counted),
-        turns=fmean(episode.depth for episode in counted),
-        success_turns=fmean(wins) if wins else None,
-        invalid_rate=sum(n for verdict, n in verdicts.items() if not verdict.valid) / max(len(turns), 1),
-        verdicts={verdict.value: verdicts[verdict] / max(len(turns), 1) for verdict in Verdict},
+        overall=_row("all", ranks, won),
+        categories=tuple(_row(name, ranks[rows[name]], won[rows[name]]) for name in sorted(rows, key=category_rank)),
+        errors=len(every) - len(counted),
+        score=fmean(counted.column("score")),
+        turns=fmean(depths),
+        success_turns=fmean(depths[won]) if won.any() else None,
+        invalid_rate=sum(n for verdict, n in verdicts.items() if not verdict.valid) / turns,
+        verdicts={verdict.value: verdicts[verdict] / turns for verdict in Verdict},
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.value.startswith("truncated_")},
-        goal_rate=fmean(goals) if goals else None,
+        goal_rate=fmean(goals) if len(goals) else None,
     )
 
 
-def compare(first: Sequence[Episode], second: Sequence[Episode]) -> Interval:
+def compare(first: Iterable[Episode] | Outcomes, second: Iterable[Episode] | Outcomes) -> Interval:
     """Avg@n of `second` minus `first` on the same tasks, paired by task, with its 95 % interval.
 
     Raises:
         ScoreError: if the runs played different tasks (by id, or by sha256).
     """
-    hashes = {episode.task.task_id: episode.task.sha256 for episode in first if not episode.status.is_error}
-    for episode in second:
-        task = episode.task
-        if not episode.status.is_error and hashes.get(task.task_id, task.sha256) != task.sha256:
+    one, other = _counted(Outcomes.of(first)), _counted(Outcomes.of(second))
+    hashes = {task.task_id: task.sha256 for task in one.tasks()}
+    for task in other.tasks():
+        if hashes.get(task.task_id, task.sha256) != task.sha256:
             raise ScoreError(
                 f"{task.task_id} has sha256 {hashes[task.task_id][:12]} in the first run and {task.sha256[:12]} in the "
                 "second: same name, another task"
             )
-    return paired_difference(task_means(first), task_means(second))
+    return paired_difference(task_means(one), task_means(other))
 
 
-def _row(name: str, episodes: Sequence[Episode]) -> ScoreRow:
-    tasks = _by_task(episodes)
-    samples = min(len(values) for values in tasks.values())
+def _counted(every: Outcomes) -> Outcomes:
+    """Without those that ended in an error."""
+    failed = every.errors
+    return every.take(np.flatnonzero(~failed)) if failed.any() else every
+
+
+def _row(name: str, rank_N: NDArray[np.int64], won_N: NDArray[np.bool_]) -> ScoreRow:
+    _, wins_T, samples_T = _by_task(rank_N, won_N)
+    samples = int(samples_T.min())
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= samples]
-    best = {k: clustered([pass_at_k(len(values), sum(values), k) for values in tasks.values()]) for k in ks}
+    pairs = list(zip(samples_T.tolist(), wins_T.tolist(), strict=True))
+    best = {k: clustered([pass_at_k(played, won, k) for played, won in pairs]) for k in ks}
     return ScoreRow(
         name=name,
         samples=samples,
-        episodes=len(episodes),
-        avg=clustered([fmean(values) for values in tasks.values()]),
+        episodes=len(rank_N),
+        avg=clustered((wins_T / samples_T).tolist()),
         pass_at={k: interval.mean for k, interval in best.items()},
         pass_intervals=best,
     )
 
 
-def _by_task(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
-    tasks: dict[str, list[bool]] = defaultdict(list)
-    for episode in sorted(episodes, key=lambda episode: (episode.task.task_id, episode.sample)):
-        if not episode.status.is_error:
-            tasks[episode.task.task_id].append(episode.success)
-    return dict(tasks)
+def _by_task(
+    rank_N: NDArray[np.int64], won_N: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(tasks, successes, samples), each [T], from the task and the success of every episode [N]."""
+    tasks_T, place_N, samples_T = np.unique(rank_N, return_inverse=True, return_counts=True)
+    wins_T = np.bincount(place_N, weights=won_N, minlength=len(tasks_T)).astype(np.int64)
+    return tasks_T, wins_T, samples_T
 
 
 def category_rank(category: str) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from turngym.agents.evaluation.scores import ScoreRow, Scores
 from turngym.envs.episode import Episode
@@ -128,10 +128,18 @@ def _drawn(table: Table, title: str) -> Any:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON so that a reader never sees half a file."""
+    with whole_file(path) as file:
+        file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[TextIO]:
+    """A file that takes the place of `path` when all of it is written; after an error, what was there stays."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    with scratch.open("w", encoding="utf-8") as file:
+        yield file
     os.replace(scratch, path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 from turngym.agents.agent import Agent
 from turngym.agents.endpoint.usage import usage_of, usage_table
 from turngym.agents.evaluation.held import ELAPSED, EvaluationError, Held, gather_shares, held_in, share_trace
-from turngym.agents.evaluation.results import results_json
+from turngym.agents.evaluation.outcomes import Outcomes
+from turngym.agents.evaluation.results import episode_rows, results_json, write_results
 from turngym.agents.evaluation.scores import Scores, score
 from turngym.agents.evaluation.tables import Table, behavior_table, columns, progress_bar, success_table, table_text
 from turngym.agents.rollout import Job, MakeEnv, PlayJobs, rollout
@@ -27,8 +28,10 @@ from turngym.envs.trace import TraceProblem, TraceWriter
 class EvalResult:
     """A finished evaluation."""
 
-    episodes: tuple[Episode, ...]
-    """Sample by sample, tasks in panel order."""
+    episodes: Sequence[Episode]
+    """Sample by sample, tasks in panel order. Those of a trace are read from it when they are asked for."""
+    outcomes: Outcomes
+    """How they ended."""
     scores: Scores
     settings: Mapping[str, Any]
     seconds: float
@@ -41,12 +44,17 @@ class EvalResult:
     @property
     def missing(self) -> int:
         """Episodes that were neither played nor found; only of a trace that was interrupted there are any."""
-        return self.settings["tasks"] * self.settings["samples"] - len(self.episodes)
+        return self.settings["tasks"] * self.settings["samples"] - len(self.outcomes)
 
     def table(self) -> Table:
         """Success by category and behavior, one column."""
         runs = {str(self.settings["agent"]): self.scores}
-        return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self.episodes))
+        return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self._users))
+
+    @property
+    def _users(self) -> Sequence[Episode]:
+        """The episodes, where one of them says what it used."""
+        return self.episodes if self.outcomes.noted_usage else ()
 
     @property
     def title(self) -> str:
@@ -69,8 +77,15 @@ class EvalResult:
 
     def to_json(self) -> dict[str, Any]:
         """The content of results.json; docs/results.schema.json says what is in it."""
-        used = usage_of(self.episodes)
-        found = results_json(self.settings, self.scores, self.seconds, self.episodes)
+        return {**self._head(), "episodes": list(episode_rows(self.outcomes))}
+
+    def write(self, path: str | Path) -> None:
+        """Write results.json, without having all of it in memory."""
+        write_results(path, self._head(), self.outcomes)
+
+    def _head(self) -> dict[str, Any]:
+        used = usage_of(self._users)
+        found = results_json(self.settings, self.scores, self.seconds, self.outcomes)
         return found if used is None else {**found, "usage": used.to_json()}
 
 
@@ -115,12 +130,13 @@ class TaskEvaluation:
         with locked_file(self.trace):  # before it is read: what another process is about to add would be played twice
             gather_shares(self.trace)
             held = self._held(errors_again)
-            resumed, seconds = len(held.episodes), self._play(self._jobs(held.episodes), held, self.trace)
-        ordered = tuple(held.episodes[task.task_id, sample] for sample in range(self.samples) for task in self.chosen)
+            resumed, seconds = len(held), self._play(self._jobs(held), held, self.trace)
+        outcomes = held.outcomes()
         settings = {**panel_settings(self.tasks, self.chosen, self.limit), **self.played, **self.about}
         return EvalResult(
-            episodes=ordered,
-            scores=score(ordered),
+            episodes=held.episodes(),
+            outcomes=outcomes,
+            scores=score(outcomes),
             settings={**settings, "samples": self.samples, "seed": self.seed},
             seconds=seconds,
             resumed=resumed,
@@ -135,17 +151,17 @@ class TaskEvaluation:
         assert self.trace is not None, "shares meet in a trace"
         held = self._held(errors_again=True)
         rank, size = share
-        self._play(self._jobs(held.episodes)[rank::size], held, share_trace(self.trace, rank))
+        self._play(self._jobs(held)[rank::size], held, share_trace(self.trace, rank))
 
     def _held(self, errors_again: bool) -> Held:
         return held_in(self.trace, self.chosen, self.samples, {**self.played, "seed": self.seed}, errors_again)
 
-    def _jobs(self, done: Container[tuple[str, int]]) -> list[Job]:
+    def _jobs(self, held: Held) -> list[Job]:
         return [
             Job(task_id=task.task_id, sample=sample, group=place, seed=self.seed, sha256=task.sha256)
             for sample in range(self.samples)
             for place, task in enumerate(self.chosen)
-            if (task.task_id, sample) not in done
+            if not held.has(task.task_id, sample)
         ]
 
     def _play(self, jobs: Sequence[Job], held: Held, into: Path | None) -> float:
@@ -158,9 +174,7 @@ class TaskEvaluation:
             def keep(episode: Episode) -> None:
                 spent = {ELAPSED: held.seconds + time.perf_counter() - start}
                 episode = replace(episode, timings={**episode.timings, **spent})
-                if writer is not None:
-                    writer.write(episode)
-                held.episodes[episode.task.task_id, episode.sample] = episode
+                held.add(episode, None if writer is None else writer.write(episode))
                 report(episode)
 
             # for whoever reads the trace alone; another panel with these very tasks may go on with it

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.evaluation.differing import recorded
+from turngym.agents.evaluation.outcomes import Outcomes
 from turngym.agents.evaluation.statistics import CurvePoint
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.trace import iter_trace
-from turngym.scripts.reports.light import light
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.diagnose import Diagnosis
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 TRACES = ("trace.jsonl", "eval/trace.jsonl", "eval/step_*.jsonl", "step_*.jsonl")
 """Where a run's evaluation is looked for; of a training run's evaluations the last one counts."""
 CATEGORY = "eval/category/"
-EACH = ("error", "goal_rate", "usage", "short_turns")
-"""Of what episodes say of themselves, what is another for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +30,8 @@ class Run:
     name: str
     place: int = 0
     """Of all runs of the report: fixes its color."""
-    episodes: tuple[Episode, ...] = ()
-    """Without their text and token ids."""
+    episodes: Outcomes = field(default_factory=Outcomes)
+    """How they ended."""
     points: tuple[CurvePoint, ...] = ()
     """Evaluations during training."""
     bands: tuple[tuple[float, float], ...] = ()
@@ -173,21 +171,19 @@ class _Thinned:
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
-    latest: dict[tuple[str, int], Episode] = {}
-    failed: dict[tuple[str, int], Episode] = {}
-    skipped = []
-    metas: dict[str, dict[str, Any]] = {}
+    every, skipped = Outcomes(), []
     for item in iter_trace(path):
-        if not isinstance(item, Episode):
+        if isinstance(item, Episode):
+            every.add(item)
+        else:
             skipped.append(f"{path}: {item}")
-            continue
-        target = failed if item.status.is_error else latest
-        target[item.task.task_id, item.sample] = light(item)
-        meta = {name: value for name, value in {**item.meta, "seed": item.seed}.items() if name not in EACH}
-        metas.setdefault(repr(meta), meta)
-    kept = (*latest.values(), *(episode for key, episode in failed.items() if key not in latest))
-    settings = recorded(metas.values())
-    return {"episodes": kept, "settings": settings, "skipped": tuple(skipped), "trace": path}
+    settings = recorded({**meta, "seed": seed} for _, seed, meta in every.played())
+    return {
+        "episodes": every.take(every.latest()),
+        "settings": settings,
+        "skipped": tuple(skipped),
+        "trace": path,
+    }
 
 
 def _training(path: Path) -> dict[str, Any]:

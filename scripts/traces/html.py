@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,41 @@ def load_decoder(name: str) -> Decode:
     return lambda token: str(tokenizer.decode([token]))
 
 
-def write_page(path: Path, episodes: Sequence[Episode], *, title: str, decode: Decode | None = None) -> int:
-    """Write the page, replacing what is there; returns its size in bytes."""
-    text = page(episodes, title=title, decode=decode)
+def write_page(path: Path, episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> tuple[int, int]:
+    """Write the page, one episode after the other, replacing what is there; (episodes, bytes)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.write_bytes(text.encode("utf-8"))
+    scratch, count = path.with_name(path.name + ".part"), 0
+
+    def counted() -> Iterator[Episode]:
+        nonlocal count
+        for episode in episodes:
+            count += 1
+            yield episode
+
+    with scratch.open("wb") as file:
+        size = sum(file.write(text.encode("utf-8")) for text in pieces(counted(), title=title, decode=decode))
+    scratch.replace(path)
+    return count, size
 
 
-def page(episodes: Sequence[Episode], *, title: str, decode: Decode | None = None) -> str:
+def page(episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> str:
     """The page as text. The data can contain anything: the script puts every string in as text, never as markup."""
-    data = {"title": printable(title), "episodes": [episode_view(episode, decode) for episode in episodes]}
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return "".join(pieces(episodes, title=title, decode=decode))
+
+
+def pieces(episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> Iterator[str]:
+    """The page in parts, of which each holds at most one episode."""
+    before, after = TEMPLATE.read_text(encoding="utf-8").split("__DATA__")
+    yield f'{before}{{"title":{_json(printable(title))},"episodes":['
+    for number, episode in enumerate(episodes):
+        yield ("," if number else "") + _json(episode_view(episode, decode))
+    yield f"]}}{after}"
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     # inside <script> only "<" could end the block or open a comment; \u003c is the same JSON string
-    return TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", text.replace("<", "\\u003c"))
+    return text.replace("<", "\\u003c")
 
 
 def episode_view(episode: Episode, decode: Decode | None = None) -> dict[str, Any]:

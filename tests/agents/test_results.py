@@ -13,6 +13,7 @@ import pytest
 from turngym.agents import evaluate, load_world
 from turngym.agents.evaluation.compare import compare_recorded, read_recorded
 from turngym.agents.evaluation.mean_bounds import mean_bounds
+from turngym.agents.evaluation.outcomes import Outcomes
 from turngym.agents.evaluation.rescore import rescore
 from turngym.agents.evaluation.results import EpisodeRow, token_counts
 from turngym.agents.evaluation.statistics import ScoreError
@@ -204,7 +205,7 @@ def test_rows_are_read_by_later_versions() -> None:
     table = {name: getattr(row, name) for name in EpisodeRow.__slots__ if not name.endswith("_tokens")}
     assert EpisodeRow.from_json({**table, "news": 1}) == row
     assert row.is_error
-    assert token_counts([row]) is None
+    assert token_counts(Outcomes()) is None
 
 
 def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

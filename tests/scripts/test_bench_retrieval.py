@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from turngym.scripts.bench.retrieval import main as bench
+from turngym.scripts.bench.retrieval.cpu import cpu_seconds
+from turngym.scripts.bench.retrieval.duel import OURS, PEERS, distinct_queries
 from turngym.scripts.bench.retrieval.load import Tally
 
 pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
@@ -25,15 +29,19 @@ def test_the_load_test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "same passages" in shown
     figures = json.loads(out.read_text())
     for clients in (1, 4):
-        for side in ("Search-R1 per request", "turngym"):
+        for side in (*PEERS, OURS):
             assert figures[f"load/{clients}/{side}"]["rate"] > 0
+            assert 0 < figures[f"load/{clients}/{side}"]["cpu_ms"] < 1000
             assert figures[f"load/{clients}/{side}"]["errors"] == 0
+    best = max(PEERS, key=lambda peer: figures[f"load/4/{peer}"]["rate"])
+    assert figures["load/peer"] == best
+    assert figures["load/ratio"] == figures[f"load/4/{OURS}"]["rate"] / figures[f"load/4/{best}"]["rate"]
 
 
 def test_no_query_comes_twice() -> None:
-    queries = bench.distinct_queries(3, 5000)
+    queries = distinct_queries(3, 5000)
     assert len(set(queries)) == len(queries) > 4990
-    assert queries == bench.distinct_queries(3, 5000) != bench.distinct_queries(4, 5000)
+    assert queries == distinct_queries(3, 5000) != distinct_queries(4, 5000)
 
 
 def test_a_tally_adds_up() -> None:
@@ -41,3 +49,15 @@ def test_a_tally_adds_up() -> None:
     assert math.isnan(Tally().milliseconds(50))
     tally.add(Tally(seconds=3.0, latencies=[0.003, 0.004], errors=["x"]))
     assert (tally.rate, tally.milliseconds(0), tally.milliseconds(100), tally.errors) == (1.0, 1.0, 4.0, ["x"])
+
+
+def test_cpu_time_is_that_of_a_process_and_its_children() -> None:
+    burn = "sum(range(30_000_000))"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{burn}']); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdout.readline()
+        assert cpu_seconds(started.pid) > 0.1
+        started.stdin.close()
+    assert math.isnan(cpu_seconds(started.pid))

@@ -165,10 +165,11 @@ class MetricsLog:
         """
         path, last = self.folder / FILE, {"train": step, "eval": evaluated}
         if path.exists():
-            rows = [row for row in read_metrics(self.folder) if row["step"] <= last[row["kind"]]]
+            rows = (row for row in iter_metrics(self.folder) if row["step"] <= last[row["kind"]])
             # renamed when complete: a run killed here must not lose the rows that it had
             scratch = path.with_suffix(".writing")
-            scratch.write_text("".join(_line(row) for row in rows), encoding="utf-8")
+            with scratch.open("w", encoding="utf-8") as file:
+                file.writelines(_line(row) for row in rows)
             os.replace(scratch, path)
 
     def open(self, step: int) -> None:
@@ -230,4 +231,4 @@ def table(run: Path | str, kind: str, columns: tuple[str, ...]) -> list[tuple[An
     unknown = [name for name in columns if not known_metric(name)]
     if unknown:
         raise TurngymError(f"unknown metric {unknown[0]!r}; valid: {', '.join([*METRICS, *SOME_METRICS])}")
-    return [tuple(row.get(name) for name in columns) for row in read_metrics(run) if row["kind"] == kind]
+    return [tuple(row.get(name) for name in columns) for row in iter_metrics(run) if row["kind"] == kind]

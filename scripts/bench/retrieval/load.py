@@ -23,11 +23,20 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     found: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Query to the ids found, for the first queries."""
+    cpu: float = 0.0
+    """Seconds of CPU time of the server."""
+    answered: int = 0
+    """Queries that it took them for: those of the warming, too."""
 
     @property
     def rate(self) -> float:
         """Queries per second."""
         return len(self.latencies) / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_ms(self) -> float:
+        """The server's milliseconds of CPU time for each query."""
+        return 1000 * self.cpu / self.answered if self.answered else float("nan")
 
     def milliseconds(self, percent: float) -> float:
         """A percentile of the latencies."""
@@ -39,6 +48,8 @@ class Tally:
         self.latencies += other.latencies
         self.errors += other.errors
         self.found |= other.found
+        self.cpu += other.cpu
+        self.answered += other.answered
 
 
 def load(

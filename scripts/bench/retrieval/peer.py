@@ -7,7 +7,9 @@ no request reaches. What is not modeled: uvicorn and pydantic (both sides run in
 is about batching and the threshold, not about web frameworks), the `datasets` library, whose rows cost more than those
 of a list, and a neural encoder: both sides use the same hashing encoder.
 
-Run as a process of its own: `python -m turngym.scripts.bench.retrieval.peer INDEX_FOLDER`; prints `ready: URL`.
+Run as a process of its own: `python -m turngym.scripts.bench.retrieval.peer INDEX_FOLDER [THREADS]`; prints
+`ready: URL`. THREADS are faiss' threads in each request: with all cores in each of 40, they wait for each other, so
+somebody who tunes that server sets 1.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ THREADS = 40
 """Of FastAPI's pool for endpoints that are plain functions."""
 
 
-def make_app(folder: Path) -> Any:
-    """The endpoint over an index folder of ours: the same faiss file, passages and encoder."""
+def make_app(folder: Path, threads: int = 0) -> Any:
+    """The endpoint over an index folder of ours: the same faiss file, passages and encoder.
+
+    `threads`: of faiss in each request; 0 leaves them as they come.
+    """
     import faiss
     from flask import Flask, Response, request
 
@@ -39,6 +44,9 @@ def make_app(folder: Path) -> Any:
 
     @app.post("/retrieve")
     def retrieve() -> Response:
+        if threads:
+            # a setting of the calling thread, of which the pool has many
+            faiss.omp_set_num_threads(threads)
         asked = json.loads(request.get_data())
         vectors = encoder.encode_queries(asked["queries"])
         scores, rows = index.search(vectors, asked["topk"] or 3)
@@ -55,7 +63,7 @@ def main() -> int:
     from waitress import create_server
 
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    app = make_app(Path(sys.argv[1]))
+    app = make_app(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     server = create_server(
         app, host="127.0.0.1", port=0, threads=THREADS, connection_limit=1000, asyncore_use_poll=True
     )
