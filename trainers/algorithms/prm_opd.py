@@ -71,9 +71,10 @@ def build(config: PrmOpdConfig, distill: DistillConfig, run: RunConfig, *, teach
     longest hint.
     """
     low, high = config.clip
-    regularizer = {"kl_coef": config.kl_coef, "entropy_coef": config.entropy_coef}
     signal: TargetFn = ScoreAndHint(w_reward=config.w_reward, w_hint=config.w_hint, reject_below=config.reject_below)
-    loss: TokenLoss = PolicyGradient(eps_low=low, eps_high=high, **regularizer)
+    loss: TokenLoss = PolicyGradient(
+        eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
+    )
     if config.form == "topk":
         signal = ScoreAndHintTopK(k=distill.top_k, reject_below=config.reject_below)
         both = WeightedSum(
@@ -82,7 +83,7 @@ def build(config: PrmOpdConfig, distill: DistillConfig, run: RunConfig, *, teach
             w_reward=config.w_reward,
             w_hint=config.w_hint,
         )
-        loss = Regularized(loss=both, **regularizer)
+        loss = Regularized(loss=both, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="prm-opd",
         depth=FixedDepth(h_max=run.full_depth),
