@@ -278,5 +278,12 @@ def test_the_options_of_a_judge_behind_a_url(tmp_path: Path) -> None:
     words = make_session_judge(options(tmp_path), _algorithm(config, None), None, 64)  # type: ignore[arg-type]
     assert words is not None
     assert (words.workers, words.batch) == (1, 16)
+    assert words.use == "override"
+    both = options(tmp_path, judging=judging, algorithm="prm-opd", feedback="vote")
+    asked = make_session_judge(both, _algorithm(both, None), None, 64)  # type: ignore[arg-type]
+    assert asked is not None
+    # two questions with 4 votes each about one turn are 8 of 12
+    assert (asked.workers, asked.batch, asked.kind, asked.use) == (1, 1, "both", "vote")
+    assert asked.enhance is not None
     with pytest.raises(TurngymError, match="judge_tries 0"):
         JudgeOptions(judge_tries=0)

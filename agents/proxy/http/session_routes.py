@@ -53,7 +53,9 @@ def read_feedback(fields: Mapping[str, Any], headers: Headers) -> tuple[Feedback
     """
     for name in fields:
         if name not in FIELDS:
-            raise invalid(f"{name} is unknown; valid: {', '.join(FIELDS[:5])}.{did_you_mean(name, FIELDS)}", name)
+            # a name may be as long as a body
+            hint = did_you_mean(name[:40], FIELDS)
+            raise invalid(f"the field {shown(name)} is unknown; valid: {', '.join(FIELDS[:5])}.{hint}", name[:40])
     score, text = fields.get("score"), fields.get("text")
     # True equals 1
     if isinstance(score, bool) or score not in (1, -1):
