@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,7 +231,7 @@ class JudgeRequest:
     """Unique and stable, for example "shop/3 seed 0 sample 1, turn 2": names the random streams and errors."""
     kind: Question
     """`score`: was it good (1), bad (-1) or neither (0)? `hint`: what should the policy have been told beforehand?
-    Judges are asked one of these; `both` is made of two such requests (`envs.common.two_answers`)."""
+    Judges are asked one of these; `both` is made of two such requests, and its votes of both answers (`joined`)."""
     response: str
     next_state: str
     next_role: str = "user"
@@ -250,6 +251,23 @@ class Judgment:
     error: str = ""
     cut: int = 0
     """How many of the votes ended at the judge's limit on tokens, perhaps before they came to a decision."""
+
+
+def joined(score: str | None, hint: str | None) -> str | None:
+    """One vote of a judge's two answers as they were written, was it good and what to tell; None where neither came."""
+    return None if score is None and hint is None else json.dumps({"score": score, "hint": hint})
+
+
+def separate(vote: str) -> tuple[str | None, str | None]:
+    """(the answer about the score, that about the hint) of a `joined` vote; (None, None) for any other text."""
+    try:
+        answers = json.loads(vote)
+    except ValueError:
+        return None, None
+    if not isinstance(answers, dict):
+        return None, None
+    score, hint = answers.get("score"), answers.get("hint")
+    return score if isinstance(score, str) else None, hint if isinstance(hint, str) else None
 
 
 class Judge(Protocol):

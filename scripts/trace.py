@@ -3,6 +3,7 @@
 Examples:
     turngym trace print runs/a/eval.jsonl --outcome lost
     turngym trace view before=runs/a/eval.jsonl after=runs/b/eval.jsonl
+    turngym trace records runs/live --turns
     turngym trace html runs/a/eval.jsonl --out lost.html --outcome lost --tokenizer runs/a/student
 """
 
@@ -19,6 +20,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Turn
 from turngym.envs.spaces import printable
 from turngym.envs.trace import TraceWriter
+from turngym.scripts.traces.records import Records, records
 from turngym.scripts.traces.select import Select, require_traces, selected
 from turngym.scripts.traces.verify import Verify, verify
 from turngym.scripts.traces.view import View, view
@@ -92,7 +94,8 @@ def main(argv: Sequence[str]) -> int:
         | Annotated[Parquet, tyro.conf.subcommand(name="parquet")]
         | Annotated[Html, tyro.conf.subcommand(name="html")]
         | Annotated[Verify, tyro.conf.subcommand(name="verify")]
-        | Annotated[View, tyro.conf.subcommand(name="view")],
+        | Annotated[View, tyro.conf.subcommand(name="view")]
+        | Annotated[Records, tyro.conf.subcommand(name="records")],
         tyro.conf.arg(name=""),
     ]
     command = tyro.cli(verbs, args=list(argv), prog="turngym trace", description=(__doc__ or "").split("\n")[0])
@@ -103,6 +106,7 @@ def main(argv: Sequence[str]) -> int:
         Html: _html,
         Verify: verify,
         View: view,
+        Records: records,
     }
     return actions[type(command)](command)
 

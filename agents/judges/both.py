@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from turngym.envs.common.two_answers import joined
-from turngym.envs.protocols import Judge, JudgeRequest, Judgment
+from turngym.envs.protocols import Judge, JudgeRequest, Judgment, joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,11 @@ class Finished:
     """Of the request, since the server started."""
 
 
+def answer_id(run_id: str, number: int) -> str:
+    """What clients know the answer to the `number`th request as."""
+    return f"chatcmpl-{run_id}-{number}"
+
+
 class RequestOwner(Protocol):
     """What a request in flight needs of the service that accepted it (`ProxyService`)."""
 

@@ -70,7 +70,7 @@ def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = No
         server = DrainingServer(
             proxy_front(app), host=config.host, port=config.port, drain=config.drain, hosts=config.hosts
         )
-        service.notice = lambda text: _say(f"note: {text}")
+        service.tally.notice = lambda text: _say(f"note: {text}")
         server.stop_on_signals()
         print(f"ready: {server.url}, model {service.name!r}, {_what(config)}", flush=True)
         if training is not None:

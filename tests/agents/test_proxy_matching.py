@@ -95,7 +95,7 @@ def test_a_history_is_known_after_a_restart_and_not_after_its_end(make: Any) -> 
 def test_whoever_names_no_session_is_counted_and_named_once(make: Any) -> None:
     bench = make()
     said: list[str] = []
-    bench.service.notice = said.append
+    bench.service.tally.notice = said.append
     for _ in range(3):
         bench.ask([user("x")], None)
     bench.ask([user("x")], "named")
@@ -111,7 +111,7 @@ def test_whoever_names_no_session_is_counted_and_named_once(make: Any) -> None:
 def test_side_is_said_too(make: Any) -> None:
     bench = make(unnamed="side")
     said: list[str] = []
-    bench.service.notice = said.append
+    bench.service.tally.notice = said.append
     bench.ask([user("x")], None)
     assert bench.service.health()["turns"] == {"main": 0, "side": 1}
     assert "answered and not trained on" in said[0]

@@ -24,6 +24,7 @@ from turngym.agents.judges.make_judge import JudgeOptions  # noqa: E402
 from turngym.agents.proxy.sessions.records import read_records  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.envs.trace import read_trace  # noqa: E402
+from turngym.scripts import trace  # noqa: E402
 from turngym.scripts.serve.live.build import _algorithm, build  # noqa: E402
 from turngym.scripts.serve.live.judge import make_session_judge  # noqa: E402
 from turngym.scripts.serve.proxy import serve  # noqa: E402
@@ -140,6 +141,44 @@ def test_scores_and_hints_are_learned_from_together(run: Any, tmp_path: Path) ->
     assert [turn.hint_prompt_ids is None for turn in turns] == [False, True, True]
 
 
+def test_thumbs_are_learned_from_and_every_turn_has_a_fate(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = run(options(tmp_path, batch_turns=4))
+    for number in range(2):
+        messages: list[Any] = [{"role": "user", "content": "You are in the middle of a room."}]
+        for turn in range(3):
+            reply = served.ask(messages, f"s{number}")
+            messages += [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "Thank you."}]
+            body = {"session_id": f"s{number}", "turn": turn, "score": -1}
+            # of the last turn nobody says anything, and it has no next state
+            if turn < 2:
+                assert served.http.post("/feedback", json=body).json()["status"] == "counted"
+        served.http.post("/sessions/done", json={"session_id": f"s{number}"})
+    served.until_step(1)
+    late = served.http.post("/feedback", json={"session_id": "s0", "turn": 0, "score": 1}).json()
+    health = served.health()
+    metrics = served.http.get(served.server.url.removesuffix("/v1") + "/metrics").text
+    served.stop()
+    assert late["status"] == "late"
+    # the judge, who reads thanks, was asked nothing
+    (row,) = [row for row in read_metrics(tmp_path) if row["kind"] == "train"]
+    assert (row["judge/score"], row["judge/votes"]) == (-1.0, 4)
+    assert health["left_out"] == {"no next state": 2}
+    assert health["feedback_counted"] == 4
+    assert health["training"]["versions_behind_max"] == 0
+    assert 0 <= health["training"]["age_s_mean"] <= health["training"]["age_s_max"] < 300
+    assert 'turngym_left_out{name="no next state"} 2\n' in metrics
+    capsys.readouterr()
+    assert trace.main(["records", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("step 1: 4 turns of 2 sessions, at most 0 updates behind and ")
+    ends = ["6 main turns of 2 sessions, 0 side turns", "     4 trained on", "     2 left out: no next state"]
+    assert said[1:4] == ends
+    # the thumb that came late is there too
+    assert said[4] == "     1 thumbs up, 3 down"
+
+
 def test_the_tiny_policy_streams_what_it_would_have_said_at_once(run: Any, tmp_path: Path) -> None:
     served = run(options(tmp_path, train=False))
     body = {"messages": [{"role": "user", "content": "You are in the middle of a room."}], "seed": 3}
@@ -239,5 +278,12 @@ def test_the_options_of_a_judge_behind_a_url(tmp_path: Path) -> None:
     words = make_session_judge(options(tmp_path), _algorithm(config, None), None, 64)  # type: ignore[arg-type]
     assert words is not None
     assert (words.workers, words.batch) == (1, 16)
+    assert words.use == "override"
+    both = options(tmp_path, judging=judging, algorithm="prm-opd", feedback="vote")
+    asked = make_session_judge(both, _algorithm(both, None), None, 64)  # type: ignore[arg-type]
+    assert asked is not None
+    # two questions with 4 votes each about one turn are 8 of 12
+    assert (asked.workers, asked.batch, asked.kind, asked.use) == (1, 1, "both", "vote")
+    assert asked.enhance is not None
     with pytest.raises(TurngymError, match="judge_tries 0"):
         JudgeOptions(judge_tries=0)

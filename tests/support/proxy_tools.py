@@ -113,7 +113,7 @@ class Bench:
         self.policy = policy(tokenizer, self.renderer.template.end_id or 0)
         # tests that are not about them: a request without a session is a side turn
         options.setdefault("unnamed", "side")
-        names = ("temperature", "seed", "resumed_from", "max_context", "on_turn")
+        names = ("temperature", "seed", "resumed_from", "max_context", "on_turn", "on_feedback")
         service = {name: options.pop(name) for name in names if name in options}
         service.setdefault("max_context", 4096)
         self.service = ProxyService(

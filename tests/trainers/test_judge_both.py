@@ -11,8 +11,7 @@ from turngym.agents.judges.both import BothQuestions
 from turngym.agents.judges.keyword import WordJudge
 from turngym.agents.judges.make_judge import JudgeOptions, make_judge
 from turngym.agents.judges.rules import RuleJudge
-from turngym.envs.common.two_answers import joined, separate
-from turngym.envs.protocols import JudgeRequest, Judgment
+from turngym.envs.protocols import JudgeRequest, Judgment, joined, separate
 from turngym.trainers.judge.episodes import judged
 
 REQUEST = JudgeRequest(name="a", kind="both", response="open it", next_state="Error: it is locked")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turngym.envs.common.two_answers import separate
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Turn, next_state
-from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Question
+from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Question, separate
 from turngym.trainers.judge.votes import choose_hint, read_hint, read_score
 
 HINTING: tuple[Question, ...] = ("hint", "both")

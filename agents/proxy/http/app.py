@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.proxy.errors import ApiError, ProxyError, invalid
-from turngym.agents.proxy.http.identity import read_session
+from turngym.agents.proxy.errors import ApiError, ProxyError
 from turngym.agents.proxy.http.more_routes import add_routes
-from turngym.agents.proxy.http.read_messages import read_messages
 from turngym.agents.proxy.http.reply import POLL_SECONDS, EventStream, completion
 from turngym.agents.proxy.http.request import read_json, read_request
+from turngym.agents.proxy.http.respond import json_response, refusal
+from turngym.agents.proxy.http.session_routes import add_session_routes
 from turngym.agents.proxy.inflight import Finished, InflightRequest
 from turngym.agents.proxy.service import ProxyService
 
 if TYPE_CHECKING:
     from flask import Flask, Response
 
-ROUTES = "POST /v1/chat/completions, GET /v1/models, POST /v1/sessions/done, GET /healthz, GET /metrics, GET /watch"
 OPEN = ("/healthz", "/watch")
 """Paths that need no key."""
 
@@ -46,6 +44,23 @@ def create_app(
     def health() -> dict[str, Any]:
         return {**service.health(), **({} if more_health is None else more_health())}
 
+    _add_checks(app, api_key)
+    _add_chat(app, service)
+    add_session_routes(app, service)
+    _add_health(app, service, health)
+    add_routes(app, health)
+
+    @app.errorhandler(Exception)
+    def refused(error: Exception) -> Response:
+        return refusal(app, error, request.method, request.path)
+
+    return app
+
+
+def _add_checks(app: Flask, api_key: str | None) -> None:
+    """Who may ask, and in what form."""
+    from flask import request
+
     @app.before_request
     def check_key() -> None:
         if api_key is not None and request.path not in OPEN:
@@ -57,6 +72,10 @@ def create_app(
         if request.method == "POST" and request.mimetype != "application/json":
             raise ApiError(415, "send Content-Type: application/json", code="unsupported_media_type")
 
+
+def _add_chat(app: Flask, service: ProxyService) -> None:
+    from flask import request
+
     @app.post("/v1/chat/completions")
     def chat() -> Response:
         asked = read_request(read_json(request.get_data(cache=False)), request.headers, service.settings, service.name)
@@ -67,34 +86,18 @@ def create_app(
         gone = request.environ.get("waitress.client_disconnected", lambda: False)
         finished = _answer(inflight, gone)
         pieces = service.renderer.pieces(finished.record.ids.tolist()) if asked.logprobs else None
-        return _json(completion(finished, inflight, pieces), 200)
+        return json_response(completion(finished, inflight, pieces), 200)
 
-    @app.post("/v1/sessions/done")
-    def done() -> Response:
-        fields = read_json(request.get_data(cache=False))
-        session = read_session(fields, request.headers)
-        if session is None:
-            raise invalid("which session is done? Set the header X-Session-Id or session_id", "session_id")
-        given = fields.get("messages")
-        final = () if not given else read_messages(given, service.settings)
-        return _json({"object": "session", "turns": service.end(session, final)}, 200)
 
+def _add_health(app: Flask, service: ProxyService, health: Callable[[], Mapping[str, Any]]) -> None:
     @app.get("/v1/models")
     def models() -> Response:
         model = {"id": service.name, "object": "model", "created": 0, "owned_by": "turngym"}
-        return _json({"object": "list", "data": [model]}, 200)
+        return json_response({"object": "list", "data": [model]}, 200)
 
     @app.get("/healthz")
     def healthz() -> Response:
-        return _json(health(), 503 if service.stopping else 200)
-
-    add_routes(app, health)
-
-    @app.errorhandler(Exception)
-    def refused(error: Exception) -> Response:
-        return _refusal(app, error, request.method, request.path)
-
-    return app
+        return json_response(health(), 503 if service.stopping else 200)
 
 
 def _answer(inflight: InflightRequest, gone: Callable[[], bool]) -> Finished:
@@ -119,28 +122,3 @@ def _check_key(header: str, key: str) -> None:
     same = hmac.compare_digest(given.strip().encode("latin-1", "replace"), key.encode())
     if scheme.lower() != "bearer" or not same:
         raise ApiError(401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key")
-
-
-def _refusal(app: Flask, error: Exception, method: str, path: str) -> Response:
-    if not isinstance(error, ApiError):
-        # exceptions of werkzeug (no such route, a body too large) carry their status
-        status = getattr(error, "code", None)
-        if not isinstance(status, int):
-            app.logger.exception("request failed", exc_info=error)
-            error = ApiError(500, f"internal error: {type(error).__name__}", code="internal")
-        else:
-            limit = app.config["MAX_CONTENT_LENGTH"]
-            said = {
-                404: f"there is no {method} {path}; valid: {ROUTES}",
-                405: f"{path} does not take {method}; valid: {ROUTES}",
-                413: f"the body is larger than {limit} bytes",
-            }
-            error = ApiError(status, said.get(status, str(error)))
-    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    return _json(error.as_json(), error.status, headers)
-
-
-def _json(value: Mapping[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
-    from flask import Response
-
-    return Response(json.dumps(value).encode(), status=status, headers=headers, mimetype="application/json")

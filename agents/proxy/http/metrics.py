@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-LABELED = ("unnamed", "ignored")
-"""Tables whose names are the clients': a label, not a part of the metric's name."""
+LABELED = ("unnamed", "ignored", "left_out")
+"""Tables whose names are anybody's words: a label, not a part of the metric's name."""
 
 
 def prometheus(health: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from turngym.agents.proxy.conversation.answer import Delta
 from turngym.agents.proxy.errors import ApiError
-from turngym.agents.proxy.inflight import Finished, InflightRequest
+from turngym.agents.proxy.inflight import Finished, InflightRequest, answer_id
 
 POLL_SECONDS = 0.5
 """Seconds between keep-alive comments to a client: a lost connection is noticed only on a write."""
@@ -128,7 +128,7 @@ def _data(value: Mapping[str, Any]) -> bytes:
 
 def _head(number: int, inflight: InflightRequest, kind: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{inflight.service.run_id}-{number}",
+        "id": answer_id(inflight.service.run_id, number),
         "object": kind,
         "created": int(time.time()),
         "model": inflight.service.name,

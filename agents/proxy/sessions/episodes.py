@@ -86,6 +86,8 @@ def _meta(session: ProxySession, why: str, final: tuple[ChatMessage, ...]) -> di
         "superseded": session.superseded,
         "temperatures": [turn.temperature for turn in session.turns],
         "before": list(session.before),
+        "first": session.first,
+        "at": [turn.at for turn in session.turns],
         "chat": [_said(turn) for turn in session.turns],
     }
 

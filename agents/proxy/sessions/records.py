@@ -61,6 +61,8 @@ class TurnRecord:
     """Whose conversation it is (a hash, or "" for nobody) where the client names no session; None where it does."""
     version_spans: VersionSpans = ()
     """As in `Generation`."""
+    at: float = 0.0
+    """When it was written, as `Recorder` says; not part of `as_json`."""
     retry: bool = False
     """The client asked for the previous answer again, so that one is superseded."""
 
@@ -105,6 +107,7 @@ class TurnRecord:
             version=record["version"],
             temperature=record["temperature"],
             retry=record["retry"],
+            at=record.get("at", 0.0),
             owner=record.get("owner"),
             version_spans=tuple((version, start, end) for version, start, end in record.get("version_spans", ())),
         )
@@ -113,7 +116,8 @@ class TurnRecord:
 class Recorder:
     """Appends records to `folder/records.jsonl`; each is one write and one flush. Safe for several threads.
 
-    Every record says `at` which time it was written, in seconds since 1970; nothing reads it but people.
+    Every record says `at` which time it was written, in seconds since 1970: for people, and for the age of
+    turns.
 
     Raises ProxyError where another process has the folder.
     """
@@ -131,12 +135,14 @@ class Recorder:
             self._file.write(TORN if isinstance(_record(1, rest), RecordProblem) else b"\n")
             self._file.flush()
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> float:
+        """Append a record; when that was."""
         content = {"v": SCHEMA, **record, "at": round(self._now(), 3)}
         line = seal(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
         with self._lock:
             self._file.write(line)
             self._file.flush()
+        return float(content["at"])
 
     def close(self) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ from typing import Any
 
 from turngym.agents.proxy.conversation.chat import ChatListRenderer
 from turngym.agents.proxy.sessions.episodes import episode_of
+from turngym.agents.proxy.sessions.feedback import Feedback
 from turngym.agents.proxy.sessions.records import (
     FILE,
     RecordProblem,
@@ -33,6 +34,8 @@ class RestoredSessions:
     """Sessions that no trainer has used, in the order in which they ended."""
     votes: dict[tuple[str, int], Judgment] = field(default_factory=dict)
     """What a judge said about turns of `open` and `ended`, by session and turn."""
+    feedback: dict[tuple[str, int], Feedback] = field(default_factory=dict)
+    """What users said about turns of `open` and `ended`."""
     serial: int = 0
     """Highest number of a session."""
     damaged: list[RecordProblem] = field(default_factory=list)
@@ -65,10 +68,14 @@ def restore(
                 )
         elif record["kind"] == "judged":
             reading.judged(record)
+        elif record["kind"] == "feedback":
+            said = Feedback(score=record["score"], text=record["text"])
+            reading.restored.feedback[record["session"], record["turn"]] = said
     restored = reading.restored
     restored.open = list(reading.under_way.values())
     wanted = {*reading.under_way, *(episode.task.task_id for episode in restored.ended)}
     restored.votes = {place: votes for place, votes in restored.votes.items() if place[0] in wanted}
+    restored.feedback = {place: said for place, said in restored.feedback.items() if place[0] in wanted}
     if restored.damaged:
         first = restored.damaged[0]
         where = f"line {first.line}: " if first.line else ""
@@ -104,6 +111,9 @@ class _Reading:
                 self._set_aside([key])
             if key not in self.doubtful:
                 session = self.under_way.setdefault(key, ProxySession(key=key, name=key.rpartition("-")[0]))
+                if turn.retry:
+                    # what was said of the answer before says nothing of this one
+                    self.restored.feedback.pop((key, len(session.turns) - 1), None)
                 session.apply(self.renderer, turn)
 
     def judged(self, record: Mapping[str, Any]) -> None:

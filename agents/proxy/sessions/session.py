@@ -44,6 +44,8 @@ class SessionTurn:
     version: int
     version_spans: VersionSpans
     temperature: float
+    at: float
+    """When it was answered, in seconds since 1970; 0 where that is not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +61,8 @@ class ProxySession:
     """What had been said before the first turn, as the template got it, where an earlier part was handed on."""
     owner: str | None = None
     """As in `TurnRecord`: a session that is found by its history."""
+    first: int = 0
+    """Turns of the conversation that were handed on before, under other keys."""
     superseded: int = 0
     """Turns whose answer the client asked for again."""
     queue: deque[object] = field(default_factory=deque)
@@ -94,11 +98,13 @@ class ProxySession:
                 version=record.version,
                 version_spans=record.version_spans,
                 temperature=record.temperature,
+                at=record.at,
             )
         )
 
     def begin_part(self, key: str) -> None:
         """Go on under a new key without turns: what was said so far is the prompt of what follows."""
+        self.first += len(self.turns)
         self.key, self.turns, self.superseded = key, [], 0
         self.before = tuple(self.history.template_messages)
         self.history.segments, self.history.text = [], None

@@ -77,6 +77,18 @@ class SessionBuffer:
                     self.counts["nothing_to_train_on"] += 1
                 self._changed.notify_all()
 
+    def amend(self, key: str, change: Callable[[Episode], Episode]) -> bool:
+        """Change a session that waits for the trainer; False where none of this key does."""
+        with self._changed:
+            for place, (episode, turns) in enumerate(self._ready):
+                if episode.task.task_id == key:
+                    changed = change(episode)
+                    self._ready[place] = changed, self._usable(changed)
+                    self._ready_turns += self._ready[place][1] - turns
+                    self._changed.notify_all()
+                    return True
+        return False
+
     def __call__(self, request: CollectRequest) -> list[Episode]:
         """Wait for a step's sessions, at most `request.episodes`; the engine is then paused, unless `live`.
 

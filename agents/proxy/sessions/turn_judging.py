@@ -7,39 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
+from turngym.agents.proxy.sessions.feedback import Feedback
+from turngym.agents.proxy.sessions.turn_judge import TurnJudge
 from turngym.envs.episode import Episode, Turn
-from turngym.envs.protocols import JudgeRequest, Judgment
+from turngym.envs.protocols import Judgment
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
 """Seconds before a turn whose votes all failed is asked about again: doubled each time, up to the longest."""
 GIVE_UP = 8
 """So often a turn may fail while others are judged; when all fail the judge is down, and nothing is given up."""
-
-
-class TurnJudge(Protocol):
-    """What is asked about turns, and what an answer means."""
-
-    @property
-    def workers(self) -> int:
-        """How many threads may ask at a time."""
-
-    @property
-    def batch(self) -> int:
-        """Most turns that one of them asks about together."""
-
-    def requests(self, episode: Episode) -> list[JudgeRequest]:
-        """One for each turn that has a next state and no votes."""
-
-    def ask(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        """One judgment per request, in order; called by several threads."""
-
-    def judged(self, turn: Turn, judgment: Judgment) -> Turn:
-        """`turn` with its votes."""
-
-    def finished(self, episode: Episode) -> Episode:
-        """A session that has ended, all of whose turns were judged."""
 
 
 @dataclass(slots=True)
@@ -69,6 +47,7 @@ class TurnJudging:
         on_votes: called with session, turn and judgment before anything else knows of them, for the records.
         on_judged: gets every session that has ended, once all of its turns were judged or given up.
         votes: what an earlier process recorded: (session, turn) -> judgment.
+        feedback: what users said to it: (session, turn) -> feedback.
         backlog: most ended sessions that wait for the judge; the oldest are dropped and counted.
     """
 
@@ -79,12 +58,14 @@ class TurnJudging:
         on_votes: Callable[[str, int, Judgment], None],
         on_judged: Callable[[Episode], None],
         votes: Mapping[tuple[str, int], Judgment] | None = None,
+        feedback: Mapping[tuple[str, int], Feedback] | None = None,
         backlog: int = 4096,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._judge, self._on_votes, self._on_judged = judge, on_votes, on_judged
         self._backlog, self._clock = backlog, clock
         self._known = dict(votes or {})
+        self._heard = dict(feedback or {})
         self._changed = threading.Condition()
         self._sessions: dict[str, _Session] = {}
         self._jobs: list[_Job] = []
@@ -117,6 +98,20 @@ class TurnJudging:
             self._changed.notify_all()
         self._complete(episode.task.task_id)
 
+    def hear(self, key: str, turn: int, feedback: Feedback | None, is_open: bool) -> bool:
+        """A user has said something of a turn; None takes it back. False where its session was judged already."""
+        with self._changed:
+            if not is_open and key not in self._sessions:
+                return False
+            if feedback is None:
+                self._heard.pop((key, turn), None)
+            else:
+                self._heard[key, turn] = feedback
+                if self._judge.settles(feedback):
+                    self._jobs = [job for job in self._jobs if (job.key, job.turn) != (key, turn)]
+        self._complete(key)
+        return True
+
     def close(self, timeout: float = 10.0) -> None:
         """Ask about nothing more. What was not judged is in the records, and judged by the next process."""
         with self._changed:
@@ -144,9 +139,13 @@ class TurnJudging:
             place = (key, request.turn)
             if place in self._known:
                 session.votes[request.turn] = self._known.pop(place)
-            elif request.turn not in session.votes and place not in queued:
+            elif request.turn not in session.votes and place not in queued and not self._settled(place):
                 self._jobs.append(_Job(key, request.turn, self._clock(), seen=self.counts["turns_judged"]))
         return session
+
+    def _settled(self, place: tuple[str, int]) -> bool:
+        """Whether a user has said of the turn what makes votes needless."""
+        return place in self._heard and self._judge.settles(self._heard[place])
 
     def _work(self) -> None:
         while (jobs := self._next()) is not None:
@@ -187,7 +186,7 @@ class TurnJudging:
     def _settle(self, job: _Job, judgment: Judgment) -> None:
         failed = bool(judgment.votes) and all(vote is None for vote in judgment.votes)
         with self._changed:
-            if failed and not self._given_up(job, judgment):
+            if failed and not self._settled((job.key, job.turn)) and not self._given_up(job, judgment):
                 self._asking.discard((job.key, job.turn))
                 self._jobs.append(job)
                 self._changed.notify_all()
@@ -222,14 +221,15 @@ class TurnJudging:
             waits = any(job.key == key for job in self._jobs) or any(name == key for name, _ in self._asking)
             if session is None or not session.ended or waits:
                 return
+            heard = {turn: self._heard.pop((key, turn)) for name, turn in list(self._heard) if name == key}
             self._forget(key)
-        turns = tuple(
-            self._judge.judged(turn, session.votes[turn.index])
-            if session.votes.get(turn.index, Judgment(votes=())).votes
-            else turn
-            for turn in session.episode.turns
-        )
+        turns = tuple(self._with_votes(turn, session, heard.get(turn.index)) for turn in session.episode.turns)
         self._on_judged(self._judge.finished(replace(session.episode, turns=turns)))
+
+    def _with_votes(self, turn: Turn, session: _Session, feedback: Feedback | None) -> Turn:
+        judgment = session.votes.get(turn.index, Judgment(votes=()))
+        judged = self._judge.judged(turn, judgment) if judgment.votes else turn
+        return judged if feedback is None else self._judge.heard(judged, feedback)
 
     def _forget(self, key: str) -> None:
         del self._sessions[key]

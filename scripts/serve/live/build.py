@@ -64,6 +64,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         resumed_from=step,
         on_episode=training.put,
         on_turn=training.turn,
+        on_feedback=training.feedback,
         on_close=serving.close,
     )
     source = training.connect(service, judge, serving.behind(service.engine), config)

@@ -13,11 +13,13 @@ from turngym.agents.judges.http import HttpJudge
 from turngym.agents.judges.keyword import WordJudge
 from turngym.agents.judges.make_judge import make_judge
 from turngym.agents.proxy.conversation.chat import ChatListRenderer
+from turngym.agents.proxy.sessions.feedback import Feedback
 from turngym.agents.proxy.sessions.hints import SessionHints
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode, Turn
 from turngym.envs.protocols import Judge, JudgeRequest, Judgment, Question
 from turngym.scripts.options.serve_proxy import ServeProxy
+from turngym.scripts.serve.live.heard import FeedbackUse, HeardVotes
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.judge.episodes import HINTING, JudgeError, judged, requests
 from turngym.trainers.judge.unread import UnreadVotes
@@ -35,6 +37,8 @@ class SessionJudge:
     enhance: Callable[[Episode], Episode] | None = None
     workers: int = 1
     batch: int = BATCH
+    use: FeedbackUse = "override"
+    """What becomes of users' feedback."""
     unread: UnreadVotes = field(default_factory=UnreadVotes)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -46,6 +50,22 @@ class SessionJudge:
 
     def judged(self, turn: Turn, judgment: Judgment) -> Turn:
         return judged(turn, self.kind, judgment)
+
+    def settles(self, feedback: Feedback) -> bool:
+        return self._users.settles(feedback)
+
+    def heard(self, turn: Turn, feedback: Feedback) -> Turn:
+        return self._users.heard(turn, feedback)
+
+    def amended(self, episode: Episode, turn: int, feedback: Feedback) -> Episode:
+        """A session that was judged already, with what a user has said of one of its turns since."""
+        turns = [self.heard(one, feedback) if one.index == turn else one for one in episode.turns]
+        changed = replace(episode, turns=tuple(turns))
+        return changed if self.enhance is None else self.enhance(changed)
+
+    @property
+    def _users(self) -> HeardVotes:
+        return HeardVotes(kind=self.kind, use=self.use)
 
     def finished(self, episode: Episode) -> Episode:
         """With hints in prompts. Where session after session can hardly be read, unread turns have no scores at all."""
@@ -90,6 +110,7 @@ def make_session_judge(
         enhance=hints.enhance if kind in HINTING else None,
         workers=max(1, options.judge_parallel // (options.judge_votes * questions)) if remote else 1,
         batch=1 if remote else BATCH,
+        use=config.feedback,
         unread=UnreadVotes(limit=options.judge_unread),
     )
 

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from turngym.agents.proxy.service import ProxyService
+from turngym.agents.proxy.sessions.feedback import Feedback, Outcome
 from turngym.agents.proxy.sessions.restore import usage_record, votes_record
 from turngym.agents.proxy.sessions.session_buffer import SessionBuffer
-from turngym.agents.proxy.sessions.turn_judging import TurnJudge, TurnJudging
+from turngym.agents.proxy.sessions.turn_judging import TurnJudging
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.protocols import Judgment
 from turngym.envs.trace import TraceWriter, iter_trace
 from turngym.scripts.options.serve_proxy import ServeProxy
 from turngym.scripts.serve.live.engine import Serving
+from turngym.scripts.serve.live.judge import SessionJudge
+from turngym.scripts.serve.live.learned import Learned, uses
 from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.judge.episodes import is_trainable
 from turngym.trainers.trainer import Trainer
 
 SESSIONS = "sessions.jsonl"
@@ -44,12 +46,14 @@ class Training:
     _service: ProxyService | None = field(default=None, init=False)
     _serving: Serving | None = field(default=None, init=False)
     _source: SessionBuffer | None = field(default=None, init=False)
+    _judge: SessionJudge | None = field(default=None, init=False)
+    _learned: Learned = field(default_factory=Learned, init=False)
     _judging: TurnJudging | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _trace: TraceWriter | None = field(default=None, init=False)
 
     def connect(
-        self, service: ProxyService, judge: TurnJudge | None, serving: Serving, config: ServeProxy
+        self, service: ProxyService, judge: SessionJudge | None, serving: Serving, config: ServeProxy
     ) -> SessionBuffer:
         """The source that the trainer collects from; what an earlier process left unused goes into it first."""
         self._service, self._serving = service, serving
@@ -67,10 +71,17 @@ class Training:
             newest_first=config.order == "newest",
         )
         if judge is not None:
-            self._judging = TurnJudging(judge, on_votes=self._judged_turn, on_judged=self._judged, votes=service.votes)
+            self._judge = judge
+            self._judging = TurnJudging(
+                judge,
+                on_votes=self._judged_turn,
+                on_judged=self._judged,
+                votes=service.votes,
+                feedback=service.feedback_before,
+            )
         for episode in service.unused:
             if episode.task.task_id in judged:
-                self._source.put_judged([judged[episode.task.task_id]])
+                self._source.put_judged([self._amended(judged[episode.task.task_id], service.feedback_before)])
             else:
                 self.put(episode)
         for episode in service.open_episodes():
@@ -91,6 +102,16 @@ class Training:
             self._judged(episode)
         else:
             self._judging.put(episode)
+
+    def feedback(self, key: str, turn: int, feedback: Feedback | None, is_open: bool) -> Outcome:
+        """A user has said something of a turn, or (None) of an answer that was asked for again since."""
+        if self._source is None or self._judging is None or self._judge is None or self._judge.use == "record":
+            return "recorded"
+        if self._judging.hear(key, turn, feedback, is_open):
+            return "counted"
+        judge = self._judge
+        ready = feedback is not None and self._source.amend(key, lambda one: judge.amended(one, turn, feedback))
+        return "counted" if ready else "late"
 
     def updated(self, step: int) -> None:
         """The trainer has changed the weights."""
@@ -120,8 +141,8 @@ class Training:
         parts = [part.as_json() for part in (self._judging, self._source) if part is not None]
         sessions = {name: value for part in parts for name, value in part.items()}
         serving = {} if self._serving is None else self._serving.as_json()
-        training = {"state": state, "algorithm": self.algorithm.name, "step": self.step, **sessions}
-        return {"training": training, "serving": serving}
+        told = {"state": state, "algorithm": self.algorithm.name, "step": self.step, **sessions, **self._learned.ages}
+        return {"training": told, "serving": serving, "left_out": self._learned.reasons}
 
     def _run(self, on_failure: Callable[[], None]) -> None:
         assert self.trainer is not None
@@ -141,14 +162,22 @@ class Training:
             # whatever ended training, serving goes on: the engine must not stay paused for a step that never comes
             self._source.resume()
 
+    def _amended(self, episode: Episode, feedback: Mapping[tuple[str, int], Feedback]) -> Episode:
+        """A session that an earlier process has judged, with what users said of it, perhaps later."""
+        for (key, turn), said in feedback.items():
+            if key == episode.task.task_id and self._judge is not None:
+                episode = self._judge.amended(episode, turn, said)
+        return episode
+
     def _usable(self, episode: Episode) -> int:
-        select = self.algorithm.select
-        kept = [episode] if select is None else select([episode])
-        return sum(is_trainable(turn) for found in kept for turn in found.turns)
+        return len(uses(episode, self.algorithm.select).trained)
 
     def _written(self, what: str, step: int, episodes: Sequence[Episode]) -> None:
         assert self._service is not None
-        self._service.recorder.write(usage_record(what, step, episodes))
+        found = [uses(episode, self.algorithm.select) for episode in episodes]
+        ages = self._learned.take(step, episodes, found) if what == "trained" else self._learned.leave_out(found)
+        turns = {episode.task.task_id: one.as_json() for episode, one in zip(episodes, found, strict=True)}
+        self._service.recorder.write({**usage_record(what, step, episodes), "turns": turns, **ages})
 
     def _judged_turn(self, key: str, turn: int, judgment: Judgment) -> None:
         assert self._service is not None

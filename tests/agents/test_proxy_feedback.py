@@ -1,0 +1,272 @@
+"""What users say of turns: which turn they mean, that it is written down, and what the judge is then not asked."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import proxy_tools as tools
+import pytest
+
+pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
+pytest.importorskip("torch", reason="judging is part of training")
+
+from turngym.agents.proxy.errors import ApiError
+from turngym.agents.proxy.http.app import create_app
+from turngym.agents.proxy.inflight import answer_id
+from turngym.agents.proxy.sessions.feedback import Feedback
+from turngym.agents.proxy.sessions.records import read_records
+from turngym.agents.proxy.sessions.session_buffer import SessionBuffer
+from turngym.agents.proxy.sessions.turn_judging import TurnJudging
+from turngym.envs.episode import Episode
+from turngym.envs.protocols import Judgment
+from turngym.scripts.serve.live.judge import SessionJudge
+
+user = tools.user
+UP, DOWN = Feedback(score=1), Feedback(score=-1, text="it was the other drawer")
+
+
+class Heard:
+    """A service that notes what it tells of feedback."""
+
+    def __init__(self, tokenizer: Any, folder: Path, **options: Any) -> None:
+        self.told: list[Any] = []
+        self.bench = tools.Bench(tokenizer, folder, on_feedback=self.tell, **options)
+        self.service = self.bench.service
+
+    def tell(self, *what: Any) -> Any:
+        self.told.append(what)
+        return "counted"
+
+    def written(self) -> list[tuple[int, int, str]]:
+        found = [record for record in read_records(self.service.recorder.path.parent) if record["kind"] == "feedback"]
+        return [(record["turn"], record["score"], record["text"]) for record in found]
+
+
+@pytest.fixture
+def start(make_tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Heard]]:
+    made: list[Heard] = []
+
+    def make(**options: Any) -> Heard:
+        made.append(Heard(make_tokenizer(), tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.service.close()
+
+
+def test_a_turn_is_named_by_its_number_or_its_answer(start: Any) -> None:
+    served = start()
+    served.bench.talk("s", 3)
+    key = served.bench.service.sessions.all()[0].key
+    assert served.service.feedback(UP, session_id="s", turn=1) == "counted"
+    assert served.service.feedback(DOWN, session_id="s") == "counted"
+    first = answer_id(served.service.run_id, 1)
+    assert served.service.feedback(DOWN, answer=first) == "counted"
+    assert served.told == [(key, 1, UP, True), (key, 2, DOWN, True), (key, 0, DOWN, True)]
+    assert served.written() == [(1, 1, ""), (2, -1, DOWN.text), (0, -1, DOWN.text)]
+    assert served.service.health()["feedback_counted"] == 3
+
+
+def test_the_same_again_is_written_once_and_another_takes_its_place(start: Any) -> None:
+    served = start()
+    served.bench.talk("s", 1)
+    for said in (UP, UP, DOWN):
+        assert served.service.feedback(said, session_id="s", turn=0) == "counted"
+    assert served.written() == [(0, 1, ""), (0, -1, DOWN.text)]
+    assert [what[2] for what in served.told] == [UP, UP, DOWN]
+
+
+def test_turns_count_through_the_parts_of_a_session_and_after_its_end(start: Any) -> None:
+    served = start(session_turns=2)
+    served.bench.talk("s", 5)
+    served.service.end("s")
+    for turn in range(5):
+        served.service.feedback(UP, session_id="s", turn=turn)
+    keys = [episode.task.task_id for episode in served.bench.episodes]
+    assert len(keys) == 3
+    assert [what[:2] for what in served.told] == [(keys[turn // 2], turn % 2) for turn in range(5)]
+    assert not any(what[3] for what in served.told)
+    # a session of the same name counts from its own start
+    served.bench.talk("s", 1, first="again")
+    served.service.feedback(UP, session_id="s", turn=0)
+    assert served.told[-1][0] not in keys
+    with pytest.raises(ApiError, match="the session has turns 0 to 0"):
+        served.service.feedback(UP, session_id="s", turn=1)
+
+
+def test_an_answer_that_is_asked_for_again_has_nothing_said_of_it(start: Any) -> None:
+    served = start()
+    messages = served.bench.talk("s", 1)
+    served.service.feedback(UP, session_id="s")
+    served.bench.ask(messages[:1], "s")
+    key = served.bench.service.sessions.all()[0].key
+    assert served.told[-1] == (key, 0, None, True)
+    served.service.close()
+    again = start()
+    assert again.service.feedback_before == {}
+
+
+def test_what_was_said_survives_a_restart(start: Any) -> None:
+    served = start()
+    served.bench.talk("open", 2)
+    served.bench.talk("done", 2)
+    served.service.end("done")
+    for name in ("open", "done"):
+        served.service.feedback(DOWN, session_id=name, turn=1)
+    served.service.close()
+    again = start()
+    assert set(again.service.feedback_before.values()) == {DOWN}
+    assert {turn for _, turn in again.service.feedback_before} == {1}
+    assert len(again.service.feedback_before) == 2
+    again.service.feedback(DOWN, session_id="done", turn=1)
+    again.service.feedback(UP, session_id="open", turn=0)
+    assert [(what[1], what[3]) for what in again.told] == [(1, False), (0, True)]
+    assert len(again.written()) == 3  # what was known before is not written again
+
+
+def test_who_asks_wrongly_is_told_what(start: Any) -> None:
+    served = start()
+    served.bench.talk("s", 1)
+    client = create_app(served.service, api_key="k").test_client()
+    key = {"Authorization": "Bearer k"}
+    assert client.post("/v1/feedback", json={"score": 1, "session_id": "s"}).status_code == 401
+    assert client.post("/v1/feedback", data="{}", headers=key).status_code == 415
+    for body, param, words in [
+        ({"session_id": "s"}, "score", "it must be 1 \\(good\\) or -1 \\(bad\\)"),
+        ({"score": True, "session_id": "s"}, "score", "it must be 1"),
+        ({"score": 1}, "session_id", "which turn"),
+        ({"score": 1, "session_id": "s", "turn": -1}, "turn", "a whole number from 0"),
+        ({"score": 1, "answer": "x", "turn": 0}, "turn", "leave turn out"),
+        ({"score": 1, "answer": 5}, "answer", "id of an answer"),
+        ({"score": 1, "session_id": "s", "text": 5}, "text", "at most 4000"),
+        ({"score": 1, "session_id": "s", "text": "x" * 4001}, "text", "at most 4000"),
+        ({"scroe": 1, "session_id": "s"}, "scroe", "Did you mean 'score'"),
+    ]:
+        found = client.post("/v1/feedback", json=body, headers=key)
+        assert (found.status_code, found.json["error"]["param"]) == (400, param), body
+        assert re.search(words, found.json["error"]["message"]), found.json
+    for body, words in [
+        ({"score": 1, "session_id": "nobody"}, "no session of this name"),
+        ({"score": 1, "session_id": "s", "turn": 1}, "turns 0 to 0"),
+        ({"score": 1, "answer": "chatcmpl-0-1"}, "no main turn"),
+    ]:
+        found = client.post("/v1/feedback", json=body, headers=key)
+        assert found.status_code == 404
+        assert words in found.json["error"]["message"]
+    assert not served.told
+    good = client.post("/v1/feedback", json={"score": -1, "turn": 0}, headers={**key, "X-Session-Id": "s"})
+    assert good.json == {"object": "feedback", "score": -1, "status": "counted"}
+    served.service.drain()
+    assert client.post("/v1/feedback", json={"score": 1, "session_id": "s"}, headers=key).status_code == 503
+
+
+class Judge:
+    """Says 1 of every turn and keeps what it was asked; while `down` all votes fail."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.down = False
+
+    def judge(self, requests: Any) -> list[Judgment]:
+        self.asked += [request.turn for request in requests]
+        return [Judgment(votes=(None,) if self.down else ("\\boxed{1}",)) for _ in requests]
+
+
+class Desk:
+    """A service in front of a judge, as `turngym serve proxy` connects them."""
+
+    def __init__(self, tokenizer: Any, folder: Path, judge: Judge, use: Any = "override") -> None:
+        self.done: list[Episode] = []
+        self.bench = tools.Bench(
+            tokenizer, folder, on_turn=lambda episode: self.desk.update(episode), on_feedback=self.hear
+        )
+        self.desk = TurnJudging(
+            SessionJudge(judge=judge, kind="score", use=use),
+            on_votes=lambda *what: None,
+            on_judged=self.done.append,
+            feedback=self.bench.service.feedback_before,
+        )
+
+    def hear(self, *what: Any) -> Any:
+        return "counted" if self.desk.hear(*what) else "late"
+
+    def close(self) -> None:
+        self.desk.close()
+        self.bench.service.close()
+
+
+@pytest.mark.parametrize(("use", "scores"), [("override", (-1.0,)), ("vote", (1.0, -1.0)), ("record", (1.0,))])
+def test_a_thumb_takes_the_judges_place_or_joins_it(
+    make_tokenizer: Any, tmp_path: Path, use: str, scores: tuple[float, ...]
+) -> None:
+    judge = Judge()
+    desk = Desk(make_tokenizer(), tmp_path, judge, use)
+    messages = desk.bench.talk("s", 1)
+    desk.bench.service.feedback(DOWN, session_id="s", turn=0)
+    desk.bench.ask([*messages, user("next")], "s")
+    desk.bench.service.feedback(UP, session_id="s", turn=1)
+    desk.bench.service.end("s")
+    desk.desk.put(desk.bench.episodes[-1])
+    tick = threading.Event()
+    for _ in range(500):
+        if desk.done:
+            break
+        tick.wait(0.01)
+    turns = desk.done[0].turns
+    assert turns[0].judge_scores == scores
+    # the last turn has no next state, and teaches all the same
+    assert turns[1].judge_scores == (None if use == "record" else (1.0,))
+    assert judge.asked == ([] if use == "override" else [0])
+    assert desk.bench.service.feedback(UP, session_id="s", turn=0) == "late"
+    desk.close()
+
+
+def test_a_thumb_ends_the_wait_for_a_judge_that_is_down(make_tokenizer: Any, tmp_path: Path) -> None:
+    judge = Judge()
+    judge.down = True
+    desk = Desk(make_tokenizer(), tmp_path, judge)
+    desk.bench.talk("s", 2)
+    tick = threading.Event()
+    for _ in range(500):
+        if desk.desk.as_json().get("judge_failed"):
+            break
+        tick.wait(0.01)
+    desk.bench.service.end("s")
+    desk.desk.put(desk.bench.episodes[-1])
+    assert not desk.done
+    assert desk.bench.service.feedback(UP, session_id="s", turn=0) == "counted"
+    for _ in range(500):
+        if desk.done:
+            break
+        tick.wait(0.01)
+    assert desk.done[0].turns[0].judge_scores == (1.0,)
+    assert desk.desk.as_json()["to_judge"] == 0
+    desk.close()
+
+
+def test_a_session_that_waits_for_its_step_is_changed_and_counted_anew(make_tokenizer: Any, tmp_path: Path) -> None:
+    bench = tools.Bench(make_tokenizer(), tmp_path)
+    bench.talk("s", 2)
+    bench.service.end("s")
+    bench.service.close()
+    episode = bench.episodes[0]
+    said: list[Any] = []
+    buffer = SessionBuffer(
+        count_trainable=lambda one: sum(turn.judge_scores is not None for turn in one.turns) + 1,
+        pause_engine=lambda: None,
+        resume_engine=lambda: None,
+        set_version=lambda version: None,
+        on_sessions=lambda *what: said.append(what),
+    )
+    buffer.put_judged([episode])
+    assert buffer.as_json()["ready_turns"] == 1
+    judge = SessionJudge(judge=Judge(), kind="score")
+    assert buffer.amend(episode.task.task_id, lambda one: judge.amended(one, 1, UP))
+    assert buffer.as_json()["ready_turns"] == 2
+    assert not buffer.amend("nobody-7", lambda one: one)
+    buffer.close()
