@@ -9,8 +9,8 @@ import pytest
 
 from turngym.envs.core import TurngymError
 from turngym.envs.guard import ActionGuard
-from turngym.envs.trace import TraceWriter, episode_to_json, read_trace
-from turngym.scripts.bench.faults import actions, files, kills, main, targets
+from turngym.envs.trace import TraceWriter, read_trace
+from turngym.scripts.bench.faults import actions, files, kills, main, older, targets
 from turngym.scripts.bench.faults.files import Reading, Target, flip_target, judge
 
 
@@ -25,23 +25,15 @@ def test_outcomes_of_a_changed_byte() -> None:
     assert judge(whole, KeyError("x")) == "traceback"
 
 
-def test_lines_without_checksums_are_found_out(tmp_path: Path) -> None:
-    """As older versions wrote them: what the flips are there to find."""
-
-    def unsealed(folder: Path) -> None:
-        targets.write_trace(folder)
-        path = folder / "t.jsonl"
-        lines = [episode_to_json(one).rpartition(',"crc"')[0] + "}\n" for one in read_trace(path)[0]]
-        path.write_text("".join(lines))
-
-    place = tmp_path / "old"
-    place.mkdir()
-    target = Target(name="old trace", write=unsealed, read=targets.read_trace)
-    target.write(place)
-    tally = flip_target(target, place, 40, np.random.default_rng(0))
-    assert tally.tries == 40
-    assert tally.failures == tally.outcomes["taken quietly"] > 10
-    assert "old trace: taken quietly: t.jsonl, byte " in tally.notes[0]
+@pytest.mark.parametrize("name", ["trace", "proxy records", "index", "model folder", "checkpoint"])
+def test_what_older_versions_wrote_is_taken_quietly(tmp_path: Path, name: str) -> None:
+    """What the flips are there to find."""
+    write, read = older.OLDER[name]
+    write(tmp_path)
+    tally = flip_target(Target(name=name, write=write, read=read), tmp_path, 15, np.random.default_rng(0))
+    assert tally.tries == 15
+    assert tally.failures >= tally.outcomes["taken quietly"] > 2
+    assert any(note.startswith(f"bit flip: {name}: taken quietly: ") for note in tally.notes)
 
 
 def test_no_changed_byte_is_taken_quietly(tmp_path: Path) -> None:

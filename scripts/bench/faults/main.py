@@ -30,6 +30,8 @@ class Options:
     """Which parts."""
     flips: int = 25
     """Changed bits for each kind of file."""
+    checksums: bool = True
+    """Without: files as versions before checksums wrote and read them, to see what the checksums are for."""
     actions: int = 1500
     """Senseless actions for each environment."""
     kills: int = 2
@@ -75,7 +77,7 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
     if "files" in options.only:
         from turngym.scripts.bench.faults.files import flips
 
-        yield from flips(scratch / "files", options.flips, options.seed)
+        yield from flips(scratch / "files", options.flips, options.seed, checksums=options.checksums)
     if "actions" in options.only:
         from turngym.scripts.bench.faults.actions import fuzzed
 
