@@ -42,10 +42,14 @@ class Started:
     def over(self) -> bool:
         return self._process.exitcode is not None
 
-    def stop(self) -> None:
-        """It does nothing more, and holds what it holds."""
-        if self._process.pid is not None and not self.over():
-            os.kill(self._process.pid, signal.SIGSTOP)
+    def stop(self) -> bool:
+        """From now on it does nothing more, and holds what it holds; False where it is over already."""
+        if self._process.pid is None or self.over():
+            return False
+        os.kill(self._process.pid, signal.SIGSTOP)
+        # the signal arrives a moment later
+        wait(lambda: _state(self._process.pid) in "TZ", self, 10)
+        return not self.over() and _state(self._process.pid) != "Z"
 
     def kill(self) -> None:
         self._process.kill()
@@ -67,6 +71,14 @@ def wait(ready: Callable[[], bool], process: Started, seconds: float = 120.0) ->
     end = time.monotonic() + seconds
     while not ready() and not process.over() and time.monotonic() < end:
         time.sleep(0.005)
+
+
+def _state(pid: int | None) -> str:
+    """Of a process, as Linux names it: T for stopped, Z for ended; T where nobody can say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return "T" if not Path("/proc/self").exists() else "Z"
 
 
 def _work(words: list[str], log: str) -> None:

@@ -88,17 +88,19 @@ def _twice(place: Path, words: Sequence[str], ready: Callable[[], bool], *more: 
     first = Started(words)
     try:
         wait(ready, first)
-        first.stop()
+        if not first.stop():
+            return "had ended", "so nothing was started twice"
         before = _contents(place)
         second = Started([*words, *more]).end(600)
-        touched = _contents(place) != before
+        after = _contents(place)
     finally:
         first.kill()
     if "Traceback" in second.stderr:
         return "traceback", second.stderr[-300:]
     if second.returncode != 2 or HELD not in second.stderr:
         return "both wrote", f"status {second.returncode}: {second.stderr[-300:]}"
-    return ("touched", "") if touched else ("turned away", "")
+    touched = sorted(str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    return ("touched", ", ".join(touched)) if touched else ("turned away", "")
 
 
 def _contents(place: Path) -> dict[Path, bytes]:
