@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from turngym.envs.core import TurngymError
 from turngym.envs.guard import ActionGuard
-from turngym.envs.trace import TraceWriter, episode_to_json, read_trace
-from turngym.scripts.bench.faults import actions, files, kills, main, targets
+from turngym.envs.trace import TraceWriter, read_trace
+from turngym.scripts.bench.faults import actions, files, kills, main, older, targets, twice
 from turngym.scripts.bench.faults.files import Reading, Target, flip_target, judge
+from turngym.scripts.bench.faults.processes import Done, Started
 
 
 def test_outcomes_of_a_changed_byte() -> None:
@@ -25,23 +27,15 @@ def test_outcomes_of_a_changed_byte() -> None:
     assert judge(whole, KeyError("x")) == "traceback"
 
 
-def test_lines_without_checksums_are_found_out(tmp_path: Path) -> None:
-    """As older versions wrote them: what the flips are there to find."""
-
-    def unsealed(folder: Path) -> None:
-        targets.write_trace(folder)
-        path = folder / "t.jsonl"
-        lines = [episode_to_json(one).rpartition(',"crc"')[0] + "}\n" for one in read_trace(path)[0]]
-        path.write_text("".join(lines))
-
-    place = tmp_path / "old"
-    place.mkdir()
-    target = Target(name="old trace", write=unsealed, read=targets.read_trace)
-    target.write(place)
-    tally = flip_target(target, place, 40, np.random.default_rng(0))
-    assert tally.tries == 40
-    assert tally.failures == tally.outcomes["taken quietly"] > 10
-    assert "old trace: taken quietly: t.jsonl, byte " in tally.notes[0]
+@pytest.mark.parametrize("name", ["trace", "proxy records", "index", "model folder", "checkpoint"])
+def test_what_older_versions_wrote_is_taken_quietly(tmp_path: Path, name: str) -> None:
+    """What the flips are there to find."""
+    write, read = older.OLDER[name]
+    write(tmp_path)
+    tally = flip_target(Target(name=name, write=write, read=read), tmp_path, 15, np.random.default_rng(0))
+    assert tally.tries == 15
+    assert tally.failures >= tally.outcomes["taken quietly"] > 2
+    assert any(note.startswith(f"bit flip: {name}: taken quietly: ") for note in tally.notes)
 
 
 def test_no_changed_byte_is_taken_quietly(tmp_path: Path) -> None:
@@ -88,6 +82,67 @@ def test_a_trace_that_a_kill_cost_an_episode_is_found_out(tmp_path: Path, monkey
     monkeypatch.setattr(kills, "_kill", lambda words, begun, moment: None)
     monkeypatch.setattr(kills, "_run", lose)
     assert kills.KINDS["trace"](tmp_path, 0.0)[0] == "lost"
+
+
+def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    assert twice.KINDS["proxy records"](tmp_path / "a") == ("turned away", "")
+    monkeypatch.setattr("turngym.agents.proxy.sessions.records.locked_file", lambda path: nullcontext())
+    (tmp_path / "b").mkdir()
+    assert twice.KINDS["proxy records"](tmp_path / "b") == ("both wrote", "")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "done", "wrote", "outcome"),
+    [
+        (True, Done(2, "t.jsonl is in use by process 7 on here"), False, "turned away"),
+        (True, Done(2, "t.jsonl is in use by process 7 on here"), True, "touched"),
+        (True, Done(0, ""), True, "both wrote"),
+        (True, Done(1, "Traceback (most recent call last): is in use by process 7"), False, "traceback"),
+        (False, Done(0, ""), True, "had ended"),
+    ],
+)
+def test_outcomes_of_a_second_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, done: Done, wrote: bool, outcome: str
+) -> None:
+    seen: list[list[str]] = []
+
+    class Fake:
+        def __init__(self, words: list[str]) -> None:
+            seen.append(words)
+
+        def over(self) -> bool:
+            return True
+
+        def stop(self) -> bool:
+            return stopped
+
+        def end(self, seconds: float) -> Done:
+            if wrote:
+                (tmp_path / "more").write_text("x")
+            return done
+
+        def kill(self) -> None:
+            seen.append(["killed"])
+
+    monkeypatch.setattr(twice, "Started", Fake)
+    found, note = twice.KINDS["trace"](tmp_path)
+    assert found == outcome
+    assert ("more" in note) == (outcome == "touched")
+    assert seen[-1] == ["killed"]
+    assert [words[-1] for words in seen[1:-1]] == ["--append"] * stopped
+
+
+def test_a_process_is_stopped_and_killed(tmp_path: Path) -> None:
+    """And what it writes to standard error is told."""
+    process = Started(["serve", "webshop", "--profile", "embedded-small", "--port", "0", "--out", str(tmp_path / "o")])
+    assert process.stop()
+    process.kill()
+    assert process.over()
+    assert not process.stop()
+    done = Started(["panel", "show", "nothing-like-it"]).end(120)
+    assert done.returncode == 2
+    assert "nothing-like-it" in done.stderr
 
 
 def test_the_command_counts_failures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

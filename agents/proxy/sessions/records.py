@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.proxy.conversation.messages import ChatMessage, Tools
 from turngym.agents.proxy.errors import ProxyError
+from turngym.envs.common.folder_lock import FolderInUseError, locked_file
 from turngym.envs.common.sealed_line import check_seal, is_sealed, seal
 
 SCHEMA = 1
@@ -119,17 +121,20 @@ class Recorder:
     Every record says `at` which time it was written, in seconds since 1970: for people, and for the age of
     turns.
 
-    Raises ProxyError where another process has the folder.
+    Raises ProxyError, which names the holder, where another process has the folder.
     """
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
         self._now = now
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
-        self._lock = threading.Lock()
-        self._file = self.path.open("a+b")
+        self._lock, self._held = threading.Lock(), ExitStack()
         # before the end is looked at: another process may be in the middle of a line
-        _only_writer(self._file, self.path)
+        try:
+            self._held.enter_context(locked_file(self.path))
+        except FolderInUseError as error:
+            raise ProxyError(str(error)) from None
+        self._file = self.path.open("a+b")
         if rest := _last_line(self._file):
             # a torn line of a killed process stays one, instead of spoiling the next
             self._file.write(TORN if isinstance(_record(1, rest), RecordProblem) else b"\n")
@@ -147,20 +152,7 @@ class Recorder:
     def close(self) -> None:
         with self._lock:
             self._file.close()
-
-
-def _only_writer(file: IO[bytes], path: Path) -> None:
-    """Raises ProxyError where another process writes to `file`."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        return
-    try:
-        # unlike a lock file this ends with the process, however that ends
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise ProxyError(f"another process serves from {path.parent}; choose another folder") from None
+            self._held.close()
 
 
 def read_records(folder: Path) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ import numpy as np
 from turngym.envs.core import TurngymError
 from turngym.retrieval.core import RetrievalError
 from turngym.scripts.bench.faults import targets
+from turngym.scripts.bench.faults.older import OLDER
 from turngym.scripts.bench.faults.tally import Tally
 
 BAD = ("taken quietly", "traceback")
@@ -35,10 +36,16 @@ class Target:
     """`items` and `problems` of a `Reading`."""
 
 
-def flips(folder: Path, flips: int, seed: int) -> Iterator[Tally]:
-    """Every kind of file with `flips` changed bits, one at a time; places are drawn from all bytes of its files."""
+def flips(folder: Path, flips: int, seed: int, *, checksums: bool = True) -> Iterator[Tally]:
+    """Every kind of file with `flips` changed bits, one at a time; places are drawn from all bytes of its files.
+
+    Without `checksums`: files as older versions wrote and read them.
+    """
     for number, (name, write, read) in enumerate(targets.TARGETS):
-        target = Target(name=name, write=write, read=read)
+        if checksums:
+            target = Target(name=name, write=write, read=read)
+        else:
+            target = Target(name=f"{name} without checksums", write=OLDER[name][0], read=OLDER[name][1])
         place = folder / f"{number}"
         place.mkdir(parents=True)
         target.write(place)

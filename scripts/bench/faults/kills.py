@@ -1,10 +1,9 @@
-"""Processes that are killed where they stand, or started twice on one place: what was finished must be whole."""
+"""Processes that are killed where they stand: what was finished must be whole, and the rest must go on."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from turngym.envs.trace import episode_to_json, read_trace
+from turngym.scripts.bench.faults.processes import Done, Started, wait
 from turngym.scripts.bench.faults.tally import Tally
 
-BAD = ("lost", "damaged", "cannot go on", "both wrote", "traceback")
-TURNGYM = (sys.executable, "-m", "turngym.scripts")
+BAD = ("lost", "damaged", "cannot go on")
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 ROLLOUT = ("rollout", "--agent", "expert", "--slots", "2", "--env-kwargs", '{"config": "small"}')
 EVAL = (
@@ -56,26 +55,10 @@ def kills(folder: Path, tries: int, seed: int) -> Iterator[Tally]:
         yield tally
 
 
-def doubles(folder: Path, tries: int) -> Tally:
-    """A second process on the place of a running one must be turned away, and the first goes on."""
-    tally = Tally(what="started twice", bad=BAD)
-    for trial in range(tries):
-        out = folder / f"twice_{trial}" / "t.jsonl"
-        words = [*ROLLOUT, "--tasks", "400", "--out", str(out)]
-        with _started(words) as first:
-            _wait(partial(_begun, out), first)
-            second = _run([*words, "--append"])
-            first.kill()
-        refused = second.returncode == 2 and "is in use by process" in second.stderr
-        traceback = "Traceback" in second.stderr
-        tally.count("traceback" if traceback else "turned away" if refused else "both wrote", second.stderr[-200:])
-    return tally
-
-
 def _trace(place: Path, moment: float) -> tuple[str, str]:
     out = place / "t.jsonl"
     words = [*ROLLOUT, "--tasks", "30", "--out", str(out)]
-    _kill(words, partial(_begun, out), moment)
+    _kill(words, partial(begun, out), moment)
     before, problems = read_trace(out)
     if any(not problem.torn for problem in problems):
         return "damaged", str(problems[0])
@@ -91,7 +74,7 @@ def _trace(place: Path, moment: float) -> tuple[str, str]:
 def _evaluation(place: Path, moment: float) -> tuple[str, str]:
     out, trace = place / "eval", place / "eval" / "trace.jsonl"
     words = [*EVAL, "--out", str(out)]
-    _kill(words, partial(_begun, trace), moment)
+    _kill(words, partial(begun, trace), moment)
     held = len(read_trace(trace)[0])
     done = _run(words)
     if done.returncode:
@@ -102,12 +85,10 @@ def _evaluation(place: Path, moment: float) -> tuple[str, str]:
 
 
 def _index(place: Path, moment: float) -> tuple[str, str]:
-    corpus, out = place / "c.jsonl", place / "index"
-    rows = ({"id": str(row), "contents": f"w{row % 997} w{row % 31} t{row}"} for row in range(40_000))
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["index", "build", "--corpus", str(corpus), "--out", str(out), "--shard-rows", "4096"]
+    corpus, out = write_corpus(place / "c.jsonl"), place / "index"
+    words = index_words(corpus, out)
     _kill(words, (place / "index.building").exists, moment)
-    done = subprocess.CompletedProcess[str]([], 0) if out.exists() else _run(words)
+    done = Done(0, "") if out.exists() else _run(words)
     if done.returncode:
         return "cannot go on", done.stderr[-200:]
     checked = _run(["index", "verify", str(out)])
@@ -135,12 +116,10 @@ def _records(place: Path, moment: float) -> tuple[str, str]:
 
 
 def _training(place: Path, moment: float) -> tuple[str, str]:
-    from turngym.agents import load_world
     from turngym.trainers.run.checkpoint import list_checkpoints
 
     out = place / "run"
-    words = ["train", "sft", "--student", str(load_world("alfworld").checkpoint("student")), "--out", str(out)]
-    words += ["--steps", "6", "--episodes", "2", "--checkpoint-every", "1", "--env-kwargs", '{"config": "small"}']
+    words = train_words(out)
     _kill(words, lambda: bool(list_checkpoints(out)), moment)
     done = _run([*words, "--resume"])
     if done.returncode:
@@ -148,6 +127,29 @@ def _training(place: Path, moment: float) -> tuple[str, str]:
     checked = _run(["model", "verify", str(out)])
     ended = list_checkpoints(out)[-1].name == "step_000006"
     return ("whole", "") if ended and checked.returncode == 0 else ("damaged", checked.stderr[-200:])
+
+
+def write_corpus(path: Path) -> Path:
+    """40,000 passages."""
+    rows = ({"id": str(row), "contents": f"w{row % 997} w{row % 31} t{row}"} for row in range(40_000))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def index_words(corpus: Path, out: Path) -> list[str]:
+    return ["index", "build", "--corpus", str(corpus), "--out", str(out), "--shard-rows", "4096"]
+
+
+def train_words(out: Path) -> list[str]:
+    from turngym.agents import load_world
+
+    words = ["train", "sft", "--student", str(load_world("alfworld").checkpoint("student")), "--out", str(out)]
+    return [*words, "--steps", "6", "--episodes", "2", "--checkpoint-every", "1", "--env-kwargs", '{"config": "small"}']
+
+
+def begun(path: Path) -> bool:
+    """Whether something is in the file."""
+    return path.exists() and path.stat().st_size > 0
 
 
 KINDS = {
@@ -160,27 +162,13 @@ KINDS = {
 """Each works in a folder, is killed at a moment in [0, 1), and says what came of it."""
 
 
-def _kill(words: Sequence[str], begun: Callable[[], bool], moment: float) -> None:
-    """Start `words` and kill it up to two seconds after `begun`, or let it end if it is quicker."""
-    with _started(words) as process:
-        _wait(begun, process)
-        time.sleep(2 * moment)
-        process.send_signal(signal.SIGKILL)
+def _kill(words: Sequence[str], ready: Callable[[], bool], moment: float) -> None:
+    """Start `words` and kill it up to a second after `ready`, or let it end if it is quicker."""
+    process = Started(words)
+    wait(ready, process)
+    time.sleep(moment)
+    process.kill()
 
 
-def _begun(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
-
-
-def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*TURNGYM, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=QUIET)
-
-
-def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready() and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.01)
-
-
-def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TURNGYM, *words], capture_output=True, text=True, env=QUIET, timeout=600)
+def _run(words: Sequence[str]) -> Done:
+    return Started(words).end(600)

@@ -7,6 +7,7 @@ Examples:
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,12 +30,14 @@ class Options:
     """Which parts."""
     flips: int = 25
     """Changed bits for each kind of file."""
+    checksums: bool = True
+    """Without: files as versions before checksums wrote and read them, to see what the checksums are for."""
     actions: int = 1500
     """Senseless actions for each environment."""
     kills: int = 2
     """kill -9 for each kind of work."""
     twice: int = 2
-    """Second starts on one place."""
+    """Second starts for each kind of work."""
     evaluations: int = 300
     """Simulated evaluations for each true rate and correlation, of whose 95 % intervals at least 95 % must hold it."""
     requests: int = 200
@@ -49,7 +52,10 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym bench faults` with `argv`; status 1 if anything went wrong."""
     description = (__doc__ or "").split("\n")[0]
     options = tyro.cli(Options, args=list(argv), prog="turngym bench faults", description=description)
-    found = list(run(options))
+    found = []
+    for tally in run(options):
+        found.append(tally)
+        print(f"{tally.what}: {tally.failures} failures in {tally.tries} tries", file=sys.stderr, flush=True)
     print(markdown(fault_table(found)))
     for one in found:
         print("\n".join(one.notes), end="\n" if one.notes else "")
@@ -71,7 +77,7 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
     if "files" in options.only:
         from turngym.scripts.bench.faults.files import flips
 
-        yield from flips(scratch / "files", options.flips, options.seed)
+        yield from flips(scratch / "files", options.flips, options.seed, checksums=options.checksums)
     if "actions" in options.only:
         from turngym.scripts.bench.faults.actions import fuzzed
 
@@ -81,9 +87,9 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
 
         yield from kills(scratch / "kills", options.kills, options.seed)
     if "twice" in options.only:
-        from turngym.scripts.bench.faults.kills import doubles
+        from turngym.scripts.bench.faults.twice import doubles
 
-        yield doubles(scratch / "twice", options.twice)
+        yield from doubles(scratch / "twice", options.twice)
     if "coverage" in options.only:
         yield _coverage(options)
     if "servers" in options.only:

@@ -164,8 +164,12 @@ def _damaged(route: Route, host: str, rng: np.random.Generator) -> bytes:
 
 def _encoding(route: Route, host: str, rng: np.random.Generator) -> bytes:
     body = encoded(route, route.body or {"a": 1})
-    more: tuple[str, ...] = ("Content-Encoding: gzip\r\n", "Content-Encoding: x\r\n", "Accept: \x00\r\n")
-    more += ("Accept-Encoding: ;q=x\r\n",)
+    more: tuple[str, ...] = (
+        "Content-Encoding: gzip\r\n",
+        "Content-Encoding: x\r\n",
+        "Accept: \x00\r\n",
+        "Accept-Encoding: ;q=x\r\n",
+    )
     more += ("Range: bytes=9-1\r\n", "If-Modified-Since: x\r\n", "Cookie: =;;a\r\n", "Authorization: Basic \xff\r\n")
     kind = _one(
         rng, ("", "application/json; charset=utf-16", "application/json; charset=nothing", "Application/JSON;;")
