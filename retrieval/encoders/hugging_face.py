@@ -185,8 +185,11 @@ def _load(name: str, device: str, *, pooler: bool) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         raise RetrievalError(f"cannot load the encoder {name!r}: {error}") from error
     # many encoders come without a pooler, and only one way of pooling uses it
-    missing = (key for key in loading["missing_keys"] if pooler or "pooler." not in key)
-    refuse_random(f"the encoder {name!r}", missing)
+    unused = [key for key in loading["missing_keys"] if not pooler and "pooler." in key]
+    refuse_random(f"the encoder {name!r}", set(loading["missing_keys"]).difference(unused))
+    for key in unused:
+        # what was made up is another at every load, and would be in the fingerprint
+        model.get_parameter(key).data.zero_()
     # Padding happens per batch, after the texts are sorted by length; the hint to pad earlier does not apply.
     tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
     return tokenizer, model.to(device).eval()
