@@ -73,7 +73,7 @@ def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings
         headers = {"Allow": ", ".join(sorted(allowed))} if allowed else None
         return _json(_dump({"error": said.get(status, str(error)), "valid": ROUTES}), status, headers)
 
-    app.wsgi_app = past(app.wsgi_app, service, _retrieve)  # type: ignore[method-assign]
+    app.wsgi_app = past(app.wsgi_app, service, _retrieve)  # type: ignore[assignment, method-assign]
     return app
 
 
