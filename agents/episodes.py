@@ -33,7 +33,7 @@ from turngym.agents.sglang.options import PolicyServer
 from turngym.envs.common.folder_lock import locked_file
 from turngym.envs.core import TurngymError
 from turngym.envs.episode import Episode
-from turngym.envs.trace import TraceWriter, read_episodes
+from turngym.envs.trace import TraceWriter, iter_episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +183,8 @@ def _held(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
         return set()
     if not append:
         raise TurngymError(f"{out} exists: add to it with --append (append=True), or name another file")
-    episodes = read_episodes(out)
     # episodes that ended in errors are not held: adding to the trace is how they are played again
-    return {(e.task.task_id, e.sample, e.seed) for e in episodes if not e.status.is_error}
+    return {(e.task.task_id, e.sample, e.seed) for e in iter_episodes(out) if not e.status.is_error}
 
 
 def _choose(make_env: Callable[[], Any], tasks: int | Sequence[str], seed: int | None) -> list[str]:

@@ -25,6 +25,7 @@ __all__ = [
     "TraceWriter",
     "episode_from_json",
     "episode_to_json",
+    "iter_episodes",
     "iter_places",
     "iter_trace",
     "read_episodes",
@@ -101,14 +102,22 @@ def read_episodes(path: str | Path) -> list[Episode]:
 
     Raises TraceError as `read_trace`.
     """
-    episodes, problems = read_trace(path)
-    damaged = [problem for problem in problems if not problem.torn]
-    if damaged:
+    return list(iter_episodes(path))
+
+
+def iter_episodes(path: str | Path) -> Iterator[Episode]:
+    """As `read_episodes`, one at a time; the warning comes at the end."""
+    episodes, damaged, first = 0, 0, None
+    for item in iter_trace(path):
+        if isinstance(item, Episode):
+            episodes += 1
+            yield item
+        elif not item.torn:
+            damaged, first = damaged + 1, first or item
+    if first is not None:
         warnings.warn(
-            f"{path}: {len(damaged)} of {len(episodes) + len(damaged)} lines are damaged and left out: {damaged[0]}",
-            stacklevel=2,
+            f"{path}: {damaged} of {episodes + damaged} lines are damaged and left out: {first}", stacklevel=2
         )
-    return episodes
 
 
 def read_trace(path: str | Path) -> tuple[list[Episode], list[TraceProblem]]:

@@ -22,7 +22,7 @@ from turngym.envs.core import Task, TurngymError
 from turngym.envs.panels import Panel, load_panel
 from turngym.envs.registration import require_env
 from turngym.envs.suggest import did_you_mean
-from turngym.envs.trace import TraceWriter, read_episodes
+from turngym.envs.trace import TraceWriter, iter_episodes
 
 
 class SessionFailed(TurngymError, RuntimeError):
@@ -87,9 +87,12 @@ class PanelSessions:
         path = None if trace is None else Path(trace).expanduser()
         found = cls(panel=panel, tasks=panel.tasks[:limit], pool=pool, seed=seed, trace=path, settings=known)
         if path is not None and path.exists():
-            episodes = read_episodes(path)
-            found._start -= seconds_played(episodes)
-            held = {(e.task.task_id, e.sample) for e in episodes if not e.status.is_error}
+            elapsed, held = 0.0, set()
+            for episode in iter_episodes(path):
+                elapsed = max(elapsed, seconds_played((episode,)))
+                if not episode.status.is_error:
+                    held.add((episode.task.task_id, episode.sample))
+            found._start -= elapsed
             found._samples.update(task for task, _ in held)
         return found
 

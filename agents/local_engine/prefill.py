@@ -12,6 +12,10 @@ from turngym.agents.local_engine.hybrid_cache import HybridCache
 from turngym.agents.local_engine.kv_cache import RaggedCache, Rows, Step
 from turngym.agents.local_engine.model import CausalModel, Ids
 
+CELLS = 1 << 24
+"""Most pairs of a fed id and a key that one pass looks at: their mask lies in memory, and would grow with the square of
+a history that is read at once."""
+
 
 def prefill(
     model: CausalModel,
@@ -24,8 +28,8 @@ def prefill(
 ) -> Tensor:
     """Feed `new[i]` (one id or more) at positions `starts[i]`... of row `slots[i]`; logits [B, V] after the last ids.
 
-    Rows of similar length share a pass of at most about `tokens` padded ids; those of a hybrid model are fed without
-    padding, and their states saved before the last id.
+    Rows of similar length share a pass of at most about `tokens` padded ids, fewer where histories are long (CELLS);
+    those of a hybrid model are fed without padding, and their states saved before the last id.
     """
     if isinstance(cache, HybridCache):
         return _prefill_pieces(model, cache, slots, starts, new, tokens)
@@ -63,7 +67,7 @@ def _prefill_group(
     write_rows = np.where(column >= 0, np.array(slots)[:, None], cache.trash)
     ids_t, positions_t, write_t = (torch.from_numpy(array).to(model.device) for array in (ids, positions, write_rows))
     rows = as_rows(slots, model.device)
-    chunk = max(tokens // len(new), 1)
+    chunk = max(min(tokens, CELLS // int(ends.max())) // len(new), 1)
     logits: Tensor | None = None
     for begin in range(0, width, chunk):
         part = slice(begin, begin + chunk)

@@ -10,6 +10,7 @@ from typing import Any
 from flask import Flask, Response
 
 from turngym.retrieval.core import RetrievalError, Retriever, RetrieverUnavailable
+from turngym.retrieval.server.direct import past
 from turngym.retrieval.server.request import BadRequest, read_request
 from turngym.retrieval.server.service import RetrievalService
 from turngym.retrieval.server.settings import ServerSettings
@@ -72,6 +73,7 @@ def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings
         headers = {"Allow": ", ".join(sorted(allowed))} if allowed else None
         return _json(_dump({"error": said.get(status, str(error)), "valid": ROUTES}), status, headers)
 
+    app.wsgi_app = past(app.wsgi_app, service, _retrieve)  # type: ignore[assignment, method-assign]
     return app
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from turngym.agents.evaluation.outcomes import Outcomes
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.tables import write_json
 from turngym.envs.core import TurngymError
-from turngym.envs.trace import read_episodes
+from turngym.envs.trace import iter_episodes
 from turngym.scripts.study.cells import RECORD, Cell
 from turngym.trainers.rollout_plan.regime import TurnSums, full_depth_rows, turn_sums
 from turngym.trainers.run.metrics import read_metrics
@@ -79,12 +80,12 @@ def make_record(cell: Cell) -> Record:
     samples = 0
     for step in sorted(costs_of_evals(rows)):
         path = cell.job.folder / "eval" / f"step_{step:06d}.jsonl"
-        episodes = [episode for episode in read_episodes(path) if not episode.status.is_error]
-        if not episodes:
+        counted = Outcomes.of(episode for episode in iter_episodes(path) if not episode.status.is_error)
+        if not counted:
             raise TurngymError(f"{path}: no episode that counts")
-        samples = max(episode.sample for episode in episodes) + 1
-        categories |= {episode.task.task_id: episode.task.category for episode in episodes}
-        evaluations.append(Evaluation(step=step, cost=costs[step], tasks=task_means(episodes)))
+        samples = int(counted.column("sample").max()) + 1
+        categories |= {task.task_id: task.category for task in counted.tasks()}
+        evaluations.append(Evaluation(step=step, cost=costs[step], tasks=task_means(counted)))
     train = [row for row in rows if row["kind"] == "train"]
     kept = ("step", "success", "turns_mean", *DEPTH, *SHARES)
     return Record(

@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from engine_requests import reference_ids, request  # noqa: E402
 
+from turngym.agents.local_engine import prefill  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.envs.protocols import Generation  # noqa: E402
 
@@ -197,6 +198,23 @@ def test_long_prompts_are_fed_in_pieces(qwen3: Any) -> None:
     rng = np.random.default_rng(2)
     asked = [request(f"s{i}", rng.integers(0, VOCAB, n)) for i, n in enumerate((90, 1, 40, 85, 3, 17))]
     same(LocalEngine(qwen3, prefill_tokens=7).generate(asked), LocalEngine(qwen3).generate(asked))
+
+
+def test_long_histories_are_fed_in_pieces_that_see_few_keys(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [request(f"s{i}", np.random.default_rng(i).integers(0, VOCAB, n)) for i, n in enumerate((90, 88, 60))]
+    whole = LocalEngine(qwen3).generate(asked)
+    monkeypatch.setattr(prefill, "CELLS", 2000)
+    engine = LocalEngine(qwen3)
+    seen: list[int] = []
+
+    def watched(cache: Any, ids: Any, positions: Any, step: Any) -> Any:
+        seen.append(ids.numel() * step.length if ids.shape[1] > 1 else 0)
+        return forward(cache, ids, positions, step)
+
+    forward = engine._model.forward
+    monkeypatch.setattr(engine._model, "forward", watched)
+    same(engine.generate(asked), whole)
+    assert 1000 < max(seen) <= 2000
 
 
 def test_changed_weights_drop_the_cache() -> None:

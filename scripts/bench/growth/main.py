@@ -32,6 +32,8 @@ from turngym.scripts.bench.growth.fit import Growth, growth, verdicts
 from turngym.scripts.bench.growth.measure import Cell, Measure, run_cell
 
 MODULES = tuple(f"turngym.scripts.bench.growth.{name}" for name in ("traces", "runs", "play", "engine", "corpora"))
+SHORT = 0.5
+"""CPU seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
                 continue
             cells = []
             for size in config.sizes or (measure.full if config.full else measure.sizes):
-                cells.append(run_cell(module, measure, folder, size))
+                cells.append(_quickest(module, measure, folder, size))
                 said = f"{cells[-1].cpu_s:.3f} CPU s, {cells[-1].peak_mb:.0f} MB"
                 print(f"  {measure.name}, {size:,} {measure.per}: {said}", flush=True)
             found = growth(measure, cells)
@@ -76,6 +78,13 @@ def main(argv: Sequence[str]) -> int:
     if config.json is not None:
         config.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0 if met else 1
+
+
+def _quickest(module: str, measure: Measure, folder: Path, size: int) -> Cell:
+    """Short cells are measured three times: what else the machine does only adds to CPU time."""
+    first = run_cell(module, measure, folder, size)
+    more = [run_cell(module, measure, folder, size) for _ in range(2 if first.cpu_s < SHORT else 0)]
+    return min((first, *more), key=lambda cell: cell.cpu_s)
 
 
 def table_row(measure: Measure, cells: Sequence[Cell], found: Growth) -> list[str]:

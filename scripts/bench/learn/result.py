@@ -9,7 +9,7 @@ from typing import Any
 
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.statistics import Interval
-from turngym.envs.trace import read_episodes
+from turngym.envs.trace import iter_episodes
 from turngym.scripts.bench.learn.jobs import Job, metric_rows
 from turngym.scripts.bench.learn.recipes import Recipe
 from turngym.scripts.bench.learn.rise import TaskMeans, over_seeds, rise
@@ -86,7 +86,7 @@ def _against(control: Sequence[TaskMeans], ends: Sequence[TaskMeans]) -> Interva
 def evaluated(job: Job) -> dict[int, TaskMeans]:
     """Step -> task means of a run's evaluations."""
     traces = sorted((job.folder / "eval").glob("step_*.jsonl"))
-    return {int(path.stem.removeprefix("step_")): task_means(read_episodes(path)) for path in traces}
+    return {int(path.stem.removeprefix("step_")): task_means(iter_episodes(path)) for path in traces}
 
 
 def trained_seconds(job: Job) -> float:
