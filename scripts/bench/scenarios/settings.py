@@ -49,6 +49,12 @@ STUCK = Start(
 )
 """A student that has seen players who search for the same thing until they run out of turns, and does so too: it knows
 more than it shows, and hardly ever succeeds."""
+LOOPY = Start(
+    name="loopy",
+    imitation=Imitation(steps=12, lr="3e-4", schedule="linear"),
+    words=("--players", "expert:.1,noisy:.1,repeat:.4,cycle:.4", "--loop-after", "1.6", "--sft.train-on", "both"),
+)
+"""A student that falls into loops more often still: it says in an episode of fifty turns hardly anything new."""
 HINTS = Start(name="hints", imitation=setup_of("search").hints)
 """A model that has learned to read hints; without that no hint can teach."""
 READER = Start(
@@ -86,11 +92,11 @@ SCENARIOS: Mapping[str, Scenario] = {
             name="prm-rl",
             claim="Over long horizons a judge's verdict on each turn teaches where one reward at the end does not.",
             place=LOOPS,
-            start=STUDENT,
+            start=LOOPY,
             method=Arm(name="prm-rl", recipe=Recipe(algorithm="prm-rl", expert=True, words=(*JUDGE, "--judge-strict"))),
             control=GRPO,
             words=(*REWARD, "--optimizer.ppo-epochs", "1"),
-            steps=16,
+            steps=20,
             episodes=16,
         ),
         Scenario(
