@@ -142,7 +142,7 @@ SAME = {
     "turn_factors: batch.episode_N * (int(batch.turn_N.max()) + 1) + batch.turn_N -> "
     "batch.episode_N * (int(batch.turn_N.max()) + 1) - batch.turn_N": NUMBERED,
     "gate: 0.0 -> 1.0 (2)": "a score of 0 was dealt with before",
-    "score_hinted: True -> False": "their numbers were compared before",
+    "score_turns: True -> False": "their numbers were compared before",
     "minillm_returns: gae(zero_N + 1.0, zero_N, episode_N, gamma=1.0, lam=1.0) -> "
     "gae(zero_N + 1.0, zero_N, episode_N, gamma=1.0, lam=1.0)": "both are 1",
     "UnreadVotes.check: 2 -> 3": "which line a warning names",
