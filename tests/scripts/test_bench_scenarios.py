@@ -299,7 +299,7 @@ def test_seeds_without_their_pair_are_left_out(tmp_path: Path) -> None:
     finish(one.runs["grpo"][0], [(0,), (1,)])
     finish(one.runs["grpo"][1], [(0,), (1,)])
     finish(one.runs["prm-rl"][1], [(0,), (1,)])
-    assert [job.folder.name for job in one.finished().jobs] == ["grpo-seed2", "prm-rl-seed2"]
+    assert [job.folder.name for job in one.finished().jobs] == ["start", "grpo-seed2", "prm-rl-seed2"]
 
 
 def test_the_whole_path_shortened(tmp_path: Path) -> None:
