@@ -195,7 +195,7 @@ class LocalEngine:
             for row in batch.finish():
                 self._table.held[row.session].ids = row.fed()
             # a recurrent state would take in what a finished row is fed, a window end behind it
-            if batch.worth_closing() or not self._model.triangular:
+            if not self._model.triangular or (batch.worth_closing() and not self._model.leaves_out):
                 self._close_ranks(batch)
 
     def _run_alone(self, row: Row) -> None:
@@ -240,9 +240,10 @@ class LocalEngine:
             length=batch.longest,
             mask=batch.mask(self._model.dtype) if triangular else None,
             segments=batch.segments(self._call()) if triangular else (),
+            cells=batch.cells,
         )
         logits = self._model.forward(self._cache, batch.tokens[:, None], positions, step)
-        batch.advance(self._answers.draw(batch.rows, logits, batch.temperature))
+        batch.advance(self._answers.draw(batch.going, logits, batch.going_temperature()))
 
     def _call(self) -> float:
         """How many keys of a row could be read while one more segment is begun."""
