@@ -84,6 +84,11 @@ class RaggedCache(Cache):
             for row, slot in enumerate(to):  # several times faster than one indexed assignment
                 tensor[slot, :, :length] = moved[row]
 
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """The first `length` positions of row `source`, in row `slot` too."""
+        for tensor in (*self._keys, *self._values):
+            tensor[slot, :, :length] = tensor[source, :, :length]
+
     def resume(self, slot: int, start: int, held: int) -> None:
         """Row `slot`, which holds `held` ids, goes on after its first `start`: later positions are overwritten."""
 

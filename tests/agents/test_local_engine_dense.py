@@ -208,7 +208,8 @@ def test_sessions_stay_in_their_slots_while_others_decode() -> None:
     asked = [request(str(row), [*range(5 + row), 1], max_new_tokens=40 if row == 5 else 2) for row in range(6)]
     with counted_products(engine) as rows:
         engine.generate(asked)
-    assert engine._table.held["5"].slot == 5 and rows[-30:] == [1] * 30
+    assert engine._table.held["5"].slot == 5
+    assert rows[-30:] == [1] * 30
 
 
 def test_with_modules_a_long_row_takes_the_slots_of_those_that_have_finished() -> None:
