@@ -148,9 +148,7 @@ def duel(model: Any, shape: Shape, lengths: Lengths, turns: int, batch: int, kee
     return tally
 
 
-def _turns(
-    rng: np.random.Generator, lengths: Lengths, vocab: int, turns: int, histories: list[Ids]
-) -> Iterator[Turn]:
+def _turns(rng: np.random.Generator, lengths: Lengths, vocab: int, turns: int, histories: list[Ids]) -> Iterator[Turn]:
     """Each turn; its `answers` are to be filled in before the next is asked for."""
     for _ in range(turns):
         turn = _turn(rng, lengths, vocab, histories)

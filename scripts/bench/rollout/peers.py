@@ -91,7 +91,9 @@ class KeptCache:
         with torch.inference_mode():
             self._model(ids, past_key_values=once, use_cache=True, logits_to_keep=1)
             for number, layer in enumerate(once.layers):
-                self._cache.update(layer.keys.repeat(self._rows, 1, 1, 1), layer.values.repeat(self._rows, 1, 1, 1), number)
+                self._cache.update(
+                    layer.keys.repeat(self._rows, 1, 1, 1), layer.values.repeat(self._rows, 1, 1, 1), number
+                )
         self._ids = ids.expand(self._rows, -1)
         self._mask = torch.ones_like(self._ids)
 
