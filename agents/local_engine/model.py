@@ -101,7 +101,7 @@ class CausalModel:
             **self._keep,
         )
         cache.settle()
-        return output.logits[:, -1][Grid(*ids.shape, step.cells).last_rows()]
+        return output.logits[:, -1][Grid(len(ids), ids.shape[1], step.cells).last_rows()]
 
     def plain(self, ids: Ids, past: Any) -> tuple[Tensor, Any]:
         """Logits [V] after the last of `ids` [L] with the model's own cache; `past` is what the last call returned."""

@@ -46,7 +46,7 @@ class DenseDecoder:
         """Logits of the last column of `ids` int64 [B, Q], as `CausalModel.forward`."""
         weights = self._weights
         assert weights is not None
-        grid = Grid(*ids.shape, step.cells)
+        grid = Grid(len(ids), ids.shape[1], step.cells)
         hidden = functional.embedding(grid.real(ids), weights.embedding)
         positions = grid.real(step.write_positions)
         place = (grid.real(step.write_rows), positions)

@@ -90,10 +90,10 @@ class KeptCache:
         ids, once = torch.from_numpy(system.astype(np.int64))[None], DynamicCache()
         with torch.inference_mode():
             self._model(ids, past_key_values=once, use_cache=True, logits_to_keep=1)
-            for number, layer in enumerate(once.layers):
-                self._cache.update(
-                    layer.keys.repeat(self._rows, 1, 1, 1), layer.values.repeat(self._rows, 1, 1, 1), number
-                )
+            layers: list[Any] = once.layers
+            for number, layer in enumerate(layers):
+                keys, values = (tensor.repeat(self._rows, 1, 1, 1) for tensor in (layer.keys, layer.values))
+                self._cache.update(keys, values, number)
         self._ids = ids.expand(self._rows, -1)
         self._mask = torch.ones_like(self._ids)
 
