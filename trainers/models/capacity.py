@@ -51,6 +51,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 )
 
 
+def chip_named(name: str) -> Chip:
+    """One of `CHIPS`. Raises TurngymError, with the names, for another."""
+    if name not in CHIPS:
+        raise TurngymError(f"chip {name!r} is unknown; valid: {', '.join(CHIPS)}")
+    return CHIPS[name]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What one training step does."""
