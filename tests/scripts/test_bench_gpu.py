@@ -33,7 +33,7 @@ TINY = [
     "--response",
     "5",
 ]
-TINY += ["--system", "20", "--micro-tokens", "512", "--threads", "1", "--loss-tokens"]
+TINY += ["--system", "80", "--micro-tokens", "512", "--threads", "1", "--loss-tokens"]
 
 
 def job(device: str = "cuda") -> StepJob:
@@ -78,8 +78,8 @@ def test_the_whole_path_on_a_cpu_and_a_server_beside_it(tmp_path: Path, capsys: 
     found = json.loads(out.read_text())
     step = found["step"]
     assert (step["turns"], step["sampled"], step["served"]) == (4, 20, None)
-    # the system prompt is read once; the last response is never read again
-    assert 20 < step["fed"] < step["tokens"] - 20
+    # the system prompt is read once for both; of what is said, only the last id of a first response is read to go on
+    assert 80 < step["fed"] <= step["tokens"] - 80 - 2 * (4 + 5)
     assert step["gap"] < 1e-4
     assert [check["holds"] for check in found["checks"]] == [True] * 4
     assert found["plan"] is None
