@@ -171,6 +171,8 @@ def student_of(job: StepJob) -> Any:
 
 
 def _served(job: StepJob, student: Any, envs: Sequence[Any], task_ids: Sequence[str]) -> tuple[Phase | None, float]:
+    from transformers import AutoTokenizer
+
     from turngym.agents.sglang.open_servers import eval_policy
     from turngym.agents.sglang.options import PolicyServer
 
@@ -178,7 +180,8 @@ def _served(job: StepJob, student: Any, envs: Sequence[Any], task_ids: Sequence[
         return None, 0.0
     if job.folder is None:
         raise TurngymError("--policy-server needs --save: the folder with the weights that the server has")
-    policy = eval_policy(PolicyServer(policy_server=job.policy_server), job.folder, None, None)
+    tokenizer = AutoTokenizer.from_pretrained(job.folder)
+    policy = eval_policy(PolicyServer(policy_server=job.policy_server), job.folder, tokenizer, None)
     try:
         rows = begin(envs, task_ids, job.vocab, job.system)
         start = time.perf_counter()
