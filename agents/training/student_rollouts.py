@@ -33,6 +33,7 @@ from turngym.agents.training.collecting import Collecting
 from turngym.agents.training.environments import RunEnvironments
 from turngym.agents.training.identity import rollout_identity
 from turngym.agents.training.options import RolloutConfig
+from turngym.agents.training.playing import played_here
 from turngym.envs.common.rollout_side import PlayedModel, StudentRun
 from turngym.envs.core import Task, TurngymError
 from turngym.envs.episode import Episode
@@ -54,7 +55,9 @@ class StudentRollouts:
                 "by hints needs --memory all"
             )
         self._closing = ExitStack()
-        self._play: PlayJobs = self._closing.enter_context(open_workers(config.workers))
+        playing = played_here(config, run)
+        self.players = str(config.workers.choice(playing))
+        self._play: PlayJobs = self._closing.enter_context(open_workers(config.workers, playing))
         self._cancel: Any = None
         if run.actor is not None:
             if not isinstance(self._play, ParallelRollout):
