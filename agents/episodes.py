@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def play_episodes(
     out: str | Path | None = None,
     append: bool = False,
     env_kwargs: Mapping[str, Any] | None = None,
-    workers: int | WorkerOptions = 0,
+    workers: int | Literal["auto"] | WorkerOptions = "auto",
     servers: PolicyServer | None = None,
     progress: bool = True,
     command: str | Sequence[str] = "turngym.agents.play_episodes",
@@ -112,7 +112,7 @@ def play_episodes(
             --config` takes); an existing one is refused unless `append`.
         append: add to an existing trace; episodes that it holds (task, sample, seed) are not played again.
         env_kwargs: arguments for gym.make: split, data, max_turns, on_invalid, ...
-        workers: processes that play; 0: this one.
+        workers: processes that play; 0: this one; auto: several where they pay.
         servers: SGLang servers that play with the weights of `model:FOLDER`.
         progress: a bar on standard error.
         command: who asked, as the configuration names it.
@@ -146,7 +146,7 @@ def play_episodes(
             for group, task_id in enumerate(chosen)
             if (task_id, sample, seed) not in done
         ]
-        with open_workers(ready.playing) as play, _writing(out, len(jobs), progress) as keep:
+        with open_workers(ready.playing, ready.played(len(jobs))) as play, _writing(out, len(jobs), progress) as keep:
             episodes = play(
                 jobs,
                 ready.make_env,

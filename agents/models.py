@@ -22,9 +22,7 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
 
     Raises AgentError where torch is missing, or the folder holds no model or not all of its weights.
     """
-    path = Path(folder).expanduser()
-    if not (path / "config.json").exists():
-        raise AgentError(f"{folder} holds no model: config.json, model.safetensors and a tokenizer are needed there")
+    path = require_model(folder)
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -45,6 +43,14 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
     if said := lacking(loading):
         raise AgentError(f"cannot load the model in {folder}: {said}; they would be random")
     return model.to(target).eval(), tokenizer
+
+
+def require_model(folder: str | Path) -> Path:
+    """The folder, with the home directory filled in. Raises AgentError where it holds no model."""
+    path = Path(folder).expanduser()
+    if not (path / "config.json").exists():
+        raise AgentError(f"{folder} holds no model: config.json, model.safetensors and a tokenizer are needed there")
+    return path
 
 
 def _device(device: str, torch: Any) -> str:

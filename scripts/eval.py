@@ -68,7 +68,7 @@ def again(options: EvalOptions) -> EvalResult:
     return result
 
 
-def run(options: EvalOptions, command: Sequence[str]) -> EvalResult:
+def run(options: EvalOptions, command: Sequence[str], *, progress: bool = True) -> EvalResult:
     """Play, and write the files if a folder was named."""
     assert options.panel is not None
     shown = {} if options.show_admissible is None else {"show_admissible": options.show_admissible == "on"}
@@ -88,6 +88,7 @@ def run(options: EvalOptions, command: Sequence[str]) -> EvalResult:
         workers=options.workers,
         servers=options.servers,
         verify=options.verify,
+        progress=progress,
         command=command,
         **settings_of(options.player),
     )

@@ -19,7 +19,7 @@ from turngym.envs.core import TurngymError
 from turngym.scripts.options.endings import end_on_sigterm, status, system_failure, what_is_kept
 
 VERBS = {
-    "quickstart": "turngym.scripts.quickstart",
+    "quickstart": "turngym.scripts.quickstart.main",
     "train": "turngym.scripts.train",
     "eval": "turngym.scripts.eval",
     "rollout": "turngym.scripts.rollout",

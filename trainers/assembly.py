@@ -57,7 +57,7 @@ def run_training(
         trainer = on_all_ranks(world, lambda: build_trainer(config, opened))
         # not yet: until the folder is open it may belong to another run
         trainer.locked = True
-        trainer.on_start = lambda: _keep_config(config, command)
+        trainer.on_start = lambda: _keep_config(config, command, trainer.players)
         if not progress:
             trainer.progress = NoProgress()
         shared: Trainer = distribute_trainer(trainer, world, shard_teacher=config.models.shard_teacher)
@@ -76,7 +76,7 @@ def _checked_for_processes(config: TrainConfig, world: World) -> TrainConfig:
     return config
 
 
-def _keep_config(config: TrainConfig, command: str | Sequence[str]) -> None:
+def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str) -> None:
     """A resumed run leaves the file of the run that it continues, unless it is to be longer."""
     models = config.models
     if models.resume:
@@ -84,7 +84,8 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str]) -> None:
         if not path.exists() or read_toml(path).get("steps", config.run.steps) == config.run.steps:
             return
         config = replace(config, models=replace(models, resume=False))
-    write_config(models.out / FILE, config, command or None, seed=config.run.seed)
+    about = {"seed": config.run.seed, **({"players": players} if players else {})}
+    write_config(models.out / FILE, config, command or None, **about)
 
 
 def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
@@ -157,6 +158,7 @@ class _Assembly:
             actor=None if actor is None else PlayedModel(model=actor, tokenizer=words, weights=ModelWeights(actor)),
             teacher=models.teacher,
             seed=run.seed,
+            episodes=run.steps * run.episodes,
             max_turns=run.full_depth,
             explicit_turns=config.run.max_turns is not None,
             device=models.device,
@@ -201,6 +203,7 @@ class _Assembly:
             progress=LiveProgress(config.algorithm, config.run.steps),
             order=self._order(),
             servers=rollouts.servers,
+            players=rollouts.players,
         )
 
     def _teacher(self) -> tuple[Scorer | None, int | None]:

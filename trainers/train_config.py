@@ -17,7 +17,7 @@ from turngym.trainers.models.lora import LoraConfig
 from turngym.trainers.registry import BUILT_IN, find_algorithm, owners_of
 from turngym.trainers.run.async_rollout import AsyncConfig
 
-PROVIDER = "turngym.agents.training:ROLLOUTS"
+PROVIDER = "turngym.agents.training.provider:ROLLOUTS"
 """Who plays for trainers: found by name, since this room imports nothing of agents."""
 
 

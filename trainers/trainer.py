@@ -64,6 +64,8 @@ class Trainer:
     """Whether batches are played in their step or ahead of it."""
     servers: SharedServers | None = None
     """Engine servers that play with the student's weights; of several processes one sends them."""
+    players: str = ""
+    """Who plays the episodes, in words, for the run's settings."""
     world: World = SINGLE
     """The processes of the run; more than one are set up by `distributed.run.distribute_trainer`."""
     locked: bool = False

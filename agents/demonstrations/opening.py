@@ -16,7 +16,7 @@ from turngym.agents.named_agent import OpenedAgent, open_agent
 from turngym.agents.rendering.text_episodes import TextEpisodes
 from turngym.agents.rollout import MakeEnv, PlayJobs
 from turngym.agents.scripted import ExpertAgent, named_player
-from turngym.agents.training_options import RolloutConfig
+from turngym.agents.training.options import RolloutConfig
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.common.rewards import find_reward

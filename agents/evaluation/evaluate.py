@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from turngym.agents.agent import Agent
 from turngym.agents.agent_options import AgentSettings
@@ -36,7 +36,7 @@ def evaluate(
     data: str | None = None,
     max_turns: int | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
-    workers: int | WorkerOptions = 0,
+    workers: int | Literal["auto"] | WorkerOptions = "auto",
     servers: PolicyServer | None = None,
     verify: bool = True,
     progress: bool = True,
@@ -61,7 +61,7 @@ def evaluate(
         data: folder of the data; by default where the environment looks for it.
         max_turns: turns before an episode is cut; by default the environment's own limit.
         env_kwargs: further arguments for gym.make.
-        workers: processes that play; 0: this one.
+        workers: processes that play; 0: this one; auto: several where they pay.
         servers: SGLang servers that play with the weights of `model:FOLDER`.
         verify: check every task's hash against the panel before anything is played.
         progress: a bar on standard error.
@@ -93,7 +93,7 @@ def evaluate(
             call |= {"limit": limit, "seed": seed, "data": data}
             call |= {"max_turns": max_turns, "env_kwargs": env_kwargs, "verify": verify}
             keep_settings(trace.with_name(FILE), call, agent, ready.player, servers, ready.playing, command)
-        with open_workers(ready.playing) as play:
+        with open_workers(ready.playing, ready.played(len(panel.tasks[:limit]) * samples)) as play:
             result = evaluate_tasks(
                 panel,
                 ready.make_env,

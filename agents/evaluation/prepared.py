@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from turngym.agents.agent import Agent
 from turngym.agents.environments import env_maker, probe
+from turngym.agents.executor.automatic import Playing
 from turngym.agents.executor.open_workers import WorkerOptions
 from turngym.agents.named_agent import OpenedAgent, as_opened
 from turngym.agents.presets.preset import Preset, require_named
@@ -36,6 +37,10 @@ class Prepared:
         """Makes the environment, which reads what the agent writes."""
         return env_maker(self.env, **self.kwargs, channel=self.opened.channel)
 
+    def played(self, episodes: int) -> Playing:
+        """What `--workers auto` is told."""
+        return Playing.of(getattr(self.opened.agent, "policy", None), episodes)
+
     @property
     def preset_note(self) -> dict[str, Any]:
         """What the records of episodes say of the preset."""
@@ -50,7 +55,7 @@ def prepare(
     preset: str | Preset | None,
     base: Mapping[str, Any],
     given: Mapping[str, Any],
-    workers: int | WorkerOptions,
+    workers: int | Literal["auto"] | WorkerOptions,
     servers: PolicyServer | None,
 ) -> Prepared:
     """Open `agent` with `settings` for `env`, made with `base` (a panel's arguments), the preset's, and `given`.

@@ -16,6 +16,7 @@ from typing import Any
 
 from turngym.agents.executor.core import Answer, ExecutorError
 from turngym.agents.executor.worker import Worker
+from turngym.envs.common.cores import available_cores
 
 GRACE = 3.0
 """Seconds that workers get to end by themselves."""
@@ -37,7 +38,7 @@ class _Child:
 
 
 class LocalWorkers:
-    """`count` processes, started when first called; each gets its share of the processor's threads.
+    """`count` processes, started when first called; each gets its share of this process's cores.
 
     Processes are spawned: a script that uses them needs the usual `if __name__ == "__main__":`. They end with this
     process, however it ends. Payloads are shared as files in a temporary folder.
@@ -47,7 +48,7 @@ class LocalWorkers:
         if count < 1:
             raise ExecutorError(f"{count} workers: at least 1 must play")
         self._count = count
-        self._threads = threads or max(1, (os.cpu_count() or 1) // count)
+        self._threads = threads or max(1, available_cores() // count)
         # a forked child would inherit locks of threads that it does not have, and a CUDA context that it cannot use
         self._context = multiprocessing.get_context("spawn")
         self._children: dict[int, _Child] = {}

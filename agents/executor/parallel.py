@@ -42,6 +42,10 @@ class ParallelRollout:
     times and the last time alone, so that an episode which kills its worker takes no other with it. After that they end
     as `error_engine`. `on_episode` is called here as each episode comes back.
 
+    Which worker plays what depends on timing, and with it which episodes are decoded together: log-probabilities agree
+    up to the rounding of batched products. With `fixed_shares` every worker has its part of the jobs, however long it
+    takes: the same numbers every time, as long as none dies.
+
     The workers are its own: when a run is over, one of them may still owe an answer that only this rollout waits for.
     One run at a time; a second thread waits. Engines are read when a run begins: do not train them meanwhile.
 
@@ -50,12 +54,15 @@ class ParallelRollout:
         Whatever a worker raised that is neither a failed environment nor a failed engine; all workers are ended then.
     """
 
-    def __init__(self, workers: Workers, *, retries: int = 2, patience: float = 600.0) -> None:
+    def __init__(
+        self, workers: Workers, *, retries: int = 2, patience: float = 600.0, fixed_shares: bool = False
+    ) -> None:
         if retries < 0 or patience <= 0:
             raise ExecutorError(f"retries is {retries} and patience {patience} s; valid: at least 0, and above 0")
         self._workers = workers
         self._retries = retries
         self._patience = patience
+        self._fixed_shares = fixed_shares
         self._engines: list[_SharedEngine] = []
         self._stale_handles: list[Any] = []
         self._sent_payloads: dict[int, list[Any]] = {}
@@ -92,6 +99,7 @@ class ParallelRollout:
                 spec=spec,
                 retries=self._retries,
                 patience=self._patience,
+                fixed_shares=self._fixed_shares,
                 start_worker=lambda worker: self._start_worker(worker, data, engine_numbers),
                 on_episode=options.get("on_episode"),
                 on_death=self._on_death,

@@ -30,7 +30,7 @@ class WorkerState:
 
 @dataclass(slots=True, kw_only=True)
 class JobScheduler:
-    """The schedule of one run. Which worker plays a job, and when, depends on timing and changes no episode."""
+    """The schedule of one run. Which worker plays a job, and when, changes no episode."""
 
     jobs: Sequence[Job]
     workers: Workers
@@ -43,6 +43,9 @@ class JobScheduler:
     on_death: Callable[[Answer], None]
     """Called for every worker that died."""
     on_episode: Callable[[Episode], None] | None
+    fixed_shares: bool = False
+    """Job n is worker n's, counted round and round, and all of its jobs are handed over at once: which episodes are
+    decoded together then does not depend on timing."""
     _queue: deque[int] = field(init=False)
     _solo_queue: deque[int] = field(default_factory=deque)
     """Jobs on their last attempt: each is played alone in its worker, so that a job which kills it takes no other."""
@@ -71,7 +74,7 @@ class JobScheduler:
             if worker_state.busy:
                 continue
             if worker_state.phase == "ready":
-                chosen = self._next_jobs(worker_state)
+                chosen = self._next_jobs(worker)
                 worker_state.jobs.update(chosen)
                 if worker_state.jobs:
                     self._mark_called(worker_state)
@@ -133,15 +136,23 @@ class JobScheduler:
     def _mark_called(self, worker_state: WorkerState) -> None:
         worker_state.busy, worker_state.called_at = True, time.monotonic()
 
-    def _next_jobs(self, worker_state: WorkerState) -> list[int]:
+    def _next_jobs(self, worker: int) -> list[int]:
         """Numbers of the jobs that a worker gets now: its fair share of the unfinished ones, up to its free slots."""
+        worker_state = self.worker_states[worker]
         if any(self._is_last_attempt(number) for number in worker_state.jobs):
             return []
         if not self._queue:
             return [self._solo_queue.popleft()] if self._solo_queue and not worker_state.jobs else []
+        if self.fixed_shares:
+            return self._own_jobs(worker)
         share = -(-(len(self.jobs) - len(self._done)) // len(self.worker_states))
         room = max(min(self.spec.slots, share) - len(worker_state.jobs), 0)
         return [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
+
+    def _own_jobs(self, worker: int) -> list[int]:
+        own = [number for number in self._queue if number % len(self.worker_states) == worker]
+        self._queue = deque(number for number in self._queue if number % len(self.worker_states) != worker)
+        return own
 
     def _is_last_attempt(self, number: int) -> bool:
         # 0 <: without retries every attempt is the last, and all jobs would be played alone

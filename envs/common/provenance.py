@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from turngym.envs.common.cores import available_cores
 from turngym.envs.common.settings import PROVENANCE, to_table, to_toml
 
 FILE = "config.toml"
@@ -19,9 +20,9 @@ PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld
 """Packages whose versions may change numbers; those that are not installed are left out."""
 
 
-def provenance(command: str | Sequence[str] | None = None, *, seed: int | None = None) -> dict[str, Any]:
+def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict[str, Any]:
     """What is known about this process: a table for `write_config`. `command` is the command line, in words or as
-    it is to be shown; by default argv."""
+    it is to be shown; by default argv. `about`: what else is known, such as the seed."""
     commit = git_commit(Path(__file__).resolve().parent)
     versions = {name: found for name in PACKAGES if (found := _version(name)) is not None}
     return {
@@ -30,7 +31,8 @@ def provenance(command: str | Sequence[str] | None = None, *, seed: int | None =
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        **({} if seed is None else {"seed": seed}),
+        "cores": available_cores(),
+        **about,
         **({} if commit is None else {"git_commit": commit}),
         "packages": versions,
     }
@@ -42,15 +44,13 @@ def loaded_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: known for name, known in found.items() if known is not None}}
 
 
-def write_config(
-    path: Path, config: Any, command: str | Sequence[str] | None = None, *, seed: int | None = None
-) -> None:
+def write_config(path: Path, config: Any, command: str | Sequence[str] | None = None, **about: Any) -> None:
     """Write the complete settings `config`, an object or its table, as a TOML file with their provenance.
 
     `--config` reads it back.
     """
     settings = config if isinstance(config, Mapping) else to_table(config)
-    table: Mapping[str, Any] = {**settings, PROVENANCE: provenance(command, seed=seed)}
+    table: Mapping[str, Any] = {**settings, PROVENANCE: provenance(command, **about)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_toml(table), encoding="utf-8")
 

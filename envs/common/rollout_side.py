@@ -34,6 +34,8 @@ class StudentRun:
     """A copy that plays ahead while the student learns; None: the student plays."""
     teacher: Path | None = None
     seed: int = 0
+    episodes: int = 0
+    """That the whole run is to play; 0: unknown."""
     max_turns: int = 50
     explicit_turns: bool = False
     """Whether `max_turns` was asked for; else a panel's own limit goes before it."""
@@ -61,6 +63,10 @@ class Rollouts(Protocol):
     @property
     def servers(self) -> Any:
         """Engine servers that the processes of a run share (`trainers.distributed.run.SharedServers`), or None."""
+
+    @property
+    def players(self) -> str:
+        """Who plays the episodes, in words, for those who read the run's settings."""
 
     @property
     def next_role(self) -> str:

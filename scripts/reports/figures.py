@@ -115,10 +115,10 @@ def write_figure(figure: Figure, folder: Path, *, draw: bool = True) -> list[str
     if not figure.panels or not draw:
         return []
     with plotting() as pyplot:
+        drawn = _draw(pyplot, figure.panels)
         for suffix in ("png", "svg"):
-            drawn = _draw(pyplot, figure.panels)
             drawn.savefig(folder / "figures" / f"{figure.name}.{suffix}", dpi=140, metadata=_metadata(suffix))
-            pyplot.close(drawn)
+        pyplot.close(drawn)
         return [_inline(pyplot, panel, f"{figure.name}-{place}") for place, panel in enumerate(figure.panels)]
 
 
@@ -134,6 +134,9 @@ def _draw(pyplot: Any, panels: Sequence[Panel]) -> Any:
         axis.set_title(panel.title, loc="left")
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
+    # once: every saving would find the same places again, which takes longer than to draw
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine(None)
     return figure
 
 

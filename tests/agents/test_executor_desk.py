@@ -298,3 +298,28 @@ def test_an_error_that_was_owed_to_the_run_before_is_not_the_next_ones(
     assert untimed(run(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1})) == expected
     assert workers.late is False
     assert workers.closed == 0
+
+
+def test_fixed_shares_are_the_same_every_time_also_after_a_death(
+    spec: EnvSpec, jobs: list[Job], expected: list[Episode]
+) -> None:
+    """Which episodes are decoded together follows from the jobs alone."""
+    handed: list[tuple[int, list[int]]] = []
+    died: list[int] = []
+    shares = {0: [0, 3, 6, 9], 1: [1, 4, 7], 2: [2, 5, 8]}
+
+    def fate(worker: int, method: str, args: tuple[Any, ...]) -> str:
+        if method == "advance" and args[0]:
+            handed.append((worker, [number for number, _ in args[0]]))
+        elif method == "advance" and worker == 1 and not died:
+            died.append(worker)
+            return "killed"
+        return ""
+
+    run = ParallelRollout(ThreadlessWorkers(3, fate), fixed_shares=True)
+    for slots in (3, 64):  # fewer slots than jobs: a share is handed over at once all the same
+        del handed[:]
+        assert untimed(run(jobs, spec, ExpertAgent(noise=0.4), slots=slots, meta={"step": 1})) == expected
+        assert dict(reversed(handed)) == shares  # what each was handed first
+        assert sorted(worker for worker, _ in handed) == ([0, 1, 1, 2] if slots == 3 else [0, 1, 2])
+    assert run.deaths == ["killed"]

@@ -18,8 +18,8 @@ from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.local_engine.replica import pack_engine, unpack_engine  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
 from turngym.agents.named_agent import AgentOptions, open_agent  # noqa: E402
-from turngym.agents.training import open_rollouts  # noqa: E402
-from turngym.agents.training_options import PlayConfig, RolloutConfig  # noqa: E402
+from turngym.agents.training.options import PlayConfig, RolloutConfig  # noqa: E402
+from turngym.agents.training.provider import open_rollouts  # noqa: E402
 from turngym.envs.common.rollout_side import PlayedModel, StudentRun  # noqa: E402
 from turngym.envs.core import TurngymError  # noqa: E402
 from turngym.envs.protocols import CollectRequest, GenerateRequest, Generation, Sampling  # noqa: E402

@@ -20,8 +20,8 @@ from turngym.agents.named_agent import AgentOptions, open_agent
 from turngym.agents.presets import published
 from turngym.agents.presets.published import PRESETS, preset_table
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.training import open_rollouts
-from turngym.agents.training_options import PlayConfig, RolloutConfig
+from turngym.agents.training.options import PlayConfig, RolloutConfig
+from turngym.agents.training.provider import open_rollouts
 from turngym.envs.common.rollout_side import PlayedModel, StudentRun
 from turngym.envs.core import TurngymError
 from turngym.envs.panels import load_panel

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,9 @@ from turngym.envs.core import TurngymError
 from turngym.envs.panels import load_panel
 from turngym.envs.trace import read_trace
 from turngym.scripts import main
+from turngym.scripts.quickstart import evaluations
+from turngym.scripts.quickstart import methods as methods_module
+from turngym.scripts.quickstart.plan import Plan, Quickstart
 from turngym.trainers.run.metrics import read_metrics
 
 
@@ -36,6 +41,81 @@ def test_quickstart_runs_and_goes_on_where_it_stopped(name: str, tmp_path: Path)
     before = (tmp_path / "opd" / "metrics.jsonl").read_bytes()
     assert main.main(words) == 0
     assert (tmp_path / "opd" / "metrics.jsonl").read_bytes() == before
+
+
+class Waited:
+    """Methods that end one by one while somebody sleeps."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.told = list(names), list[str]()
+
+    @property
+    def running(self) -> int:
+        return len(self.names)
+
+    def ended(self) -> list[str]:
+        told, self.told = self.told, []
+        return told
+
+    def sleep(self, seconds: float) -> None:
+        self.told.append(self.names.pop(0))
+
+
+@pytest.mark.parametrize(
+    ("cores", "order"),
+    [
+        (1, ["one", "two", "teacher 0", "student 0", "one 0", "two 0"]),
+        (2, ["one", "teacher 1", "student 1", "one 1", "two", "two 0"]),
+        (3, ["teacher 2", "student 2", "one", "one 1", "two", "two 0"]),
+    ],
+)
+def test_models_are_evaluated_while_a_core_is_free(
+    cores: int, order: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A method's name alone: it ended; with how many methods trained beside it: an evaluation."""
+    plan = Plan.of(Quickstart(out=tmp_path, methods=("one", "two")))
+    for method in plan.methods:
+        (tmp_path / method / "checkpoints" / "step_000003" / "model").mkdir(parents=True)
+    methods, seen = Waited("one", "two"), list[str]()
+
+    def sleep(seconds: float) -> None:
+        seen.append(methods.names[0])
+        methods.sleep(seconds)
+
+    def evaluated(plan: Plan, which: evaluations.Evaluation, board: Any) -> Any:
+        assert which.model.is_dir()
+        seen.append(f"{which.name} {methods.running}")
+
+    monkeypatch.setattr(evaluations, "available_cores", lambda: cores)
+    monkeypatch.setattr(evaluations, "_evaluate", evaluated)
+    monkeypatch.setattr(evaluations.time, "sleep", sleep)
+    evaluations.evaluate_all(plan, methods, board=None)  # type: ignore[arg-type]
+    assert seen == order
+
+
+def test_methods_share_the_cores_and_a_failed_one_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[dict[str, str]] = []
+
+    def started(words: list[str], **how: Any) -> Any:
+        given.append(how["env"])
+        code = int(words[words.index("--algorithm") + 1] == "two")
+        return SimpleNamespace(poll=lambda: code, wait=lambda timeout=None: code)
+
+    monkeypatch.setattr(methods_module.subprocess, "Popen", started)
+    monkeypatch.setattr(methods_module, "available_cores", lambda: 5)
+    plan = Plan.of(Quickstart(out=tmp_path, methods=("one", "two")))
+    with methods_module.training(plan) as methods, pytest.raises(TurngymError, match=r"failed: two; .*two\.log"):
+        methods.ended()
+    assert [(env["TURNGYM_CORES"], env["OMP_NUM_THREADS"]) for env in given] == [("2", "1")] * 2
+
+
+def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    assert main.main(["quickstart", *out, "--student", str(tmp_path / "none")]) == 2
+    assert "none holds no model" in capsys.readouterr().err
+    assert main.main(["quickstart", *out, "--panel", "alfworld-quickstar"]) == 2
+    assert "alfworld-quickstart" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("role", ["student", "teacher"])

@@ -1,6 +1,6 @@
 """The stand-in for an SGLang server with a real model behind it: it draws, scores and takes new weights from a folder.
 
-`python tests/support/sglang_model.py FOLDER` serves one until its standard input ends.
+`python tests/support/sglang_model.py FOLDER [PORT]` serves one until its standard input ends.
 """
 
 from __future__ import annotations
@@ -133,6 +133,6 @@ class ModelServer(FakeServer):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with ModelServer(folder=Path(sys.argv[1])) as server:
+    with ModelServer(folder=Path(sys.argv[1]), port=int("".join(sys.argv[2:]) or 0)) as server:
         print(f"ready: {server.url}", flush=True)
         sys.stdin.read()

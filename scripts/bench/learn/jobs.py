@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from turngym.envs.common.cores import SHARE
 from turngym.envs.core import TurngymError
 
 METRICS = "metrics.jsonl"
@@ -131,7 +132,8 @@ def launch(job: Job) -> subprocess.Popen[bytes]:
     (job.folder / "command.txt").write_text(job.command + "\n", encoding="utf-8")
     words = [sys.executable, "-m", "turngym.scripts", *shlex.split(job.command)[1:]]
     words += ["--resume"] if job.begun else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # jobs run side by side
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", SHARE: "1"}
     with log_of(job).open("ab") as log:
         return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 

@@ -1,48 +1,40 @@
-"""Plays for trainers: rollouts of a student in training, its evaluations, and judges of its turns.
-
-`ROLLOUTS` is what `turngym train` and `turngym.trainers.train` find here by name; trainers import nothing of agents.
-"""
+"""Plays for trainers: rollouts of a student in training, its evaluations, and judges of its turns."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.collect import ExpertCollect, KeptRollouts, LiveCollect, SharedEnv
-from turngym.agents.demonstrations.collect import DemonstrationCollect
+from turngym.agents.collect import SharedEnv
 from turngym.agents.demonstrations.opening import (
     DemonstrationStage,
     open_demonstrations,
     text_writer,
 )
 from turngym.agents.demonstrations.plans import Demonstrations
-from turngym.agents.environments import env_maker, json_object
-from turngym.agents.evaluation.panel_evaluation import PanelEvaluation, check_panel, eval_make, eval_note
+from turngym.agents.evaluation.panel_evaluation import PanelEvaluation, check_panel, eval_note
 from turngym.agents.executor.cancellable import CancellableRollout
 from turngym.agents.executor.open_workers import open_workers
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.judges.hint_prompts import HintPrompts
-from turngym.agents.judges.hinted_env import HintedEnv
 from turngym.agents.judges.make_judge import make_judge
 from turngym.agents.judges.traces import JudgedTraces
-from turngym.agents.local_engine.guided_policy import guided_player
-from turngym.agents.local_engine.mixed_policy import mixed_player
 from turngym.agents.model_player import ModelPlayer
-from turngym.agents.players.mix import PlayerMix
-from turngym.agents.presets.published import find_preset
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings
 from turngym.agents.rendering.open_renderer import describe, resolved
-from turngym.agents.rollout import MakeEnv, PlayJobs
-from turngym.agents.scripted import named_player
+from turngym.agents.rollout import PlayJobs
 from turngym.agents.sglang.open_servers import teacher_scorer, train_policy
 from turngym.agents.sglang.scorer import SglangScorer
 from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
-from turngym.agents.training_options import RolloutConfig
-from turngym.envs.common.rollout_side import PlayedModel, RolloutProvider, StudentRun
+from turngym.agents.training.collecting import Collecting
+from turngym.agents.training.environments import RunEnvironments
+from turngym.agents.training.identity import rollout_identity
+from turngym.agents.training.options import RolloutConfig
+from turngym.agents.training.playing import played_here
+from turngym.envs.common.rollout_side import PlayedModel, StudentRun
 from turngym.envs.core import Task, TurngymError
 from turngym.envs.episode import Episode
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
@@ -55,24 +47,35 @@ class StudentRollouts:
 
     def __init__(self, config: RolloutConfig, run: StudentRun) -> None:
         self.config, self.run = config, run
-        self._preset = find_preset(config.play.preset, config.play.env)
-        self.settings = config.chat.applied(self._by_preset(ChatSettings.load(run.folder)))
+        self._envs = RunEnvironments(play=config.play, run=run)
+        self.settings = config.chat.applied(self._envs.settings(ChatSettings.load(run.folder)))
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "
                 "by hints needs --memory all"
             )
         self._closing = ExitStack()
-        self._play: PlayJobs = self._closing.enter_context(open_workers(config.workers))
+        playing = played_here(config, run)
+        self.players = str(config.workers.choice(playing))
+        self._play: PlayJobs = self._closing.enter_context(open_workers(config.workers, playing))
         self._cancel: Any = None
         if run.actor is not None:
             if not isinstance(self._play, ParallelRollout):
                 self._play = CancellableRollout()
             self._cancel = self._play.cancel
-        self._env = SharedEnv(self._make_env())
+        self._env = SharedEnv(self._envs.maker())
         self.settings = resolved(self.settings, run.learner.tokenizer, self._env.env.unwrapped.tool)
         if not (Path(run.folder) / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
+        self._open_players()
+        self._panel = self._open_panel()
+        self._record = JudgedTraces(run.out / "judged", config.judging.judge_every)
+        self._teacher_name: str | None = None
+        self._shown: Demonstrations | None = None
+        self._shown_identity: dict[str, Any] = {}
+
+    def _open_players(self) -> None:
+        run = self.run
         # with an actor the learner only evaluates, in this process
         self._learner, self._servers = self._player(run.learner, served=run.actor is None)
         self._actor = self._learner
@@ -82,14 +85,6 @@ class StudentRollouts:
             # now: where several processes train, the model is soon divided among them and cannot be copied any more
             for player in {id(player): player for player in (self._learner, self._actor)}.values():
                 self._play.prepare(player.engine)
-        self._panel: Panel | None = None if config.play.panel is None else load_panel(config.play.panel)
-        if self._panel is not None:
-            made = eval_make(self._panel, config.play.preset, self._given, run)
-            check_panel(self._panel, made, config.play.env, self._env.env.unwrapped.tool)
-        self._record = JudgedTraces(run.out / "judged", config.judging.judge_every)
-        self._teacher_name: str | None = None
-        self._shown: Demonstrations | None = None
-        self._shown_identity: dict[str, Any] = {}
 
     def _player(self, played: PlayedModel, *, served: bool) -> tuple[ModelPlayer, SyncedPolicy | None]:
         servers, length = self.config.servers, self.settings.max_context
@@ -102,42 +97,21 @@ class StudentRollouts:
         player = ModelPlayer.of(played.model, played.tokenizer, self.settings, tool, **how)
         return player, engine
 
-    def _by_preset(self, settings: ChatSettings) -> ChatSettings:
-        return settings if self._preset is None else self._preset.settings(settings, self._given)
-
-    @property
-    def _given(self) -> dict[str, Any]:
-        return json_object("--env-kwargs", self.config.play.env_kwargs)
-
-    def _make_env(self, **more: Any) -> MakeEnv:
-        play, preset = self.config.play, {} if self._preset is None else self._preset.make()
-        kwargs = {**preset, "split": play.split, "max_turns": self.run.max_turns, **self._given}
-        if play.data is not None:
-            kwargs["data"] = play.data
-        return env_maker(play.env, **kwargs, **more)
+    def _open_panel(self) -> Panel | None:
+        play = self.config.play
+        if play.panel is None:
+            return None
+        panel = load_panel(play.panel)
+        check_panel(panel, self._envs.evaluation(panel), play.env, self._env.env.unwrapped.tool)
+        return panel
 
     @property
     def identity(self) -> dict[str, Any]:
-        play = self.config.play
-        found: dict[str, Any] = {"env": play.env, "split": play.split, "env_kwargs": play.env_kwargs}
-        found["chat"] = self.settings.identity
-        if play.rollout_dtype is not None:
-            found["rollout_dtype"] = play.rollout_dtype
-        names = ("expert", "mistakes", "players", "loop_after", "loop_slips", "hints")
-        found |= {f"collect.{name}": getattr(play, name) for name in names}
-        # lists, as JSON gives them back; names alone, for folders may have moved
-        found |= {"collect.noise": list(play.noise), "collect.traces": [path.name for path in play.traces]}
-        found |= self._shown_identity
-        if self._preset is not None:
-            found |= self._preset.identity
+        found = rollout_identity(self.config, self.run, self.settings) | self._shown_identity
+        if self._envs.preset is not None:
+            found |= self._envs.preset.identity
         if self._teacher_name is not None:
             found["teacher"] = self._teacher_name
-        if self.run.judge is not None:
-            # how often judged episodes are kept to read changes nothing that is learned
-            judging = asdict(self.config.judging)
-            # nor when to give it up
-            del judging["judge_unread"]
-            found["judge"] = {**judging, "judge_every": None, "expert": play.expert}
         return found
 
     @property
@@ -157,14 +131,10 @@ class StudentRollouts:
         if self._panel is None:
             return None
         play, panel = self.config.play, self._panel
-        made = eval_make(panel, play.preset, self._given, self.run)
-        kwargs = {**made, "channel": self.settings.channel}
-        if play.data is not None:
-            kwargs["data"] = play.data
         return PanelEvaluation(
             panel=panel,
             player=self._learner,
-            make_env=env_maker(panel.env_id, **kwargs),
+            make_env=self._envs.evaluation_maker(panel, channel=self.settings.channel),
             folder=self.run.out / "eval",
             samples=play.eval_samples,
             temperature=play.eval_temperature,
@@ -172,7 +142,7 @@ class StudentRollouts:
             slots=play.slots,
             limit=play.eval_limit,
             play=self._play,
-            settings=eval_note(panel, play.preset, made),
+            settings=eval_note(panel, play.preset, self._envs.evaluation(panel)),
         )
 
     @property
@@ -200,46 +170,30 @@ class StudentRollouts:
         return text_writer(self._actor)(episodes)
 
     def collect(self, teacher: Any, share: float, *, guided: bool = False) -> Collect:
-        play, settings = self.config.play, self.settings
-        words = self.run.learner.tokenizer
-        player = mixed_player(self._actor, share, teacher, words, slots=play.slots, play=self._play)
-        make_env = self._make_env(channel=settings.channel)
-        shared: dict[str, Any] = {
-            "make_env": make_env,
-            "task_ids": self._task_ids(),
-            "seed": self.run.seed,
-            "slots": play.slots,
-            "held_out": self._held_out,
-            "expert": play.expert,
-            "play": self._play,
-            "shared": self._env,
-        }
-        if self.run.collects == "student":
-            shared["demonstrations"] = self._demonstrations()
-            if guided:
-                shared["guided"] = guided_player(self._actor, teacher, words, slots=play.slots, play=self._play)
-            return self._kept(LiveCollect(player=player, **shared))
-        if self.config.demonstrations.demonstrations is not None:
-            names = ("task_ids", "seed", "held_out", "shared")
-            given = {name: shared[name] for name in names}
-            return self._kept(DemonstrationCollect(demonstrations=self._demonstrations(), **given))
-        if play.hints:
-            shared["make_env"] = HintedEnv(make_env, play.hints, named_player(play.expert))
-        expert = ExpertCollect(
-            renderer=player.renderer,
-            settings=settings,
-            noise=play.noise,
-            mistakes=play.mistakes,
-            players=self._players(),
-            **shared,
+        how = Collecting(
+            play=self.config.play,
+            by=self._play,
+            actor=self._actor,
+            tokenizer=self.run.learner.tokenizer,
+            make_env=self._envs.maker(channel=self.settings.channel),
+            env=self._env,
+            task_ids=self._task_ids(),
+            seed=self.run.seed,
+            folder=self.run.out,
+            held_out=self._held_out,
+            demonstrations=self._demonstrations,
         )
-        return self._kept(expert)
+        if self.run.collects == "student":
+            return how.student(teacher, share, guided=guided)
+        if self.config.demonstrations.demonstrations is not None:
+            return how.demonstrated()
+        return how.expert()
 
     def _demonstrations(self) -> Demonstrations:
         """Opened once, where somebody asks: a model that demonstrates is loaded for it."""
         if self._shown is None:
             stage = DemonstrationStage(
-                make_env=lambda channel: self._make_env(channel=channel),
+                make_env=lambda channel: self._envs.maker(channel=channel),
                 env=self._env.env.unwrapped,
                 play=self._play,
                 held_out=self._held_out,
@@ -251,23 +205,13 @@ class StudentRollouts:
         known: Sequence[str] = self._env.env.unwrapped.task_ids()
         return self._demonstrations().tasks(known) if self.config.demonstrations.demonstrated_tasks else known
 
-    def _kept(self, collect: Collect) -> Collect:
-        last = self.config.play.keep_rollouts
-        return KeptRollouts(collect=collect, folder=self.run.out / "rollouts", last=last) if last else collect
-
-    def _players(self) -> PlayerMix | None:
-        play = self.config.play
-        if not play.players:
-            return None
-        return PlayerMix.parse(play.players, loop_after=play.loop_after, loop_slips=play.loop_slips)
-
     def judge(self) -> Judge:
         if self.run.judge is None:
             raise TurngymError("the algorithm of this run asks no judge")
         return make_judge(
             self.config.judging,
             self.run.judge,
-            make_env=self._make_env(channel=self.settings.channel),
+            make_env=self._envs.maker(channel=self.settings.channel),
             expert=self.config.play.expert,
             seed=self.run.seed,
             device=self.run.device,
@@ -297,25 +241,3 @@ class StudentRollouts:
 
     def close(self) -> None:
         self._closing.close()
-
-
-def open_rollouts(config: RolloutConfig, run: StudentRun) -> StudentRollouts:
-    """The rollout side of `run`. Raises TurngymError for an environment, panel or server that does not fit."""
-    return StudentRollouts(config, run)
-
-
-def preset_turns(config: RolloutConfig) -> int | None:
-    """The limit of turns that the preset brings along; None without a preset."""
-    preset = find_preset(config.play.preset, config.play.env)
-    return None if preset is None else preset.max_turns
-
-
-ROLLOUTS = RolloutProvider(
-    config=RolloutConfig,
-    open=open_rollouts,
-    max_turns=preset_turns,
-    has_teacher=lambda config: bool(config.servers.teacher_server),
-    has_traces=lambda config: bool(config.play.traces),
-    env_id=lambda config: str(config.play.env),
-)
-"""What trainers find here by name."""

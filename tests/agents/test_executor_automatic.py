@@ -1,0 +1,126 @@
+"""`--workers auto`: where it pays, and that what it chose is what plays."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from turngym.agents import evaluate, load_world, play_episodes  # noqa: E402
+from turngym.agents.environments import probe  # noqa: E402
+from turngym.agents.executor import ParallelRollout, automatic, open_workers  # noqa: E402
+from turngym.agents.executor.automatic import Choice, Playing, choose_workers  # noqa: E402
+from turngym.agents.executor.open_workers import WorkerOptions  # noqa: E402
+from turngym.agents.model_player import ModelPlayer  # noqa: E402
+from turngym.agents.models import load_policy  # noqa: E402
+from turngym.agents.rollout import rollout  # noqa: E402
+from turngym.envs.common import cores  # noqa: E402
+from turngym.envs.common.cores import available_cores  # noqa: E402
+
+
+def sized(parameters: int, device: str = "cpu") -> Any:
+    return SimpleNamespace(parameters=lambda: iter([torch.empty(parameters, device=device)]))
+
+
+TINY = sized(1000)
+
+
+@pytest.mark.parametrize(
+    ("playing", "have", "workers", "reason"),
+    [
+        (Playing(episodes=6400, model=TINY), 2, 2, "2 cores, 6400 episodes"),
+        (Playing(episodes=2000, model=TINY), 3, 3, "3 cores, 2000 episodes"),
+        (Playing(episodes=6400, model=TINY), 64, 4, "64 cores, 6400 episodes"),
+        (Playing(episodes=1999, model=TINY), 2, 0, "1999 episodes"),
+        (Playing(episodes=6400, model=TINY), 1, 0, "one core"),
+        (Playing(episodes=6400, model=TINY, ahead=True), 2, 0, "it plays ahead"),
+        (Playing(episodes=6400, model=sized(64_000_001, "meta")), 2, 0, "the model is on meta"),
+        (Playing(episodes=6400), 2, 0, "no model of its own plays"),
+    ],
+)
+def test_where_workers_pay(playing: Playing, have: int, workers: int, reason: str) -> None:
+    assert choose_workers(playing, have) == Choice(workers=workers, reason=reason)
+
+
+def test_a_large_model_plays_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic, "PARAMETERS", 999)
+    assert choose_workers(Playing(episodes=6400, model=TINY), 2).workers == 0
+    monkeypatch.setattr(automatic, "PARAMETERS", 1000)
+    assert choose_workers(Playing(episodes=6400, model=TINY), 2).workers == 2
+
+
+def test_cores_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(cores, "QUOTAS", (quota, tmp_path / "cpu.cfs_quota_us"))
+    assert available_cores({}) == 6
+    (tmp_path / "cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
+    assert available_cores({}) == 6
+    (tmp_path / "cpu.cfs_quota_us").write_text("300000\n")
+    assert available_cores({}) == 3
+    quota.write_text("max 100000\n")
+    assert available_cores({}) == 6
+    quota.write_text("350000 100000\n")
+    assert available_cores({}) == 4
+    assert available_cores({"TURNGYM_CORES": "2"}) == 2
+    assert available_cores({"TURNGYM_CORES": "two"}) == 4
+    assert available_cores({"LOCAL_WORLD_SIZE": "2"}) == 2
+    assert available_cores({"LOCAL_WORLD_SIZE": "2", "TURNGYM_CORES": "1"}) == 1
+
+
+def test_only_a_local_engine_is_played_faster() -> None:
+    world = load_world("alfworld")
+    model, tokenizer = load_policy(world.checkpoint("student"), "cpu")
+    tool = probe(world.env_id, {"split": "generated"}).tool
+    engine = ModelPlayer.of(model, tokenizer, world.chat, tool).engine
+    assert Playing.of(engine, 5) == Playing(episodes=5, model=model)
+    assert Playing.of(None, 5) == Playing(episodes=5)
+    assert Playing.of(object(), 5) == Playing(episodes=5)
+
+
+def test_what_was_chosen_plays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    playing = Playing(episodes=6400, model=TINY)
+    monkeypatch.setattr(automatic, "available_cores", lambda: 2)
+    with open_workers.open_workers(WorkerOptions(), playing) as play:
+        assert isinstance(play, ParallelRollout)
+        assert play.playing == (0, 0)
+        assert play._fixed_shares
+    assert capsys.readouterr().err == (
+        "episodes are played by 2 workers (2 cores, 6400 episodes); --workers 0: by this process\n"
+    )
+    with open_workers.open_workers(WorkerOptions(workers=3), playing) as play:
+        assert isinstance(play, ParallelRollout)
+        assert play.playing == (0, 0, 0)
+        assert not play._fixed_shares
+    for here in (WorkerOptions(workers=0), WorkerOptions()):
+        with open_workers.open_workers(here, playing if here.workers == 0 else None) as play:
+            assert play is rollout
+    monkeypatch.setattr(automatic, "available_cores", lambda: 1)
+    with open_workers.open_workers(WorkerOptions(), playing) as play:
+        assert play is rollout
+    assert capsys.readouterr().err == ""
+
+
+def test_verbs_tell_it_what_they_play(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, bool]] = []
+
+    def opened(options: WorkerOptions, playing: Playing) -> Any:
+        told.append((playing.episodes, playing.model is not None))
+        return open_workers.open_workers(WorkerOptions(workers=0))
+
+    for module in (evaluate, play_episodes):
+        monkeypatch.setattr(sys.modules[module.__module__], "open_workers", opened)
+    world = load_world("alfworld")
+    student = f"model:{world.checkpoint('student')}"
+    plain: dict[str, Any] = {"progress": False, "samples": 2}
+    evaluate(world.panel, student, limit=1, max_turns=1, verify=False, **plain)
+    evaluate(world.panel, "expert", limit=3, max_turns=1, verify=False, **plain)
+    play_episodes(world.env_id, "expert", tasks=2, env_kwargs={"split": "generated", "max_turns": 1}, **plain)
+    assert told == [(2, True), (6, False), (4, False)]
