@@ -196,6 +196,7 @@ def _project(
             entropy=temperature == forward.distill_temperature,
             entropy_gradient=forward.entropy_gradient and temperature == forward.distill_temperature,
             vocab=forward.vocab_size,
+            into_grad=True,
         )
 
 
