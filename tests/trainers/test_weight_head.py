@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from turngym.trainers.models import weight_head
+from turngym.trainers.models.capacity import logits_bytes
 from turngym.trainers.models.lm_head import Projected, project
+from turngym.trainers.models.shapes import SHAPES
 from turngym.trainers.models.weight_head import own_gradient, weight_of
 
 torch.set_num_threads(1)
@@ -215,11 +218,12 @@ def test_a_gradient_that_somebody_watches_is_left_to_autograd() -> None:
 
 
 class Alive(TorchDispatchMode):
-    """How many arrays of at least `size` numbers that operators have made are alive at once, at most."""
+    """What operators have made and is alive at once, at most: arrays of at least `size` numbers, and their bytes."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size, self.now, self.most = size, 0, 0
+        self.bytes_now, self.bytes_most = 0, 0
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -230,14 +234,18 @@ class Alive(TorchDispatchMode):
                 storage = leaf.untyped_storage()
                 if storage._cdata not in self.known | given and storage.nbytes() >= self.size * leaf.element_size():
                     self.known.add(storage._cdata)
-                    self.now += 1
-                    self.most = max(self.most, self.now)
-                    weakref.finalize(storage, self._gone, storage._cdata)
+                    self._count(1, storage.nbytes())
+                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
         return found
 
-    def _gone(self, key: int) -> None:
+    def _gone(self, key: int, size: int) -> None:
         self.known.discard(key)
-        self.now -= 1
+        self._count(-1, -size)
+
+    def _count(self, arrays: int, size: int) -> None:
+        self.now += arrays
+        self.bytes_now += size
+        self.most, self.bytes_most = max(self.most, self.now), max(self.bytes_most, self.bytes_now)
 
 
 ROWS, WIDE, DEEP, PART = 64, 600, 32, 8
@@ -269,6 +277,20 @@ def test_under_autocast_a_lowered_weight_is_all_that_comes_to_it(monkeypatch: py
     with torch.autocast("cpu", dtype=torch.bfloat16):
         # the weight in bfloat16, and one gradient
         assert gradients_alive(lambda weight: weight) == 2
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_the_planned_bytes_are_those_that_are_alive(temperature: float, entropy_gradient: bool) -> None:
+    shape = replace(SHAPES["tiny"], vocab=3000, width=8)
+    weight = nn.Parameter(torch.randn(shape.vocab, shape.width))
+    weight.grad = torch.zeros_like(weight)
+    hidden, label = torch.randn(200, shape.width, requires_grad=True), torch.zeros(200, dtype=torch.int64)
+    wanted: Any = {"chunk": 64, "temperature": temperature, "entropy_gradient": entropy_gradient, "into_grad": True}
+    with Alive(64 * shape.vocab) as alive:
+        loss_ = project(hidden, weight, label, label[:, None], **wanted)
+        (loss_.logp_N.sum() + (loss_.entropy_N.sum() if entropy_gradient else 0)).backward()  # type: ignore[union-attr]
+    assert alive.bytes_most == logits_bytes(shape, 64)
 
 
 def test_a_single_chunk_is_computed_once() -> None:

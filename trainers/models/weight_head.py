@@ -110,6 +110,7 @@ class ByWeight(torch.autograd.Function):
                     _add_product(weight_slope, slope, hidden_N[rows])
                 if bias_slope is not None:
                     bias_slope[: slope.shape[1]] += slope.sum(0)
+                del logits, slope  # or they would lie beside those of the next chunk
         return hidden_slope, weight_slope if own is None else None, bias_slope, None, None
 
 
