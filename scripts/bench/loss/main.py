@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
                 repeats=options.repeats,
             )
             found[tokens, name] = cost = measure(job)
-            print(f"  {tokens:>6,} {name:<26} {cost.seconds:8.3f} s {cost.megabytes:8,.0f} MB", flush=True)
+            print(f"  {tokens:>6,} {name:<36} {cost.seconds:8.3f} s {cost.megabytes:8,.0f} MB", flush=True)
     print_table(head_table(found), f"vocabulary {options.vocab:,}, width {options.width:,}, top {options.k}")
     figures = {"head": [{"tokens": t, "name": n, **asdict(cost)} for (t, n), cost in found.items()]}
     if options.student is not None:
