@@ -174,6 +174,7 @@ def test_the_embedded_path_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert all(step.words[:4] == ("torchrun", "--standalone", "--nproc-per-node", "2") for step in done[:2])
     assert configs[1].models.teacher == tmp_path / "grpo/checkpoints/step_000003/model"
     assert all((config.run.steps, config.run.episodes) == (3, 8) for config in configs)
+    assert all((config.optimizer.lr, config.optimizer.lr_warmup) == (2e-4, 0) for config in configs)
     evals = [tyro.cli(EvalOptions, args=list(step.words[2:])) for step in done if step.words[1] == "eval"]
     assert [(given.panel, given.workers.workers) for given in evals] == [("webshop-quickstart", 2)] * 3
 
