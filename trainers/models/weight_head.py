@@ -77,10 +77,10 @@ class ByWeight(torch.autograd.Function):
             for rows in chunks(len(hidden_N), work.chunk):
                 logits = _logits(hidden_N[rows], matrix, work)
                 parts.append(_softmax(logits, ids_NJ[rows], work.entropy))
-        logp_NJ, top_N1, logsum_N1 = (torch.cat([part[place] for part in parts]) for place in range(3))
-        entropy_N = torch.cat([part[3] for part in parts]) if work.entropy else None
+        logp_NJ, logsum_N1 = torch.cat([part[0] for part in parts]), torch.cat([part[2] for part in parts])
+        entropy_N = torch.cat([part[3] for part in parts if part[3] is not None]) if work.entropy else None
         if not keep:
-            logsum_N1 += top_N1  # computed again, the logits will have their largest one
+            logsum_N1 += torch.cat([part[1] for part in parts])  # computed again, the logits will have their largest
         ctx.save_for_backward(hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, logits if keep else None)
         ctx.work = work
         ctx.set_materialize_grads(False)
