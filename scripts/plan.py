@@ -9,8 +9,7 @@ from typing import Annotated
 import tyro
 
 from turngym.agents.evaluation.tables import Table, print_table
-from turngym.envs.core import TurngymError
-from turngym.trainers.models.capacity import CHIPS, Chip, Estimate, Workload, estimate
+from turngym.trainers.models.capacity import Estimate, Workload, chip_named, estimate
 from turngym.trainers.models.shapes import ModelShape, shape_named, shape_of
 from turngym.trainers.models.traffic import traffic
 
@@ -32,7 +31,7 @@ class PlanOptions:
 
 def plan_table(options: PlanOptions) -> Table:
     """One line per number of GPUs. Raises TurngymError for names that are unknown."""
-    chip, student = _chip(options.chip), _shape(options.student)
+    chip, student = chip_named(options.chip), _shape(options.student)
     teacher = None if options.teacher is None else _shape(options.teacher)
     header = ["GPUs", "states GB", "update GB", "teacher GB", "rollout GB", "peak GB", "fits", "at once"]
     header += ["rollout s", "teacher s", "update s", "step s", "eval s"]
@@ -63,7 +62,7 @@ def traffic_table(options: PlanOptions) -> Table:
 
 def notes(options: PlanOptions) -> list[str]:
     """What the figures rest on, in sentences."""
-    chip, work = _chip(options.chip), options.work
+    chip, work = chip_named(options.chip), options.work
     tokens = work.episodes * work.length
     return [
         f"{work.episodes} episodes of {work.length:,} tokens per step ({tokens:,} in all, "
@@ -118,12 +117,6 @@ def _line(gpus: int, found: Estimate) -> list[str]:
     times = [found.rollout_s, found.teacher_s, found.update_s, found.step_s, found.eval_s]
     seconds = [f"{value:.1f}" if found.fits else "-" for value in times]
     return [str(gpus), *memory, "yes" if found.fits else "no", str(found.at_once), *seconds]
-
-
-def _chip(name: str) -> Chip:
-    if name not in CHIPS:
-        raise TurngymError(f"chip {name!r} is unknown; valid: {', '.join(CHIPS)}")
-    return CHIPS[name]
 
 
 def _shape(name: str) -> ModelShape:

@@ -40,7 +40,7 @@ from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints,
 from turngym.trainers.run.offline_rollouts import DatasetCollect
 from turngym.trainers.run.progress import LiveProgress, NoProgress
 from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
-from turngym.trainers.run.run_folder import lock_run
+from turngym.trainers.run.run_folder import as_begun, lock_run
 from turngym.trainers.train_config import TrainConfig, optional_parts, rollout_provider
 from turngym.trainers.trainer import RunResult, Trainer
 
@@ -105,8 +105,9 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
 
 
 def run_of(config: TrainConfig) -> RunConfig:
-    """The settings of the run with its limit of turns filled in: as given, else the preset's, else 50."""
-    run = config.run
+    """The settings of the run with its limit of turns filled in (as given, else the preset's, else 50); of a resumed
+    one, with what it began with where that is not given."""
+    run = as_begun(config.run, config.models.out) if config.models.resume else config.run
     turns = rollout_provider().max_turns(config.rollouts) if run.max_turns is None else run.max_turns
     return replace(run, max_turns=run.full_depth if turns is None else turns)
 
@@ -229,6 +230,7 @@ class _Assembly:
             vocab_size=vocab_size,
             student=student,
             shared_prefixes=self.algorithm.shared_prefixes,
+            packing=run_of(self.config).packing,
         )
 
     def _collect(self, teacher: Scorer | None) -> Collect:

@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from turngym.envs.core import TurngymError
 
+Packing = Literal["auto", "on", "off"]
+"""Whether rows of a batch share lines (`models.packing`)."""
+
 
 class ConfigError(TurngymError, ValueError):
     """A setting outside its valid range; a ValueError too, so that command lines can say which option it was."""
@@ -160,9 +163,10 @@ class RunConfig:
     leaves the LM head in float32: closer numbers, but on a GPU the head then takes most of the time."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    packing: bool = False
-    """Put several short episodes into one line of the update's forward passes: less padding, the same result to
-    rounding. Pays where lengths differ and attention is not the bottleneck (docs/distributed.md)."""
+    packing: Packing = "auto"
+    """Several short episodes in one line of the forward passes of update and teacher: less padding, the same result to
+    rounding. auto: where an estimate from lengths and the model's width says that it pays, and the model keeps episodes
+    in one line apart (docs/distributed.md); a resumed run goes on as it began."""
     tensorboard: bool = True
     """Also write scalars for tensorboard, when it is installed."""
     wandb: bool = False
@@ -173,6 +177,8 @@ class RunConfig:
     """wandb, trackio: the project under which the run appears, by the name of its folder."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.packing, bool):  # what it was before there was a third choice
+            object.__setattr__(self, "packing", "on" if self.packing else "off")
         for name in ("steps", "episodes", "full_depth", "micro_tokens", "head_chunk", "keep_checkpoints"):
             _at_least("max_turns" if name == "full_depth" else name, getattr(self, name), 1)
         for name in ("eval_every", "checkpoint_every", "temperature", "reference_every"):
@@ -233,11 +239,15 @@ RENAMED = {
 ADDED = ("collect.", "models.", "algorithm.depth.probe_share")
 """Beginnings of names that older checkpoints lack: what one does not say is not compared."""
 
+VALUES: Mapping[str, Mapping[Any, Any]] = MappingProxyType({"run.packing": {False: "off", True: "on"}})
+"""Values that older checkpoints spell otherwise."""
+
 SINCE: Mapping[str, Any] = MappingProxyType(
     {
         "run.dual_clip": None,
         "run.reference_every": 0,
         "run.reward": None,
+        "run.packing": "off",
         "algorithm.prefix.unit": "turns",
         "algorithm.whiten": "population",
         "algorithm.advantage": "gae",
@@ -252,7 +262,9 @@ SINCE: Mapping[str, Any] = MappingProxyType(
 def current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The fingerprint of an older run under today's names, so that it can be resumed."""
     return {
-        ".".join(RENAMED.get(part, part) for part in name.split(".")): value
+        ".".join(RENAMED.get(part, part) for part in name.split(".")): VALUES[name].get(value, value)
+        if name in VALUES
+        else value
         for name, value in saved.items()
         if name.rpartition(".")[2] not in FREE
     }

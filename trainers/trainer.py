@@ -13,7 +13,7 @@ from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.distributed.run import NullMetricsLog, SharedServers
 from turngym.trainers.distributed.world import SINGLE, World
-from turngym.trainers.models.packing import check_packing
+from turngym.trainers.models.packing import resolved
 from turngym.trainers.models.reference_refresh import in_turn, reference_refresh
 from turngym.trainers.run.checkpoint import MODEL
 from turngym.trainers.run.interrupts import Interrupts
@@ -22,7 +22,7 @@ from turngym.trainers.run.metrics import MetricsLog
 from turngym.trainers.run.optimizer_step import make_optimizer
 from turngym.trainers.run.progress import NoProgress, Progress
 from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
-from turngym.trainers.run.run_folder import RunFolder, lock_run
+from turngym.trainers.run.run_folder import RunFolder, as_begun, lock_run
 from turngym.trainers.run.train_loop import RunResult, TrainError, TrainLoop
 from turngym.trainers.targets.critic import ValueCritic
 
@@ -76,13 +76,16 @@ class Trainer:
 
         Raises FolderInUseError where another process trains into `out`, and what `RunFolder.open` raises.
         """
-        self._check()
+        # one that was begun without packed rows must not get them by today's default: sums would round otherwise
+        made = replace(self, run=as_begun(self.run, self.out)) if resume else self
+        made._check()
         with ExitStack() as held:
-            if not self.locked:
-                lock_run(self.out, self.world, held)
-            return self._train(resume)
+            if not made.locked:
+                lock_run(made.out, made.world, held)
+            return made._train(resume)
 
     def _train(self, resume: bool) -> RunResult:
+        run = replace(self.run, packing=resolved(self.run.packing, self.model))
         refresh = reference_refresh(self.run.reference_every, self.reference, self.model, self.world)
         critic = self._critic()  # it may copy the policy: before that is divided
         self.world.shard(self.model)
@@ -110,7 +113,7 @@ class Trainer:
         log.open(state.step)
         # once the student's new weights are announced
         told = self.on_update if refresh is None else in_turn(self.on_update, refresh.after)
-        session = TrainLoop(replace(self, on_update=told), optimizer, folder, log, state, critic)
+        session = TrainLoop(replace(self, on_update=told, run=run), optimizer, folder, log, state, critic)
         try:
             with Interrupts(self.world) as interrupts, self.progress:
                 session.run(interrupts)
@@ -135,8 +138,7 @@ class Trainer:
                 f"{self.run.episodes} episodes per step are not whole groups of {self.algorithm.group}; "
                 "take a multiple of the group size"
             )
-        if self.run.packing:
-            check_packing(self.model)
+        resolved(self.run.packing, self.model)
 
     def _critic(self) -> ValueCritic | None:
         config = self.algorithm.critic

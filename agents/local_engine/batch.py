@@ -54,7 +54,8 @@ class Row:
 class Batch:
     """The rows being decoded, row i in cache slot i, with their control tensors [B] on the device.
 
-    A finished row stays where it is, fed to the trash row, until the engine finds that closing ranks is worth it.
+    A finished row stays where it is until the engine closes ranks; where a pass cannot leave it out it is fed to the
+    trash row.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,6 +64,8 @@ class Batch:
         """The ids to feed next."""
         self.positions = torch.empty(0, dtype=torch.int64, device=device)
         self.temperature = torch.empty(0, device=device)
+        self.cells: Tensor | None = None
+        """int64: slots of the rows that go on; None for all."""
         self.longest = 0
         """Ids of the longest row that goes on, the one to be fed included."""
         self.idle: list[int] = []
@@ -75,6 +78,15 @@ class Batch:
         self._planned = 0
         self._bias: Tensor | None = None
 
+    @property
+    def going(self) -> list[Row]:
+        """The rows that go on."""
+        return [row for row in self.rows if not row.finish] if self.idle else self.rows
+
+    def going_temperature(self) -> Tensor:
+        """Of the rows that go on."""
+        return self.temperature if self.cells is None else self.temperature[self.cells]
+
     def extend(self, rows: list[Row], tokens: Tensor) -> None:
         """Rows just prefilled, in slot order, and their first drawn ids."""
         device = tokens.device
@@ -86,8 +98,11 @@ class Batch:
         self._changed()
 
     def advance(self, tokens: Tensor) -> None:
-        """One id was fed and the next drawn."""
-        self.tokens = tokens
+        """One id was fed and the next drawn, for every row that went on."""
+        if self.cells is None:
+            self.tokens = tokens
+        else:
+            self.tokens[self.cells] = tokens
         self.positions = self.positions + self._steps
         self.longest += 1
         self.wasted += len(self.idle)
@@ -102,6 +117,7 @@ class Batch:
         # a finished row stands still at a position that the cache has
         self.positions[done] = 0
         self._steps = torch.tensor([0 if row.finish else 1 for row in self.rows], device=self.tokens.device)
+        self.cells = self._steps.nonzero()[:, 0]
         self.longest = max((row.length for row in self.rows if not row.finish), default=0)
         return [self.rows[slot] for slot in done if slot not in known]
 
@@ -150,7 +166,7 @@ class Batch:
     def _changed(self) -> None:
         self.longest = max((row.length for row in self.rows), default=0)
         self.idle, self.wasted, self._steps = [], 0, 1
-        self._targets = self._bias = self._segments = None
+        self._targets = self._bias = self._segments = self.cells = None
 
 
 def temperatures(rows: list[Row], device: torch.device) -> Tensor:
@@ -173,7 +189,7 @@ def take(pending: deque[Row], batch: Batch, free: int) -> list[Row]:
 
 
 class Answers:
-    """Draws one id per row and keeps the rows' books; finished rows are passed over.
+    """Draws one id per row and keeps the rows' books.
 
     Args:
         stop_text: None where nothing can be decoded.
@@ -190,15 +206,14 @@ class Answers:
         if all(row.sampling.temperature == 0 for row in rows):
             ids, logprobs = greedy(logits)
         else:
-            numbers = [0.0 if row.finish else row.uniform[len(row.tokens)] for row in rows]
+            numbers = [row.uniform[len(row.tokens)] for row in rows]
             ids, logprobs = draw(logits, temperature, torch.from_numpy(np.array(numbers)).to(logits.device))
         # one transfer per step, since each waits for the device; float64 holds ids and float32 exactly
         both = torch.stack((ids.double(), logprobs.double())).cpu().numpy()
         if not np.isfinite(both[1]).all():
             raise _not_finite(rows, both[1])
         for row, token, logprob in zip(rows, both[0].astype(np.int64).tolist(), both[1].tolist(), strict=True):
-            if not row.finish:
-                self._note(row, token, logprob)
+            self._note(row, token, logprob)
         return ids
 
     def _note(self, row: Row, token: int, logprob: float) -> None:

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from turngym.agents.local_engine.admission import feed
 from turngym.agents.local_engine.batch import Answers, Batch, Row, take, temperatures
 from turngym.agents.local_engine.kv_cache import Step
 from turngym.agents.local_engine.model import CausalModel, EngineError
-from turngym.agents.local_engine.prefill import prefill
 from turngym.agents.local_engine.probe import choose_cache, context_limit
 from turngym.agents.local_engine.sampling import Decoder, StopText, check_sampling, uniforms
 from turngym.agents.local_engine.slots import SlotTable
@@ -195,7 +195,7 @@ class LocalEngine:
             for row in batch.finish():
                 self._table.held[row.session].ids = row.fed()
             # a recurrent state would take in what a finished row is fed, a window end behind it
-            if batch.worth_closing() or not self._model.triangular:
+            if not self._model.triangular or (batch.worth_closing() and not self._model.leaves_out):
                 self._close_ranks(batch)
 
     def _run_alone(self, row: Row) -> None:
@@ -216,17 +216,8 @@ class LocalEngine:
         self._cache.relocate(moves, max(len(entry.ids) for entry in held.values()))
         # row i of the batch must lie in slot i, and admit() hands slots out in its own order
         rows.sort(key=lambda row: held[row.session].slot)
-        starts = []
-        for row in rows:
-            entry = held[row.session]
-            starts.append(entry.resume(row.prompt, recurrent=self._model.recurrent))
-            self._cache.resume(entry.slot, starts[-1], len(entry.ids))
-            # prefill saves recurrent states before the last id, whose logits the same prompt asked again needs
-            entry.ids, entry.mark = entry.ids[: starts[-1]], len(row.prompt) - 1
-        new = [row.prompt[start:] for row, start in zip(rows, starts, strict=True)]
-        slots = [held[row.session].slot for row in rows]
-        logits = prefill(self._model, self._cache, slots, starts, new, tokens=self._prefill_tokens)
-        self.fed_tokens += sum(len(ids) for ids in new)
+        logits, fed = feed(self._model, self._cache, held, rows, tokens=self._prefill_tokens)
+        self.fed_tokens += fed
         batch.extend(rows, self._answers.draw(rows, logits, temperatures(rows, logits.device)))
 
     def _decode(self, batch: Batch) -> None:
@@ -240,9 +231,10 @@ class LocalEngine:
             length=batch.longest,
             mask=batch.mask(self._model.dtype) if triangular else None,
             segments=batch.segments(self._call()) if triangular else (),
+            cells=batch.cells,
         )
         logits = self._model.forward(self._cache, batch.tokens[:, None], positions, step)
-        batch.advance(self._answers.draw(batch.rows, logits, batch.temperature))
+        batch.advance(self._answers.draw(batch.going, logits, batch.going_temperature()))
 
     def _call(self) -> float:
         """How many keys of a row could be read while one more segment is begun."""

@@ -23,7 +23,7 @@ class Step:
 
     rows: Rows
     write_rows: Tensor
-    """int64 [B, Q]: row of each new key; `RaggedCache.trash` for padding."""
+    """int64 [B, Q]: row of each new key; `RaggedCache.trash` for ids that are not real."""
     write_positions: Tensor
     """int64 [B, Q]: position of each new key in its row."""
     length: int
@@ -32,6 +32,9 @@ class Step:
     """Additive, [B, 1, Q, length], where the caller keeps one; None lets the model make it."""
     segments: tuple[Segment, ...] = ()
     """Of a step of one id per row: which rows read how many keys. Empty: all read `length`."""
+    cells: Tensor | None = None
+    """int64 [T], ascending: which of the B * Q ids are real, neither padding nor of a row that has finished. None: all.
+    """
 
 
 class RaggedCache(Cache):
@@ -80,6 +83,11 @@ class RaggedCache(Cache):
             moved = tensor[:, :, :length].index_select(0, index)
             for row, slot in enumerate(to):  # several times faster than one indexed assignment
                 tensor[slot, :, :length] = moved[row]
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """The first `length` positions of row `source`, in row `slot` too."""
+        for tensor in (*self._keys, *self._values):
+            tensor[slot, :, :length] = tensor[source, :, :length]
 
     def resume(self, slot: int, start: int, held: int) -> None:
         """Row `slot`, which holds `held` ids, goes on after its first `start`: later positions are overwritten."""
@@ -143,7 +151,10 @@ class RaggedCache(Cache):
             store.append(new.new_zeros(self.slots + 1, new.shape[-2], self.capacity, new.shape[-1]))
 
     def _grown(self, old: Tensor) -> Tensor:
-        new = old.new_zeros(self.slots + 1, old.shape[1], self.capacity, old.shape[3])
         # without the trash row, which is now the last of the grown tensor
-        new[: old.shape[0] - 1, :, : old.shape[2]] = old[:-1]
+        rows, held = old.shape[0] - 1, old.shape[2]
+        new = old.new_empty(self.slots + 1, old.shape[1], self.capacity, old.shape[3])
+        new[:rows, :, :held] = old[:rows]
+        new[:rows, :, held:].zero_()
+        new[rows:].zero_()
         return new

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from turngym.agents.local_engine.casting import cast_copy, follow, named_dtype
 from turngym.agents.local_engine.dense.decoder import DenseDecoder
+from turngym.agents.local_engine.dense.grid import Grid
 from turngym.agents.local_engine.hybrid_cache import RECURRENT_LAYERS, HybridCache
 from turngym.agents.local_engine.kv_cache import RaggedCache, Step
 from turngym.envs.core import TurngymError
@@ -72,12 +73,20 @@ class CausalModel:
         """Whether every layer sees all of a row's past, so that one mask serves them all."""
         return self._window is None and not self.recurrent
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether ids that are not real cost nothing (while `evaluating`)."""
+        return self._dense_now
+
     def new_cache(self, slots: int, capacity: int) -> RaggedCache:
         """An empty cache for at most `slots` rows of `capacity` ids."""
         return HybridCache(slots, capacity, self.layer_types) if self.recurrent else RaggedCache(slots, capacity)
 
     def forward(self, cache: RaggedCache, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q]."""
+        """Logits of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q].
+
+        [B, V], or of the rows alone whose last id is real by `step.cells`.
+        """
         masks = self._mask(positions, step.length) if step.mask is None else step.mask
         if self._dense_now:
             return self.dense.forward(cache, ids, step, masks)
@@ -92,7 +101,7 @@ class CausalModel:
             **self._keep,
         )
         cache.settle()
-        return output.logits[:, -1]
+        return output.logits[:, -1][Grid(len(ids), ids.shape[1], step.cells).last_rows()]
 
     def plain(self, ids: Ids, past: Any) -> tuple[Tensor, Any]:
         """Logits [V] after the last of `ids` [L] with the model's own cache; `past` is what the last call returned."""

@@ -66,13 +66,20 @@ def _prefill_group(
         ids[row, width - len(values) :] = values
     write_rows = np.where(column >= 0, np.array(slots)[:, None], cache.trash)
     ids_t, positions_t, write_t = (torch.from_numpy(array).to(model.device) for array in (ids, positions, write_rows))
+    real = column >= 0
     rows = as_rows(slots, model.device)
     chunk = max(min(tokens, CELLS // int(ends.max())) // len(new), 1)
     logits: Tensor | None = None
     for begin in range(0, width, chunk):
         part = slice(begin, begin + chunk)
         length = int(positions[:, part].max()) + 1
-        step = Step(rows=rows, write_rows=write_t[:, part], write_positions=positions_t[:, part], length=length)
+        step = Step(
+            rows=rows,
+            write_rows=write_t[:, part],
+            write_positions=positions_t[:, part],
+            length=length,
+            cells=None if real[:, part].all() else torch.from_numpy(np.flatnonzero(real[:, part])).to(model.device),
+        )
         logits = model.forward(cache, ids_t[:, part], positions_t[:, part], step)
     assert logits is not None
     return logits

@@ -186,6 +186,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if origin in (Union, types.UnionType):
         return _either(inside, value, name)
     if origin is Literal:
+        if isinstance(value, bool) and "on" in inside:
+            return "on" if value else "off"  # a choice that once was true or false
         if value not in inside:
             names = ", ".join(map(str, inside))
             raise SettingsError(f"{name} is {value!r}; valid: {names}.{did_you_mean(str(value), map(str, inside))}")

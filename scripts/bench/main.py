@@ -11,6 +11,7 @@ VERBS = {
     "alfworld": "turngym.scripts.bench.alfworld",
     "distributed": "turngym.scripts.bench.distributed",
     "faults": "turngym.scripts.bench.faults.main",
+    "gpu": "turngym.scripts.bench.gpu.main",
     "growth": "turngym.scripts.bench.growth.main",
     "intervals": "turngym.scripts.bench.intervals",
     "learn": "turngym.scripts.bench.learn.main",

@@ -1,13 +1,18 @@
 """Packed rows against padded ones: share of padding, and time of a forward and backward pass, by spread of lengths.
 
+Last column: what `--packing auto` takes. With --traces the batches are recorded episodes, one row of the table each
+instead of one for each spread, and --model the student that has to learn from them.
+
 turngym bench packing
+turngym bench packing --traces episodes.jsonl --model runs/student --budgets 2048 8192
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,16 +22,18 @@ from rich.table import Table
 
 from turngym.envs.core import Task, Verdict
 from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.trace import read_trace
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.config import RunConfig
-from turngym.trainers.models.microbatch import split_rows
-from turngym.trainers.models.model import tiny_qwen3
-from turngym.trainers.models.packing import padding, split_packed
+from turngym.trainers.config import Packing, RunConfig
+from turngym.trainers.models.model import load_model, tiny_qwen3
+from turngym.trainers.models.packing import padding, split_by
 from turngym.trainers.run.optimizer_step import Forward, accumulate
 
 VOCABULARY = 512
+KINDS: tuple[Packing, ...] = ("off", "on", "auto")
+COLUMNS = ("padded: empty", "packed: empty", "padded s", "packed s", "ratio", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,28 +50,47 @@ class Options:
     """Padded tokens per pass (`--micro-tokens`)."""
     width: int = 256
     """Width of the model, 4 layers."""
+    traces: tuple[Path, ...] = ()
+    """Recorded episodes in the place of made-up ones; each file is a batch."""
+    model: Path | None = None
+    """Folder of a model in the place of a random one."""
     repeats: int = 5
-    """Epochs of each kind, in turns; the median counts."""
+    """Epochs of each kind, in turns; the fastest counts."""
 
 
 def main(argv: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(argv), prog="turngym bench packing", description=__doc__)
     torch.set_num_threads(1)
-    model = tiny_qwen3(VOCABULARY, width=options.width, layers=4, heads=4, max_length=32768)
-    table = Table(
-        title=f"{options.episodes} episodes, median {options.median} tokens; forward and backward, one thread"
-    )
-    for column in ("spread", "tokens per pass", "padded: empty", "packed: empty", "padded s", "packed s", "ratio"):
+    model = _model(options)
+    table = Table(title=f"forward and backward, one thread (made-up episodes: median {options.median} tokens)")
+    for column in (*("episodes", "tokens per pass"), *COLUMNS):
         table.add_column(column, justify="right")
-    for spread in options.spreads:
-        batch = episodes(options.episodes, options.median, spread)
+    for name, batch in _batches(options):
         for budget in options.budgets:
-            empty = [padding(batch, split(batch, budget)) for split in (split_rows, split_packed)]
+            empty = [
+                padding(batch, split_by(packing, model)(batch, budget, np.arange(batch.rows))) for packing in KINDS
+            ]
             padded, packed = seconds(model, batch, budget, options.repeats)
-            row = (f"{spread:g}", str(budget), f"{empty[0]:.0%}", f"{empty[1]:.0%}", f"{padded:.2f}", f"{packed:.2f}")
-            table.add_row(*row, f"{padded / packed:.2f}x")
+            # the same share of padding means the same passes
+            taken = "packed" if empty[2] == empty[1] != empty[0] else "padded"
+            row = (f"{empty[0]:.0%}", f"{empty[1]:.0%}", f"{padded:.3f}", f"{packed:.3f}", f"{padded / packed:.2f}x")
+            table.add_row(name, str(budget), *row, taken)
     Console(width=110).print(table)
     return 0
+
+
+def _model(options: Options) -> torch.nn.Module:
+    if options.model is not None:
+        return load_model(options.model)
+    return tiny_qwen3(VOCABULARY, width=options.width, layers=4, heads=4, max_length=32768)
+
+
+def _batches(options: Options) -> Iterator[tuple[str, RolloutBatch]]:
+    for path in options.traces:
+        yield path.name, pack(read_trace(path)[0])
+    for spread in () if options.traces else options.spreads:
+        title = f"{options.episodes}, spread {spread:g}"
+        yield title, episodes(options.episodes, options.median, spread)
 
 
 def episodes(count: int, median: int, spread: float) -> RolloutBatch:
@@ -101,15 +127,15 @@ def _episode(number: int, length: int, rng: np.random.Generator) -> Episode:
 
 
 def seconds(model: torch.nn.Module, batch: RolloutBatch, budget: int, repeats: int) -> tuple[float, float]:
-    """Median CPU seconds of this thread for padded and packed passes, taken in turns."""
+    """Least CPU seconds of this thread for padded and packed passes, taken in turns."""
     loss = sft.build(sft.SftConfig(), RunConfig()).token_loss
     weight_N = np.full(batch.tokens, 1 / batch.tokens)
-    spent: dict[bool, list[float]] = {False: [], True: []}
+    spent: dict[Packing, list[float]] = {"off": [], "on": []}
     for _ in range(repeats):
-        for packing in (False, True):
+        for packing in KINDS[:2]:
             model.zero_grad()
             start = time.thread_time()
             forward = Forward(micro_tokens=budget, packing=packing)
             accumulate(model, batch, targets=Targets(), weight_N=weight_N, token_loss=loss, forward=forward)
             spent[packing].append(time.thread_time() - start)
-    return float(np.median(spent[False])), float(np.median(spent[True]))
+    return min(spent["off"]), min(spent["on"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 OPTIONS: Mapping[str, str] = {
     "batch": "slots",
@@ -18,10 +19,13 @@ OPTIONS: Mapping[str, str] = {
 """Old name -> name, without dashes; a name also stands for the group of options below it (`optimiser.lr`)."""
 VALUES: Mapping[tuple[str, str], str] = {("on-invalid", "penalise"): "penalize"}
 """(name, old value) -> value."""
+SWITCHES = frozenset({"packing"})
+"""Options that were switches (`--packing`, `--no-packing`) and now have values: on, off and others."""
 
 
 def current(argv: Sequence[str], options: Mapping[str, str] = OPTIONS) -> list[str]:
     """`argv` with today's names in place of old ones; every old one is warned of (FutureWarning)."""
+    argv = list(_switches(argv))
     words: list[str] = []
     name = ""
     for word in argv:
@@ -33,6 +37,18 @@ def current(argv: Sequence[str], options: Mapping[str, str] = OPTIONS) -> list[s
             words.append(_value(name, word))
             name = ""
     return words
+
+
+def _switches(argv: Sequence[str]) -> Iterator[str]:
+    """Old switches with the value that each stood for."""
+    for word, after in zip_longest(argv, argv[1:]):
+        plain = word.removeprefix("--").removeprefix("no-")
+        no, alone = word.startswith("--no-"), after is None or after.startswith("--")
+        if not word.startswith("--") or plain not in SWITCHES or not (no or alone):
+            yield word
+            continue
+        _warn(word, f"--{plain} {'off' if no else 'on'}")
+        yield from (f"--{plain}", "off" if no else "on")
 
 
 def _name(written: str, options: Mapping[str, str]) -> str:

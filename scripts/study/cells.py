@@ -12,7 +12,7 @@ from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.words import shown
 from turngym.scripts.options.world import distill_words
 from turngym.scripts.study.locks import FolderLock
-from turngym.scripts.study.methods import Method, chosen_methods
+from turngym.scripts.study.methods import GROUPS, Method, chosen_methods
 from turngym.scripts.study.options import StudyOptions
 
 RECORD = "cell.json"
@@ -52,9 +52,9 @@ def cells_of(options: StudyOptions) -> list[Cell]:
     rows = []
     for name in options.worlds:
         world = load_world(name)
-        rows += [(world, method) for method in chosen_methods(options.methods, options.max_turns or world.max_turns)]
-    order = ("main", "ablation", "family", "fixed", "sweep")
-    rows.sort(key=lambda row: order.index(row[1].group))
+        chosen = chosen_methods(options.methods, options.max_turns or world.max_turns, options.base)
+        rows += [(world, method) for method in chosen]
+    rows.sort(key=lambda row: GROUPS.index(row[1].group))
     return [_cell(options, world, method, seed) for seed in options.seeds for world, method in rows]
 
 

@@ -10,6 +10,8 @@ from turngym.envs.core import TurngymError
 from turngym.envs.suggest import did_you_mean
 
 Group = Literal["main", "ablation", "sweep", "fixed", "family"]
+GROUPS: tuple[Group, ...] = ("main", "ablation", "family", "fixed", "sweep")
+"""In the order in which they are run."""
 BASE = "opd"
 """What all others are compared with."""
 
@@ -75,8 +77,8 @@ def fixed_depths(max_turns: int) -> list[int]:
     return sorted({max(1, round(max_turns * share)) for share in (0.125, 0.25, 0.5, 0.75)})
 
 
-def chosen_methods(names: Sequence[str], max_turns: int) -> list[Method]:
-    """Rows by name or by group, and `fixed-N` for any depth; OPD always comes along.
+def chosen_methods(names: Sequence[str], max_turns: int, base: bool = True) -> list[Method]:
+    """Rows by name or by group, and `fixed-N` for any depth; with `base` OPD comes along.
 
     Raises TurngymError for a name that is none of these.
     """
@@ -86,7 +88,7 @@ def chosen_methods(names: Sequence[str], max_turns: int) -> list[Method]:
         if name not in known and depth != name and depth.isdigit() and int(depth) > 0:
             known[name] = _fixed(int(depth))
     groups = {row.group for row in known.values()}
-    wanted = {BASE}
+    wanted = {BASE} if base else set()
     for name in names:
         if name in groups:
             wanted |= {row.name for row in known.values() if row.group == name}

@@ -18,8 +18,9 @@ class StudyOptions:
     worlds: tuple[str, ...] = tuple(WORLDS)
     """Embedded worlds."""
     methods: tuple[str, ...] = ("main", "ablation", "sweep", "fixed", "family")
-    """Rows, by name (opd, tcod, turnopd, depth-only, ...) or by group: main, ablation, sweep, fixed, family. OPD always
-    comes along."""
+    """Rows, by name (opd, tcod, turnopd, depth-only, ...) or by group: main, ablation, sweep, fixed, family."""
+    base: bool = True
+    """OPD comes along, which all others are compared with; --no-base where its cells are in another --data file."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Every method is run with each of them."""
     steps: int = 100
@@ -45,8 +46,8 @@ class StudyOptions:
     that the machinery works, and nothing else."""
     run: bool = True
     """Run cells; --no-run only writes the tables of those that are done."""
-    data: Path | None = None
-    """A study.json that an earlier study wrote: make its tables again, and run nothing."""
+    data: tuple[Path, ...] = ()
+    """study.json (or study.json.gz) of one or several earlier studies: make tables of all their cells, run nothing."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "tasks", "samples", "evaluations", "parallel"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from turngym.agents.evaluation.tables import Table, markdown, write_json
 from turngym.envs.common.provenance import provenance
 from turngym.envs.core import TurngymError
 from turngym.scripts.study.estimates import by_world
+from turngym.scripts.study.merge import Study
 from turngym.scripts.study.records import Record, from_json, to_json
 from turngym.scripts.study.tables import regimes, study_tables
 from turngym.scripts.study.verdict import verdict
@@ -34,17 +37,20 @@ ABOUT = {
 }
 
 
-def write_study(records: Sequence[Record], out: Path, command: str) -> str:
-    """Write study.md, the tables as CSV, and study.json into `out`; returns the Markdown."""
-    tables = study_tables(records)
+def made_by(command: str) -> dict[str, Any]:
+    """Where records come from that `command` makes now; whose machine it is, is nobody's business."""
+    return {name: value for name, value in provenance(command).items() if name != "host"}
+
+
+def write_study(study: Study, out: Path) -> str:
+    """Write study.md, the tables as CSV, and study.json into `out`; returns the Markdown. The same bytes every time."""
+    records, tables = study.records, study_tables(study.records)
     out.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         write_csv(out / f"{name}.csv", table)
     text = render(records, tables)
     (out / "study.md").write_text(text, encoding="utf-8")
-    made_by = {name: value for name, value in provenance(command).items() if name != "host"}
-    values = {"made_by": made_by, "records": [to_json(record) for record in records]}
-    write_json(out / DATA, values)
+    write_json(out / DATA, {"made_by": study.made_by, "records": [to_json(record) for record in records]})
     return text
 
 
@@ -71,13 +77,18 @@ def write_csv(path: Path, table: Table) -> None:
         csv.writer(file).writerows([table[0], *table[1]])
 
 
-def read_study(path: Path) -> list[Record]:
-    """The records of a study.json. Raises TurngymError where it is none."""
+def read_study(path: Path) -> Study:
+    """The content of a study.json, as it is or compressed by gzip. Raises TurngymError where it is none."""
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        rows = values["records"]
+        data = path.read_bytes()
+        values: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        rows, made = values["records"], values.get("made_by", [])
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TurngymError(f"{path} is not a study.json with records") from error
     except OSError as error:
         raise TurngymError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise TurngymError(f"{path} is not a study.json with records") from error
-    return [from_json(row, f"{path}, record {number}") for number, row in enumerate(rows)]
+    return Study(
+        records=[from_json(row, f"{path}, record {number}") for number, row in enumerate(rows)],
+        # older files say one command
+        made_by=[made] if isinstance(made, dict) else made,
+    )

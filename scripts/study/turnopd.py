@@ -7,7 +7,8 @@ Examples:
     turngym study turnopd --short
     turngym study turnopd --worlds alfworld --methods main ablation --seeds 0 1 2
     turngym study turnopd --no-run
-    turngym study turnopd --data runs/study/tables/study.json --out runs/again
+    turngym study turnopd --methods fixed-12 --no-base --seeds 3 --out runs/more
+    turngym study turnopd --data runs/study/tables/study.json runs/more/tables/study.json --out runs/merged
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import tyro
 
 from turngym.envs.core import TurngymError
 from turngym.scripts.study.cells import cells_of
+from turngym.scripts.study.merge import Study, merge_studies
 from turngym.scripts.study.options import StudyOptions, shortened
-from turngym.scripts.study.output import read_study, write_study
+from turngym.scripts.study.output import made_by, read_study, write_study
 from turngym.scripts.study.records import Record, read_record, write_record
 from turngym.scripts.study.runner import CellRunner
 
@@ -29,9 +31,13 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym study turnopd` with `argv` (without the verb itself)."""
     about = (__doc__ or "").split("\n")[0]
     options = shortened(tyro.cli(StudyOptions, args=list(argv), prog="turngym study turnopd", description=about))
-    records = run_cells(options) if options.data is None else read_study(options.data)
+    if options.data:
+        study = merge_studies({str(path): read_study(path) for path in options.data})
+    else:
+        command = shlex.join(["turngym", "study", "turnopd", *argv])
+        study = Study(records=run_cells(options), made_by=[made_by(command)])
     tables = options.out / "tables"
-    print(write_study(records, tables, shlex.join(["turngym", "study", "turnopd", *argv])))
+    print(write_study(study, tables))
     print(f"written to {tables}")
     return 0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from engine_requests import reference_ids, request  # noqa: E402
 from turngym.agents import load_world  # noqa: E402
 from turngym.agents.local_engine.dense import weights as dense_weights  # noqa: E402
 from turngym.agents.local_engine.dense.decoder import attention  # noqa: E402
+from turngym.agents.local_engine.dense.parts import Linear  # noqa: E402
 from turngym.agents.local_engine.dense.segments import Segment, segments  # noqa: E402
 from turngym.agents.local_engine.dense.weights import dense_problem  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
@@ -200,9 +204,49 @@ def test_sessions_stay_in_their_slots_while_others_decode() -> None:
     slots = {name: held.slot for name, held in engine._table.held.items()}
     engine.generate([request(str(row), [*range(5 + row), 1, 2], max_new_tokens=3 - row % 2) for row in range(6)])
     assert {name: held.slot for name, held in engine._table.held.items()} == slots
-    # alone for so long that the others' slots are worth having
+    # alone for long: rows that have finished are left out of every pass, so nobody has to move
+    asked = [request(str(row), [*range(5 + row), 1], max_new_tokens=40 if row == 5 else 2) for row in range(6)]
+    with counted_products(engine) as rows:
+        engine.generate(asked)
+    assert engine._table.held["5"].slot == 5
+    assert rows[-30:] == [1] * 30
+
+
+def test_with_modules_a_long_row_takes_the_slots_of_those_that_have_finished() -> None:
+    engine = LocalEngine(build())
+    engine._model.dense.ready = lambda: False  # type: ignore[method-assign]
     engine.generate([request(str(row), [*range(5 + row), 1], max_new_tokens=40 if row == 5 else 2) for row in range(6)])
     assert engine._table.held["5"].slot == 0
+
+
+def test_padding_costs_no_product() -> None:
+    engine = LocalEngine(build())
+    asked = [request(str(row), range(5 + 9 * row), max_new_tokens=1) for row in range(3)]
+    with counted_products(engine) as rows:
+        engine.generate(asked)
+    assert rows == [5 + 14 + 23]
+
+
+@contextmanager
+def counted_products(engine: LocalEngine) -> Iterator[list[int]]:
+    """How many rows of numbers go through the last layer in each pass."""
+    with engine._model.evaluating():
+        weights = engine._model.dense._weights
+    assert weights is not None
+    layer, found = weights.layers[-1], []
+
+    @dataclass(frozen=True)
+    class Counting:
+        inner: Linear
+
+        def __call__(self, values: torch.Tensor) -> torch.Tensor:
+            found.append(len(values))
+            return self.inner(values)
+
+    layers = (*weights.layers[:-1], replace(layer, qkv=Counting(layer.qkv)))  # type: ignore[arg-type]
+    engine._model.dense._weights = replace(weights, layers=layers)
+    yield found
+    engine._model.dense._weights = weights
 
 
 def test_segments_by_hand() -> None:

@@ -24,6 +24,9 @@ from turngym.scripts.options.aliases import OPTIONS, VALUES, current
         (["--optimiser.passes", "2"], ["--optimizer.ppo-epochs", "2"]),
         (["--on-invalid", "penalise"], ["--on-invalid", "penalize"]),
         (["--on_invalid=penalise"], ["--on_invalid=penalize"]),
+        (["--packing"], ["--packing", "on"]),
+        (["--packing", "--steps", "2"], ["--packing", "on", "--steps", "2"]),
+        (["--no-packing"], ["--packing", "off"]),
         (["--turnopd.reliable_share", "0.1"], ["--turnopd.n-min-share", "0.1"]),
     ],
 )
@@ -45,6 +48,9 @@ def test_everything_else_stays_and_warns_of_nothing(recwarn: pytest.WarningsReco
         "--",
         "--maker",
         "--made=3",
+        "--packing",
+        "off",
+        "--packing=auto",
     ]
     assert current(words) == words
     assert not recwarn.list

@@ -80,6 +80,7 @@ def test_rows_by_name_and_group() -> None:
     assert [row.name for row in chosen_methods(("turnopd",), 24)] == ["opd", "turnopd"]
     assert [row.name for row in chosen_methods(("main", "fixed-5"), 24)] == ["opd", "tcod", "turnopd", "fixed-5"]
     assert len(chosen_methods(("main", "ablation", "sweep", "fixed", "family"), 24)) == len(methods(24)) == 20
+    assert [row.name for row in chosen_methods(("fixed-5",), 24, base=False)] == ["fixed-5"]
     with pytest.raises(TurngymError, match=r"--methods 'turnop'.*Did you mean 'turnopd'"):
         chosen_methods(("turnop",), 24)
     with pytest.raises(TurngymError, match="--methods 'fixed-0'"):
@@ -92,6 +93,12 @@ def test_the_first_seed_of_the_main_methods_comes_first(tmp_path: Path) -> None:
         *("alfworld/opd/seed0", "alfworld/tcod/seed0", "search/opd/seed0", "search/tcod/seed0"),
         *("alfworld/partial/seed0", "search/partial/seed0", "alfworld/opd/seed4"),
     ]
+
+
+def test_opd_comes_along_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    options = StudyOptions(out=tmp_path, worlds=("alfworld",), methods=("partial",), seeds=(4,))
+    assert [cell.name for cell in cells_of(options)] == ["alfworld/opd/seed4", "alfworld/partial/seed4"]
+    assert [cell.name for cell in cells_of(replace(options, base=False))] == ["alfworld/partial/seed4"]
 
 
 def test_short_leaves_alone_what_was_said() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from turngym.scripts.main import main
 from turngym.scripts.options.eval import EvalOptions
 from turngym.scripts.serve.policy import ServePolicy
 from turngym.scripts.study.recipe import main as verb
+from turngym.scripts.study.recipe.results import result_table
 from turngym.scripts.study.recipe.runs import RECIPES
 from turngym.scripts.study.recipe.steps import Step, paper_steps, render
 
@@ -172,8 +174,50 @@ def test_the_embedded_path_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert all(step.words[:4] == ("torchrun", "--standalone", "--nproc-per-node", "2") for step in done[:2])
     assert configs[1].models.teacher == tmp_path / "grpo/checkpoints/step_000003/model"
     assert all((config.run.steps, config.run.episodes) == (3, 8) for config in configs)
+    assert all((config.optimizer.lr, config.optimizer.lr_warmup) == (2e-4, 0) for config in configs)
     evals = [tyro.cli(EvalOptions, args=list(step.words[2:])) for step in done if step.words[1] == "eval"]
     assert [(given.panel, given.workers.workers) for given in evals] == [("webshop-quickstart", 2)] * 3
+
+
+def test_it_ends_with_its_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(100))
+
+    def execute(step: Step) -> None:
+        # a command that takes a second more than the one before
+        for _ in range(len(seen)):
+            next(clock)
+        seen.append(step.out)
+        if step.words[1] == "eval":
+            value = {"mean": 0.25 * len(seen), "low": 0.0, "high": 1.0, "tasks": 8}
+            Path(step.out).mkdir(parents=True)
+            (Path(step.out) / "results.json").write_text(json.dumps({"scores": {"overall": {"avg": value}}}))
+
+    seen: list[str] = []
+    monkeypatch.setattr(verb, "execute", execute)
+    monkeypatch.setattr(verb, "children_cpu", lambda: float(next(clock)))
+    assert main(["study", "recipe", "openclaw-search", "--embedded", "--out", str(tmp_path)]) == 0
+    assert seen == [str(tmp_path / name) for name in ("prm-rl", "prm-rl/final", "opd-hints", "opd-hints/final")]
+    table = capsys.readouterr().out.partition("openclaw-search: 4 steps of 16 episodes")[2]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if line[:1] == "│"]
+    assert rows == [
+        ["prm-rl", "50.0 [0.0, 100.0]", "1", "2"],
+        ["opd-hints", "100.0 [0.0, 100.0]", "3", "4"],
+        ["all of it", "", "10", ""],
+    ]
+
+
+def test_a_teachers_training_is_a_row_and_what_was_not_run_is_none(tmp_path: Path) -> None:
+    header, rows = result_table(RECIPES["search-2b"], tmp_path, {str(tmp_path / "grpo"): 7.4})
+    assert len(header) == 4
+    assert rows[:2] == [["the teacher, by GRPO", "-", "7", "-"], ["opd", "-", "-", "-"]]
+
+
+def test_cpu_seconds_are_those_of_the_commands() -> None:
+    before = verb.children_cpu()
+    verb.execute(Step(where="here", words=("turngym", "study", "recipe"), why="a try"))
+    assert verb.children_cpu() - before > 0.1
 
 
 @pytest.mark.parametrize("name", list(RECIPES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,8 @@ from turngym.scripts.bench.learn.rise import over_seeds
 from turngym.scripts.main import main
 from turngym.scripts.study import tables
 from turngym.scripts.study.estimates import by_world, least_time, reached, same_step, total_cost
-from turngym.scripts.study.output import read_study, write_study
+from turngym.scripts.study.merge import Study
+from turngym.scripts.study.output import made_by, read_study, write_study
 from turngym.scripts.study.records import Cost, Evaluation, Record, from_json, to_json
 
 
@@ -101,6 +103,12 @@ def test_least_time_by_another_measure() -> None:
     assert tables.accuracy(rows)[1][0][-1] == "-"
 
 
+def test_without_a_main_method_there_is_no_least_time() -> None:
+    header, lines = tables.accuracy(by_world(FIXED)["house"])
+    assert "Least-Time (- s) [95 %]" in header
+    assert lines == [["fixed-6", "1", "35.0 [3.9, 90.5]", "0.0", "-", "-", "-", "-"]]
+
+
 def test_when_a_method_arrives() -> None:
     lucky = record("turnopd", 0, [0.5, 0.9, 0.6, 0.6, 0.9, 0.9], 1.0)
     rows = by_world([OPD[0], lucky])["house"]
@@ -144,7 +152,8 @@ def test_categories_phases_and_depth() -> None:
 
 
 def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = write_study([*OPD, *OURS, *FIXED], tmp_path / "first", "turngym study turnopd")
+    study = Study(records=[*OPD, *OURS, *FIXED], made_by=[made_by("turngym study turnopd")])
+    text = write_study(study, tmp_path / "first")
     assert "- house: the regime was not measured" in text
     assert "Same-Step: TurnOPD minus OPD is +12.5 points" in text
     assert "The best fixed depth at Least-Time is 6 turns" in text
@@ -155,11 +164,10 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
     first = {path.name: path.read_text() for path in (tmp_path / "first").iterdir()}
     again = {path.name: path.read_text() for path in (tmp_path / "again" / "tables").iterdir()}
     assert {"study.md", "study.json", "overview.csv", "house-accuracy.csv"} < set(first)
-    assert {name: first[name] for name in first if name != "study.json"} == {
-        name: again[name] for name in again if name != "study.json"
-    }
-    assert json.loads(first["study.json"])["records"] == json.loads(again["study.json"])["records"]
-    assert "host" not in json.loads(first["study.json"])["made_by"]
+    assert first == again
+    (made,) = json.loads(first["study.json"])["made_by"]
+    assert made["command"] == "turngym study turnopd"
+    assert "host" not in made
 
 
 def test_a_record_survives_json_and_others_are_refused(tmp_path: Path) -> None:
@@ -173,5 +181,8 @@ def test_a_record_survives_json_and_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(TurngymError, match=r"x\.json is not a study\.json"):
         read_study(tmp_path / "x.json")
+    (tmp_path / "x.json.gz").write_bytes(gzip.compress(b"{}")[:-4])
+    with pytest.raises(TurngymError, match=r"x\.json\.gz is not a study\.json"):
+        read_study(tmp_path / "x.json.gz")
     with pytest.raises(TurngymError, match="cannot read"):
         read_study(tmp_path / "none.json")

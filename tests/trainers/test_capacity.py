@@ -22,6 +22,7 @@ from turngym.trainers.models.capacity import (  # noqa: E402
     Workload,
     activation_bytes,
     estimate,
+    gathered_bytes,
     saved_bytes,
 )
 from turngym.trainers.models.model import ModelError  # noqa: E402
@@ -117,6 +118,20 @@ def test_memory_by_hand() -> None:
     assert found.scoring == pytest.approx(2 * teacher * 7 / 8)
     assert found.rollout == pytest.approx(4 * student * 7 / 8 + 8 * 7500 * 114_688)
     assert found.peak == pytest.approx(found.states + found.scoring)  # more than the rollout takes
+
+
+def test_an_update_needs_the_largest_of_its_parts_by_hand() -> None:
+    """The pass with two copies of a chunk's logits, the embedding's second gradient, or a copy of AdamW's moments."""
+    shape, work = SHAPES["1.7B"], Workload(head_chunk=1000)
+    kept = activation_bytes(shape, 8192, checkpointing=True, precision="autocast")
+    update = estimate(shape, None, CHIPS["H100"], 8, work).update
+    assert update == pytest.approx(kept + 8 * 1000 * 151_936 + gathered_bytes(shape))
+    few = replace(work, turns=1, micro_tokens=250, head_chunk=1)
+    assert estimate(shape, None, CHIPS["H100"], 8, few).update == pytest.approx(
+        4 * 151_936 * 2048 + gathered_bytes(shape)
+    )
+    plain = replace(few, precision="float32")
+    assert estimate(shape, None, CHIPS["H100"], 1, plain).update == pytest.approx(4 * 1_720_574_976)
 
 
 def test_evaluations_are_divided_as_the_episodes_of_a_step_are() -> None:

@@ -28,17 +28,26 @@ def inputs(dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     return values
 
 
+def as_function(weight):
+    """The head as a callable, which is left to autograd."""
+    return lambda hidden: hidden @ weight.T
+
+
+FORMS = (lambda weight: weight, as_function)
+
+
 def test_two_positions_by_hand():
-    # logits (0, ln 3) and (ln 2, 0)
-    weight = torch.tensor([[0.0, math.log(2)], [math.log(3), 0.0]])
-    out = project(torch.eye(2), weight, torch.tensor([1, 1]), torch.tensor([[0, 1], [1, 0]]), entropy=True, chunk=1)
-    torch.testing.assert_close(out.logp_N.exp(), torch.tensor([3 / 4, 1 / 3]))
-    assert out.topk_logp_NK is not None
-    assert out.entropy_N is not None
-    torch.testing.assert_close(out.topk_logp_NK.exp(), torch.tensor([[1 / 4, 3 / 4], [1 / 3, 2 / 3]]))
-    entropy = [-(p * math.log(p) + (1 - p) * math.log(1 - p)) for p in (1 / 4, 1 / 3)]
-    torch.testing.assert_close(out.entropy_N, torch.tensor(entropy))
-    assert not out.entropy_N.requires_grad
+    for form in FORMS:
+        # logits (0, ln 3) and (ln 2, 0)
+        weight = form(torch.tensor([[0.0, math.log(2)], [math.log(3), 0.0]]))
+        out = project(torch.eye(2), weight, torch.tensor([1, 1]), torch.tensor([[0, 1], [1, 0]]), entropy=True, chunk=1)
+        torch.testing.assert_close(out.logp_N.exp(), torch.tensor([3 / 4, 1 / 3]))
+        assert out.topk_logp_NK is not None
+        assert out.entropy_N is not None
+        torch.testing.assert_close(out.topk_logp_NK.exp(), torch.tensor([[1 / 4, 3 / 4], [1 / 3, 2 / 3]]))
+        entropy = [-(p * math.log(p) + (1 - p) * math.log(1 - p)) for p in (1 / 4, 1 / 3)]
+        torch.testing.assert_close(out.entropy_N, torch.tensor(entropy))
+        assert not out.entropy_N.requires_grad
 
 
 def test_a_masked_id_has_no_share_in_the_entropy_nor_in_its_gradient():
@@ -53,36 +62,38 @@ def test_a_masked_id_has_no_share_in_the_entropy_nor_in_its_gradient():
 
 
 def test_temperature_by_hand():
-    # logits (0, ln 9) at temperature 2 are (0, ln 3)
-    weight = torch.tensor([[0.0], [math.log(9)]])
-    out = project(torch.ones(1, 1), weight, torch.tensor([1]), temperature=2.0)
-    torch.testing.assert_close(out.logp_N.exp(), torch.tensor([3 / 4]))
-    ids, logp = topk(torch.ones(1, 1), weight, 1, temperature=2.0)
-    assert ids.tolist() == [[1]]
-    torch.testing.assert_close(logp.exp(), torch.tensor([[3 / 4]]))
+    for form in FORMS:
+        # logits (0, ln 9) at temperature 2 are (0, ln 3)
+        weight = form(torch.tensor([[0.0], [math.log(9)]]))
+        out = project(torch.ones(1, 1), weight, torch.tensor([1]), temperature=2.0)
+        torch.testing.assert_close(out.logp_N.exp(), torch.tensor([3 / 4]))
+        ids, logp = topk(torch.ones(1, 1), weight, 1, temperature=2.0)
+        assert ids.tolist() == [[1]]
+        torch.testing.assert_close(logp.exp(), torch.tensor([[3 / 4]]))
 
 
 def test_vocab_cuts_padding_off():
-    weight = torch.tensor([[0.0], [math.log(3)], [50.0]])
-    out = project(torch.ones(1, 1), weight, torch.tensor([1]), vocab=2)
-    torch.testing.assert_close(out.logp_N.exp(), torch.tensor([3 / 4]))
-    assert topk(torch.ones(1, 1), weight, 5, vocab=2)[0].tolist() == [[1, 0]]
-    with pytest.raises(ValueError, match="vocab is 4 but the head gives 3"):
-        project(torch.ones(1, 1), weight, torch.tensor([1]), vocab=4)
+    for form in FORMS:
+        weight = form(torch.tensor([[0.0], [math.log(3)], [50.0]]))
+        out = project(torch.ones(1, 1), weight, torch.tensor([1]), vocab=2)
+        torch.testing.assert_close(out.logp_N.exp(), torch.tensor([3 / 4]))
+        assert topk(torch.ones(1, 1), weight, 5, vocab=2)[0].tolist() == [[1, 0]]
+        with pytest.raises(ValueError, match="vocab is 4 but the head gives 3"):
+            project(torch.ones(1, 1), weight, torch.tensor([1]), vocab=4)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 13, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_values_and_gradients_equal_the_dense_ones(chunk, temperature):
+@pytest.mark.parametrize("matrix", [True, False])
+def test_values_and_gradients_equal_the_dense_ones(chunk, temperature, matrix):
     x = inputs()
     leaves = [x[name].requires_grad_() for name in ("hidden", "weight", "bias")]
 
     def loss(logp_N: torch.Tensor, logp_NK: torch.Tensor) -> torch.Tensor:
         return (logp_N * torch.arange(N)).sum() + (logp_NK.exp() * logp_NK).sum()
 
-    out = project(
-        x["hidden"], (x["weight"], x["bias"]), x["label"], x["ids"], temperature=temperature, chunk=chunk, entropy=True
-    )
+    head = (x["weight"], x["bias"]) if matrix else lambda hidden: hidden @ x["weight"].T + x["bias"]
+    out = project(x["hidden"], head, x["label"], x["ids"], temperature=temperature, chunk=chunk, entropy=True)
     dense = ((x["hidden"] @ x["weight"].T + x["bias"]) / temperature).log_softmax(-1)
     torch.testing.assert_close(out.logp_N, dense.gather(1, x["label"][:, None])[:, 0])
     torch.testing.assert_close(out.topk_logp_NK, dense.gather(1, x["ids"]))
@@ -105,11 +116,12 @@ def test_gradcheck_through_the_loss():
 
 
 def test_low_precision_logits_are_normalized_in_single():
-    x = inputs(torch.float32)
-    out = project(x["hidden"].bfloat16(), x["weight"].bfloat16(), x["label"], x["ids"], entropy=True)
-    assert out.logp_N.dtype == out.topk_logp_NK.dtype == out.entropy_N.dtype == torch.float32
-    logits = (x["hidden"].bfloat16() @ x["weight"].bfloat16().T).float()
-    torch.testing.assert_close(out.logp_N, logits.log_softmax(-1).gather(1, x["label"][:, None])[:, 0])
+    for form in FORMS:
+        x = inputs(torch.float32)
+        out = project(x["hidden"].bfloat16(), form(x["weight"].bfloat16()), x["label"], x["ids"], entropy=True)
+        assert out.logp_N.dtype == out.topk_logp_NK.dtype == out.entropy_N.dtype == torch.float32
+        logits = (x["hidden"].bfloat16() @ x["weight"].bfloat16().T).float()
+        torch.testing.assert_close(out.logp_N, logits.log_softmax(-1).gather(1, x["label"][:, None])[:, 0])
 
 
 def test_topk_is_sorted_detached_and_of_the_full_softmax():

@@ -113,8 +113,9 @@ MUTANTS: list[tuple[Callable[..., Any], str, str, str, str]] = [
     (lm_head._logits, "logits[:, :vocab]", "logits", "lm_head", "vocab_cuts"),
     (lm_head._logits, "logits.float()", "logits", "lm_head", "low_precision"),
     (lm_head.topk, "- logits.logsumexp(", "- best.values.logsumexp(", "lm_head", "topk_is_sorted"),
-    (lm_head.project, "len(hidden_N) <= chunk or", "True or", "lm_head", "only_one_chunk"),
-    (lm_head._chunks, "range(0, max(length, 1), chunk)", "range(0, 1)", "lm_head", "only_one_chunk"),
+    (lm_head._project, "len(hidden_N) <= work.chunk or", "True or", "lm_head", "only_one_chunk"),
+    (lm_head.chunks, "range(0, max(length, 1), chunk)", "range(0, 1)", "weight_head", "one_gradient_of_the_weight"),
+    (lm_head._project, "matrix is not None and dtype", "False and dtype", "weight_head", "one_gradient_of_the_weight"),
     # policy gradient
     (policy_gradient.clipped_objective, "torch.maximum", "torch.minimum", "policy_gradient", "clipped_surrogate_by"),
     (

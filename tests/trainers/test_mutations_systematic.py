@@ -27,6 +27,7 @@ from turngym.trainers.losses import (
     weighted_sum,
 )
 from turngym.trainers.losses import truncated_importance as truncated
+from turngym.trainers.models import weight_head
 from turngym.trainers.rollout_plan import (
     annealing,
     curriculum,
@@ -49,6 +50,7 @@ from turngym.trainers.targets import (
 )
 
 TESTED: dict[ModuleType, tuple[str, ...]] = {
+    weight_head: ("weight_head",),
     policy_gradient: ("policy_gradient",),
     policy_shaping: ("policy_shaping",),
     reverse_kl: ("reverse_kl",),
@@ -100,6 +102,11 @@ LAST_AXIS = "the last axis of [N, K] is axis 1"
 NUMBERED = "another numbering of the responses, as unique"
 SQUARED = "the difference is squared"
 SAME = {
+    "_softmax: -1 -> 1": LAST_AXIS,
+    "_softmax: -1 -> 1 (2)": LAST_AXIS,
+    "_softmax: -1 -> 1 (3)": LAST_AXIS,
+    "_slope: -1 -> 1": LAST_AXIS,
+    "ByWeight.forward: False -> True (2)": "a gradient of zeros for what has none",
     "kl_k2: logp_N - reference_logp_N.detach() -> reference_logp_N.detach() - logp_N": SQUARED,
     "value_loss: value_N - return_N -> return_N - value_N": SQUARED,
     "value_loss: clipped_N - return_N -> return_N - clipped_N": SQUARED,
@@ -156,6 +163,7 @@ SAME = {
         "it multiplies the two"
     ),
     "LmLoss.backward: loss.detach() -> loss": "the same number",
+    "LmLoss.backward: True -> False": "memory alone: the gradient is the same",
     "LmLoss.rows: wanted - documents -> documents - wanted": "to begin again more often reads the same",
     "_paragraphs: 'utf-8' -> 'utf-8_'": "Python takes it for the same encoding",
     "_parquet: 256 -> 257": "how much is read at a time changes nothing",

@@ -15,6 +15,7 @@ from turngym.envs.alfworld.generate.config import SMALL
 from turngym.envs.alfworld.generate.vocabulary import vocabulary
 from turngym.envs.core import TurngymError
 from turngym.scripts import train
+from turngym.trainers.assembly import build_trainer
 from turngym.trainers.config import ADDED, SINCE
 from turngym.trainers.models.model import save_model, tiny_qwen3
 from turngym.trainers.run.metrics import read_metrics
@@ -39,6 +40,8 @@ def test_old_names_in_a_checkpoint_are_those_of_today(tmp_path: Path) -> None:
     argv += ["--env-kwargs", '{"on_invalid": "noop"}']
     train.main(argv)
     rows = read_metrics(out)
+    made = build_trainer(train.parse(argv))
+    assert (made.run.packing, made.teacher.packing) == ("auto", "auto")  # type: ignore[union-attr]
     for path in out.glob("checkpoints/step_*/state.json"):
         state: dict[str, Any] = json.loads(path.read_text())
         del state["crc32"]  # which they did not have
@@ -52,6 +55,9 @@ def test_old_names_in_a_checkpoint_are_those_of_today(tmp_path: Path) -> None:
         }
         path.write_text(json.dumps(state))
     (out / "config.toml").unlink()  # older versions wrote none
+    made = build_trainer(train.parse([*argv, "--resume"]))
+    # before there was a choice, rows did not share lines, neither of the student nor of the teacher
+    assert (made.run.packing, made.teacher.packing) == ("off", "off")  # type: ignore[union-attr]
     train.main([*argv, "--resume"])
     assert read_metrics(out) == rows
     with pytest.raises(TurngymError, match=r"algorithm\.n_min: checkpoint 8, now 3"):

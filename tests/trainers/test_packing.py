@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,29 @@ import toy_run as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.envs.common.settings import SettingsError, from_table
+from turngym.trainers import trainer as trainer_module
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import BatchError, RolloutBatch, pack
-from turngym.trainers.config import ConfigError, RunConfig
+from turngym.trainers.config import ConfigError, Packing, RunConfig
 from turngym.trainers.models.microbatch import pad_rows, split_rows
-from turngym.trainers.models.packing import check_packing, padding, split_packed
+from turngym.trainers.models.packing import (
+    cheaper_lines,
+    check_packing,
+    lines_of,
+    packed_lines,
+    padded_lines,
+    padding,
+    resolved,
+    split_by,
+    split_packed,
+)
+from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.run.checkpoint import CheckpointError
 from turngym.trainers.run.metrics import read_metrics
 from turngym.trainers.run.optimizer_step import Forward, accumulate
+from turngym.trainers.run.run_folder import as_begun
 
 torch.set_num_threads(1)
 
@@ -77,7 +94,7 @@ def test_packed_gradients_are_those_of_padded_rows(attention: str, checkpointing
     model.set_attn_implementation(attention)
     loss, padded = gradient(model, batch, Forward())
     for budget in (30, 70, 8192):
-        forward = Forward(packing=True, micro_tokens=budget, gradient_checkpointing=checkpointing)
+        forward = Forward(packing="on", micro_tokens=budget, gradient_checkpointing=checkpointing)
         again, packed = gradient(model, batch, forward)
         assert again == pytest.approx(loss, abs=1e-6)
         assert torch.allclose(packed, padded, atol=1e-6)
@@ -90,7 +107,7 @@ def test_models_whose_rows_see_each_other_are_refused() -> None:
     check_packing(toy.tiny(2).bfloat16())
     inner, forward = model.model, model.model.forward
     inner.forward = lambda position_ids=None, **more: forward(**more)
-    with pytest.raises(ConfigError, match=r"--run\.packing: Qwen3ForCausalLM lets rows in one line see each other"):
+    with pytest.raises(ConfigError, match=r"--packing on: Qwen3ForCausalLM lets rows in one line see each other"):
         check_packing(model)
     with pytest.raises(BatchError, match="max_tokens is 0"):
         split_packed(batch_of(1), 0)
@@ -98,10 +115,128 @@ def test_models_whose_rows_see_each_other_are_refused() -> None:
 
 def test_a_packed_run_gives_the_numbers_of_a_padded_one(tmp_path: Path) -> None:
     rows = []
-    for packing in (False, True):
-        made = toy.trainer(tmp_path / str(packing), steps=2)
+    for packing in ("off", "on"):
+        made = toy.trainer(tmp_path / packing, steps=2)
         replace(made, run=replace(made.run, packing=packing, micro_tokens=64)).train()
-        rows.append([row for row in read_metrics(tmp_path / str(packing)) if row["kind"] == "train"])
+        rows.append([row for row in read_metrics(tmp_path / packing) if row["kind"] == "train"])
     for padded, packed in zip(*rows, strict=True):
         assert packed["loss"] == pytest.approx(padded["loss"], abs=1e-5)
         assert packed["grad_norm"] == pytest.approx(padded["grad_norm"], abs=1e-4)
+
+
+def test_the_cheaper_lines_by_hand() -> None:
+    # 4 rows of 60 and 20 of 20 in one pass: 24 x 60 positions padded, 640 tokens in 11 lines of 60 packed
+    lengths = [60] * 4 + [20] * 20
+    padded, packed = padded_lines(lengths, 8192), packed_lines(lengths, 8192)
+    assert [part.shape for part in padded] == [(24, 60)]
+    assert [part.shape for part in packed] == [(11, 60)]
+    assert [part.cost(6) for part in padded] == [1440.0]
+    assert packed[0].cost(6) == pytest.approx(660 * (1 + 0.04 * 60 / 6))
+    assert cheaper_lines(lengths, 8192, 6)[0].packed
+    # 0.04 * 60 / 2 = 1.2: in so narrow a model attention under a mask costs more than the padding
+    assert not cheaper_lines(lengths, 8192, 2)[0].packed
+    # nothing to gain: no padding
+    assert not cheaper_lines([50] * 8, 8192, 10_000)[0].packed
+    assert cheaper_lines([], 8192, 6) == []
+
+
+def test_auto_is_one_of_both_and_a_function_of_lengths_and_width() -> None:
+    model, batch = toy.tiny(1), batch_of(9)
+    splits = {name: split_by(name, model)(batch, 8192, np.arange(9)) for name in ("auto", "on", "off")}
+    assert splits["auto"][0].shape == splits["on"][0].shape is not None
+    assert [micro.rows.tolist() for micro in splits["off"]] == [
+        micro.rows.tolist() for micro in split_rows(batch, 8192)
+    ]
+    # passes of one row have no padding
+    alone = split_by("auto", model)(batch, 1, np.arange(9))
+    assert len(alone) == 9
+    assert all(micro.starts is None for micro in alone)
+    # some of the rows, as of one process of several
+    (part,) = split_by("on", model)(batch, 8192, np.array([3, 8]))
+    assert part.rows.tolist() == [3, 8]
+
+
+@pytest.mark.parametrize("packing", ["auto", "on"])
+def test_packed_scores_are_those_of_padded_rows(packing: Packing) -> None:
+    model, rng = toy.tiny(1, 6.0), np.random.default_rng(0)
+    ids = [rng.integers(0, 40, size).astype(np.int32) for size in (7, 30, 12, 9, 21, 5)]
+    positions = [np.arange(2, len(row)) for row in ids]
+    plain = LocalScorer(model=model)
+    for budget in (30, 70, 8192):
+        scorer = LocalScorer(model=model, packing=packing, max_tokens=budget)
+        for one, other in zip(scorer.logprobs(ids, positions), plain.logprobs(ids, positions), strict=True):
+            assert np.allclose(one, other, atol=1e-5)
+    lines = lines_of(packing, model)([len(row) for row in ids], 8192)
+    assert lines[0].packed
+    assert not lines_of("off", model)([len(row) for row in ids], 8192)[0].packed
+
+
+def test_auto_leaves_a_model_alone_that_cannot_have_it() -> None:
+    model = toy.tiny(1)
+    assert [resolved(name, model) for name in ("auto", "on", "off")] == ["auto", "on", "off"]
+    inner, forward = model.model, model.model.forward
+    inner.forward = lambda position_ids=None, **more: forward(**more)
+    assert [resolved(name, model) for name in ("auto", "off")] == ["off", "off"]
+    with pytest.raises(ConfigError):
+        resolved("on", model)
+    inner.forward = lambda input_ids, use_cache: forward(input_ids=input_ids, use_cache=use_cache)
+    assert resolved("auto", model) == "off"  # it knows no positions
+
+
+def begun(folder: Path, packing: Any, *, resume: bool = False) -> list[dict[str, Any]]:
+    """What three steps say, or the rest of them; times apart."""
+    made = toy.trainer(folder, steps=3)
+    run = replace(made.run, packing=packing, checkpoint_every=1, keep_checkpoints=9)
+    replace(made, run=run).train(resume=resume)
+    clock = ("time/", "tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(folder)]
+
+
+@pytest.mark.parametrize("recorded", [False, None])
+def test_a_run_that_was_begun_without_it_goes_on_without_it(tmp_path: Path, recorded: bool | None) -> None:
+    """What older versions recorded: false, or nothing at all."""
+    whole, folder = begun(tmp_path / "off", "off"), tmp_path / "off"
+    for step in (2, 3):
+        shutil.rmtree(folder / f"checkpoints/step_{step:06d}")
+    for path in folder.glob("checkpoints/step_*/state.json"):
+        state = json.loads(path.read_text())
+        del state["crc32"]
+        assert state["fingerprint"].pop("run.packing") == "off"
+        state["fingerprint"] |= {} if recorded is None else {"run.packing": recorded}
+        path.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match=r"run\.packing: checkpoint 'off', now 'on'"):
+        begun(folder, "on", resume=True)
+    assert begun(folder, "auto", resume=True) == whole
+    state = json.loads((folder / "checkpoints/step_000003/state.json").read_text())
+    assert state["fingerprint"]["run.packing"] == "off"
+
+
+def test_what_a_run_goes_on_with(tmp_path: Path) -> None:
+    assert as_begun(RunConfig(), tmp_path).packing == "auto"  # nothing began here
+    begun(tmp_path / "run", "auto")
+    assert as_begun(RunConfig(), tmp_path / "run").packing == "auto"
+    begun(tmp_path / "on", "on")
+    assert as_begun(RunConfig(), tmp_path / "on").packing == "on"
+    assert as_begun(RunConfig(packing="off"), tmp_path / "on").packing == "off"
+
+
+def test_true_and_false_are_still_understood() -> None:
+    assert [RunConfig(packing=word).packing for word in (True, False)] == ["on", "off"]  # type: ignore[arg-type]
+    assert from_table(RunConfig, {"packing": False}, "test").packing == "off"
+    assert from_table(RunConfig, {"packing": True}, "test").packing == "on"
+    with pytest.raises(SettingsError, match="valid: auto, on, off"):
+        from_table(RunConfig, {"packing": "yes"}, "test")
+
+
+def test_the_loop_uses_what_the_model_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str]] = []
+
+    class Loop(trainer_module.TrainLoop):
+        def run(self, interrupts: Any) -> None:
+            seen.append((self._forward().packing, self._scorers().student.packing))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(trainer_module, "TrainLoop", Loop)
+    for number, answer in enumerate(("auto", "off")):
+        monkeypatch.setattr(trainer_module, "resolved", lambda packing, model, answer=answer: answer)
+        toy.trainer(tmp_path / str(number), steps=1).train()
+    assert seen == [("auto", "auto"), ("off", "off")]

@@ -37,7 +37,7 @@ RUN = RunConfig(
     head_chunk=33,
     autocast="bfloat16-body",
     gradient_checkpointing=True,
-    packing=False,
+    packing="on",
     eval_every=2,
 )
 
@@ -274,7 +274,7 @@ def test_how_the_forward_passes_are_computed() -> None:
         autocast=True,
         autocast_head=False,
         gradient_checkpointing=True,
-        packing=False,
+        packing="on",
         world=SINGLE,
     )
     for word, wanted in (("off", (False, False)), ("bfloat16", (True, True))):

@@ -140,7 +140,7 @@ class LmLoss:
             states = states[torch.from_numpy(np.concatenate(where)).to(states.device)]
             labels = torch.from_numpy(np.concatenate([row[1:] for row in chosen]).astype(np.int64)).to(states.device)
             with autocast(model, self._autocast):
-                loss = -project(states, head(model), labels).logp_N.sum() / count
+                loss = -project(states, head(model), labels, into_grad=True).logp_N.sum() / count
             (self._config.coef * loss * world.size).backward()
             total += float(loss.detach())
         return sum(world.all_gather(total))

@@ -51,6 +51,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 )
 
 
+def chip_named(name: str) -> Chip:
+    """One of `CHIPS`. Raises TurngymError, with the names, for another."""
+    if name not in CHIPS:
+        raise TurngymError(f"chip {name!r} is unknown; valid: {', '.join(CHIPS)}")
+    return CHIPS[name]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What one training step does."""
@@ -114,7 +121,8 @@ class Estimate:
     """Weights, gradients and moments of the student's shard, the teacher or its shard, and the copy of the student that
     plays where it plays in another precision: there all the time."""
     update: float
-    """On top while updating: gathered layers, activations, logits."""
+    """On top while updating: gathered layers, activations, logits; or AdamW's one copy of its second moments, which
+    torch makes for all parameters at once."""
     scoring: float
     """On top while the teacher scores: what a sharded one gathers."""
     rollout: float
@@ -168,11 +176,16 @@ def activation_bytes(shape: ModelShape, tokens: int, *, checkpointing: bool, pre
 
 
 def logits_bytes(shape: ModelShape, rows: int) -> float:
-    """Of the head's backward pass: four float32 copies of a chunk's logits, and the head's gradient once more.
+    """Of the head, forward and backward: two float32 copies of a chunk's logits.
 
-    The second gradient is that of one chunk, which is added to those of the others.
+    Its gradient is the one that the student's states count: chunks and micro-batches add to that.
     """
-    return 16.0 * rows * shape.vocab + 4.0 * shape.vocab * shape.width
+    return 8.0 * rows * shape.vocab
+
+
+def embedding_bytes(shape: ModelShape) -> float:
+    """Of the end of a backward pass: torch makes the embedding's gradient anew, and adds it to the one that it has."""
+    return 4.0 * shape.vocab * shape.width
 
 
 def gathered_bytes(shape: ModelShape) -> float:
@@ -233,7 +246,9 @@ def _update_bytes(student: ModelShape, gpus: int, work: Workload) -> float:
     # on one GPU nothing is sharded, so nothing is gathered but the bfloat16 copies that autocast keeps
     alone = 0.0 if work.precision == "float32" else 2.0 * student.parameters
     gathered = alone if gpus == 1 else gathered_bytes(student)
-    return forward + logits_bytes(student, min(work.head_chunk, tokens)) + gathered
+    pass_ = forward + logits_bytes(student, min(work.head_chunk, tokens))
+    # one after the other: activations and logits are gone when the embedding's turn comes, gathered layers at the step
+    return max(max(pass_, embedding_bytes(student)) + gathered, 4.0 * student.parameters / gpus)
 
 
 def _operations(chip: Chip, work: Workload, dtype: str) -> float:

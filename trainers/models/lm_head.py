@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-MIN_LOGP = -1e4
-"""Stands for the logarithm of 0 (a masked logit): its probability is exactly 0 too, but 0 times it is no NaN."""
+from turngym.trainers.models.weight_head import MIN_LOGP, ByWeight, HeadWork, chunks, weight_of
 
 Head = Callable[[Tensor], Tensor]
 """Hidden states [n, d] to logits [n, V]; a language model's output layer."""
@@ -44,12 +43,15 @@ def project(
     entropy: bool = False,
     entropy_gradient: bool = False,
     vocab: int | None = None,
+    into_grad: bool = False,
 ) -> Projected:
     """Log-probabilities of the labels and of K more ids under softmax(head(hidden) / temperature).
 
     `hidden_N` [N, d]; `head` a callable, a weight [V, d] or (weight, bias); `label_N` int [N]; `topk_ids_NK` int
-    [N, K]. At most `chunk` rows of logits exist at a time: chunks are recomputed in backward. `vocab` cuts the logits
-    to their first ids, where teacher and student differ only in padding.
+    [N, K]. At most `chunk` rows of logits exist at a time: chunks are recomputed in backward, where a head that is one
+    matrix has one gradient, to which all chunks add. `vocab` cuts the logits to their first ids, where teacher and
+    student differ only in padding. `into_grad` lets the backward pass add to the `grad` that the head's weight has
+    already, instead of making another: for callers of `backward()`, not of `torch.autograd.grad`.
     logp_i(v) = z_iv - logsumexp_u z_iu, z = logits / temperature, in fp32. Entropy: -sum_v p log p, nats.
     Source: docs/algorithms.md#log-probabilities. Errors: ValueError for shapes or settings that do not fit.
     """
@@ -57,26 +59,19 @@ def project(
     ids_N1 = label_N[:, None].long()
     # label and support in one gather, so that the logits of a chunk are computed once
     ids_NJ = ids_N1 if topk_ids_NK is None else torch.cat([ids_N1, topk_ids_NK.long()], dim=1)
-    step = _Chunk(
-        head=_callable(head),
+    work = HeadWork(
         temperature=temperature,
+        chunk=chunk,
         entropy=entropy or entropy_gradient,
         entropy_gradient=entropy_gradient,
         vocab=vocab,
+        into_grad=into_grad,
     )
-    parts = []
-    for rows in _chunks(len(hidden_N), chunk):
-        if len(hidden_N) <= chunk or not torch.is_grad_enabled():
-            parts.append(step(hidden_N[rows], ids_NJ[rows]))
-        else:
-            # a single chunk is what fits anyway; more of them are only affordable if none outlives its turn
-            # a head draws nothing at random, so no random state is kept for each chunk
-            parts.append(checkpoint(step, hidden_N[rows], ids_NJ[rows], use_reentrant=False, preserve_rng_state=False))
-    logp_NJ = torch.cat([logp for logp, _ in parts])
+    logp_NJ, entropy_N = _project(hidden_N, head, ids_NJ, work)
     return Projected(
         logp_N=logp_NJ[:, 0],
         topk_logp_NK=None if topk_ids_NK is None else logp_NJ[:, 1:],
-        entropy_N=torch.cat([value for _, value in parts if value is not None]) if step.entropy else None,
+        entropy_N=entropy_N,
     )
 
 
@@ -101,7 +96,7 @@ def topk(
     _check_settings(temperature, chunk)
     call = _callable(head)
     ids, logps = [], []
-    for rows in _chunks(len(hidden_N), chunk):
+    for rows in chunks(len(hidden_N), chunk):
         logits = _logits(call, hidden_N[rows], temperature, vocab)
         best = logits.topk(min(k, logits.shape[-1]), dim=-1)
         ids.append(best.indices)
@@ -109,24 +104,49 @@ def topk(
     return torch.cat(ids), torch.cat(logps)
 
 
+def _project(hidden_N: Tensor, head: HeadLike, ids_NJ: Tensor, work: HeadWork) -> tuple[Tensor, Tensor | None]:
+    """logp [N, J] of `ids_NJ`, and the entropy [N] if it is wanted."""
+    matrix = weight_of(head)
+    dtype = None if matrix is None else _precision(hidden_N, matrix[0])
+    if matrix is not None and dtype is not None:
+        _check_vocab(work.vocab, len(matrix[0]))
+        found: tuple[Tensor, Tensor | None] = ByWeight.apply(hidden_N.to(dtype), *matrix, ids_NJ, work)
+        return found
+    step, parts = _Chunk(head=_callable(head), work=work), []
+    for rows in chunks(len(hidden_N), work.chunk):
+        if len(hidden_N) <= work.chunk or not torch.is_grad_enabled():
+            parts.append(step(hidden_N[rows], ids_NJ[rows]))
+        else:
+            # a single chunk is what fits anyway; more of them are only affordable if none outlives its turn
+            # a head draws nothing at random, so no random state is kept for each chunk
+            parts.append(checkpoint(step, hidden_N[rows], ids_NJ[rows], use_reentrant=False, preserve_rng_state=False))
+    entropy_N = torch.cat([value for _, value in parts if value is not None]) if work.entropy else None
+    return torch.cat([logp for logp, _ in parts]), entropy_N
+
+
+def _precision(hidden_N: Tensor, weight: Tensor) -> torch.dtype | None:
+    """What both are multiplied in; None where they do not fit, which the product explains."""
+    device = hidden_N.device.type
+    if torch.is_autocast_enabled(device) and torch.float64 not in (hidden_N.dtype, weight.dtype):
+        return torch.get_autocast_dtype(device)
+    return hidden_N.dtype if hidden_N.dtype == weight.dtype else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """One chunk's work, as a value that `checkpoint` can call twice."""
+    """One chunk's work under any head, as a value that `checkpoint` can call twice."""
 
     head: Head
-    temperature: float
-    entropy: bool
-    entropy_gradient: bool
-    vocab: int | None
+    work: HeadWork
 
     def __call__(self, hidden_n: Tensor, ids_nJ: Tensor) -> tuple[Tensor, Tensor | None]:
-        logits = _logits(self.head, hidden_n, self.temperature, self.vocab)
+        logits = _logits(self.head, hidden_n, self.work.temperature, self.work.vocab)
         # gather before the subtraction: [n, J] instead of a log-softmax of [n, V]
         logp_nJ = logits.gather(1, ids_nJ) - logits.logsumexp(-1, keepdim=True)
-        if not self.entropy:
+        if not self.work.entropy:
             return logp_nJ, None
         # last, so that the recomputation in backward stops before it where no gradient is wanted
-        with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self.work.entropy_gradient and torch.is_grad_enabled()):
             return logp_nJ, _entropy(logits)
 
 
@@ -138,10 +158,8 @@ def _entropy(logits: Tensor) -> Tensor:
 
 def _logits(head: Head, hidden_n: Tensor, temperature: float, vocab: int | None) -> Tensor:
     logits = head(hidden_n)
-    if vocab is not None:
-        if vocab > logits.shape[-1]:
-            raise ValueError(f"vocab is {vocab} but the head gives {logits.shape[-1]} logits; valid is at most that")
-        logits = logits[:, :vocab]
+    _check_vocab(vocab, logits.shape[-1])
+    logits = logits[:, :vocab]
     # bfloat16 has 8 bits: a logsumexp over 10^5 ids, and a difference of two of them, need float32
     logits = logits if logits.dtype == torch.float64 else logits.float()
     # dividing by 1 would copy [n, V]
@@ -157,10 +175,9 @@ def _callable(head: HeadLike) -> Head:
     return head
 
 
-def _chunks(length: int, chunk: int) -> Iterator[slice]:
-    # no rows give one empty chunk: cat needs a tensor, and a process without work a graph for its backward pass
-    for start in range(0, max(length, 1), chunk):
-        yield slice(start, start + chunk)
+def _check_vocab(vocab: int | None, width: int) -> None:
+    if vocab is not None and vocab > width:
+        raise ValueError(f"vocab is {vocab} but the head gives {width} logits; valid is at most that")
 
 
 def _check(hidden_N: Tensor, label_N: Tensor, ids_NK: Tensor | None, temperature: float, chunk: int) -> None:

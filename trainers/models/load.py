@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from turngym.envs.core import TurngymError
+from turngym.trainers.config import Packing
 from turngym.trainers.models.model import load_model, vocabulary_size
+from turngym.trainers.models.packing import resolved
 from turngym.trainers.models.prefix_sharing import supports_prefix_sharing
 from turngym.trainers.models.scorer import LocalScorer
 from turngym.trainers.models.vocab_check import common_vocabulary
@@ -36,9 +38,10 @@ def load_scorer(
     vocab_size: int | None = None,
     student: tuple[Any, Any] | None = None,
     shared_prefixes: bool = False,
+    packing: Packing = "off",
 ) -> LocalScorer:
     """A model that scores ids at `temperature`. Of a teacher, only the ids that `student` (a model with its tokenizer)
-    knows too are scored; TurngymError where the two differ in them."""
+    knows too are scored; TurngymError where the two differ in them. A model that cannot have `packing` goes without."""
     model, tokenizer = load_student(folder, dtype, device)
     if student is not None:
         sizes = vocabulary_size(student[0]), vocabulary_size(model)
@@ -48,5 +51,7 @@ def load_scorer(
         vocab_size=vocab_size,
         temperature=temperature,
         max_tokens=max_tokens,
+        # a teacher is not what --packing on was said of: one that cannot have it scores padded rows
+        packing=packing if packing != "off" and resolved("auto", model) == "auto" else "off",
         share_prefixes=shared_prefixes and supports_prefix_sharing(model),
     )

@@ -58,8 +58,8 @@ def split_rows(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = Non
     return [micro_batch(batch, order[start:stop]) for start, stop in _cuts(lengths[order], max_tokens)]
 
 
-Split = Callable[[RolloutBatch, int, IntArray], list[MicroBatch]]
-"""`split_rows` or `packing.split_packed`."""
+Split = Callable[[RolloutBatch, int, IntArray | None], list[MicroBatch]]
+"""`split_rows`, or what `packing.split_by` gives."""
 
 
 def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Split = split_rows) -> list[MicroBatch]:

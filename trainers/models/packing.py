@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,26 +12,62 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.trainers.batch import BatchError, RolloutBatch
-from turngym.trainers.config import ConfigError
-from turngym.trainers.models.microbatch import MicroBatch, micro_batch, pad_rows
-from turngym.trainers.models.model import hidden_states
+from turngym.trainers.config import ConfigError, Packing
+from turngym.trainers.models.microbatch import MicroBatch, Split, micro_batch, pad_rows, split_rows
+from turngym.trainers.models.model import hidden_states, length_batches
 
 IntArray = NDArray[np.int64]
 TOLERANCE = {torch.float32: 1e-4}
 """Of hidden states, relative to the largest; other precisions: 0.1. Rows that see each other differ by far more."""
+LINE_COST = 0.04
+"""What a position in a line of several rows costs more than one in a row alone, times the line's tokens, divided by the
+model's width: attention works under a mask, on all pairs instead of the causal half. Measured on CPUs
+(docs/distributed.md#packed-rows)."""
 
 
-def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = None) -> list[MicroBatch]:
-    """`split_rows` whose rows share lines: micro-batches of lines as long as their longest row, filled first fit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Rows that go through the model together: where each begins in lines of one length (`shape`: how many, how long).
+
+    `packed` says whether lines are shared; else every row is a line of its own.
+    """
+
+    rows: IntArray
+    starts: IntArray
+    shape: tuple[int, int]
+    packed: bool
+
+    def filled(self, rows: Sequence[NDArray[np.int32]]) -> tuple[IntArray, IntArray | None]:
+        """The ids of these `rows` in their lines [lines, length], and where lines are shared their positions."""
+        ids, positions = np.zeros(self.shape, np.int64), np.zeros(self.shape, np.int64)
+        for row, start in zip(rows, self.starts, strict=True):
+            place = slice(start, start + len(row))
+            ids.reshape(-1)[place], positions.reshape(-1)[place] = row, np.arange(len(row))
+        return ids, positions if self.packed else None
+
+    def cost(self, width: int) -> float:
+        """What a pass costs by estimate, in positions of rows alone, for a model of that width."""
+        lines, length = self.shape
+        return lines * length * (1.0 + LINE_COST * length / width * self.packed)
+
+
+def padded_lines(lengths: Sequence[int], max_tokens: int) -> list[Lines]:
+    """Every row in a line of its own, rows of like length together: passes of at most `max_tokens` positions."""
+    found = []
+    for rows in length_batches(lengths, max_tokens):
+        shape = (len(rows), int(lengths[rows[0]]))
+        starts = np.arange(len(rows), dtype=np.int64) * shape[1]
+        found.append(Lines(rows=np.array(rows, np.int64), starts=starts, shape=shape, packed=False))
+    return found
+
+
+def packed_lines(lengths: Sequence[int], max_tokens: int) -> list[Lines]:
+    """Rows that share lines: each pass has lines as long as its longest row, filled first fit.
 
     Rows come longest first; each goes to the first line with room, into a new one while `max_tokens` allow, or else to
-    the next micro-batch. A row longer than `max_tokens` comes alone. Errors: `BatchError` if `max_tokens` is below 1.
+    the next pass. A row longer than `max_tokens` comes alone.
     """
-    if max_tokens < 1:
-        raise BatchError(f"max_tokens is {max_tokens}; a micro-batch needs at least 1 token")
-    lengths = np.diff(batch.row_offsets)
-    order = np.argsort(-lengths, kind="stable")
-    left = (order if rows is None else order[np.isin(order, rows)]).tolist()
+    left = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
     found = []
     while left:
         width = int(lengths[left[0]])
@@ -45,9 +84,65 @@ def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = N
                 rest.append(row)
         # first fit opens lines in order, so those without a row are the last ones and can be cut off
         used = int((lines < width).sum())
-        found.append(micro_batch(batch, placed, starts=np.array(starts, np.int64), shape=(used, width)))
+        rows, begins = np.array(placed, np.int64), np.array(starts, np.int64)
+        found.append(Lines(rows=rows, starts=begins, shape=(used, width), packed=True))
         left = rest
     return found
+
+
+def cheaper_lines(lengths: Sequence[int], max_tokens: int, width: int) -> list[Lines]:
+    """Padded or packed, whichever costs less by estimate in a model of that width; nothing else decides."""
+    padded, packed = padded_lines(lengths, max_tokens), packed_lines(lengths, max_tokens)
+    better = sum(part.cost(width) for part in packed) < sum(part.cost(width) for part in padded)
+    return packed if better else padded
+
+
+def lines_of(packing: Packing, model: Any) -> Callable[[Sequence[int], int], list[Lines]]:
+    """How `model` gets its rows; `auto` takes for granted that it keeps rows apart (`resolved`)."""
+    if packing == "auto":
+        return partial(cheaper_lines, width=int(model.get_output_embeddings().weight.shape[-1]))
+    return packed_lines if packing == "on" else padded_lines
+
+
+def split_by(packing: Packing, model: Any) -> Split:
+    """`microbatch.split_rows`, or with rows that share lines, or the cheaper of both."""
+    return split_rows if packing == "off" else partial(_split, lines_of(packing, model))
+
+
+def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = None) -> list[MicroBatch]:
+    """`split_rows` whose rows share lines (`packed_lines`). Errors: `BatchError` if `max_tokens` is below 1."""
+    return _split(packed_lines, batch, max_tokens, rows)
+
+
+def _split(
+    lines: Callable[[Sequence[int], int], list[Lines]],
+    batch: RolloutBatch,
+    max_tokens: int,
+    rows: IntArray | None = None,
+) -> list[MicroBatch]:
+    if max_tokens < 1:
+        raise BatchError(f"max_tokens is {max_tokens}; a micro-batch needs at least 1 token")
+    chosen = np.arange(batch.rows) if rows is None else np.unique(rows)
+    found = lines(np.diff(batch.row_offsets)[chosen].tolist(), max_tokens)
+    return [
+        micro_batch(batch, chosen[part.rows], starts=part.starts, shape=part.shape)
+        if part.packed
+        else micro_batch(batch, chosen[part.rows])
+        for part in found
+    ]
+
+
+def resolved(packing: Packing, model: Any) -> Packing:
+    """`off` in the place of `auto` for a model that does not keep rows apart; ConfigError if it has to."""
+    if packing == "auto":
+        try:
+            check_packing(model)
+        # models that know no positions, or no ids as small as those of the trial, say so in many ways
+        except (ConfigError, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            return "off"
+    elif packing == "on":
+        check_packing(model)
+    return packing
 
 
 def check_packing(model: Any) -> None:
@@ -65,7 +160,7 @@ def check_packing(model: Any) -> None:
     # `not <=`, for a model that gives NaN is refused too
     if not gap <= TOLERANCE.get(next(model.parameters()).dtype, 0.1) * size:
         raise ConfigError(
-            f"--run.packing: {type(model).__name__} lets rows in one line see each other (hidden states differ by "
+            f"--packing on: {type(model).__name__} lets rows in one line see each other (hidden states differ by "
             f"{gap:.1e} of {size:.1e}); train it with padded rows"
         )
 

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.envs.episode import TopK
+from turngym.trainers.config import Packing
 from turngym.trainers.models.lm_head import project, topk
-from turngym.trainers.models.model import ModelError, head, hidden_states, length_batches, pad
+from turngym.trainers.models.model import ModelError, head, hidden_states
+from turngym.trainers.models.packing import lines_of
 from turngym.trainers.models.prefix_sharing import group_states, prefix_groups
 
 Ids = Sequence[NDArray[np.int32]]
@@ -37,6 +39,8 @@ class LocalScorer:
     """Padded tokens per forward pass."""
     chunk: int = 1024
     """Positions that go through the head at a time."""
+    packing: Packing = "off"
+    """Whether several short rows share a line; needs a model that keeps them apart (`packing.resolved`)."""
     share_prefixes: bool = False
     """Read what neighboring rows begin with only once (`prefix_sharing`); needs `supports_prefix_sharing(model)`."""
 
@@ -94,11 +98,10 @@ class LocalScorer:
                 states = group_states(self.model, ids, group)
                 places = [group.indices(member, _before(positions[row])) for member, row in enumerate(group.rows)]
                 yield list(group.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
-        for batch in length_batches([len(ids[row]) for row in alone], self.max_tokens):
-            rows = [alone[place] for place in batch]
-            padded = pad([ids[row] for row in rows])
-            where = [number * padded.shape[1] + _before(positions[row]) for number, row in enumerate(rows)]
-            states = hidden_states(self.model, padded)
+        for lines in lines_of(self.packing, self.model)([len(ids[row]) for row in alone], self.max_tokens):
+            rows = [alone[place] for place in lines.rows]
+            states = hidden_states(self.model, *lines.filled([ids[row] for row in rows]))
+            where = [start + _before(positions[row]) for start, row in zip(lines.starts, rows, strict=True)]
             yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
 
 

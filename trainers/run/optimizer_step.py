@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from turngym.trainers.algorithm import Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import OptimizerConfig
+from turngym.trainers.config import OptimizerConfig, Packing
 from turngym.trainers.distributed.world import SINGLE, World, full_tensor
 from turngym.trainers.models.lm_head import Projected, project
-from turngym.trainers.models.microbatch import MicroBatch, micro_batches, pad_rows, split_rows
+from turngym.trainers.models.microbatch import MicroBatch, micro_batches, pad_rows
 from turngym.trainers.models.model import autocast, head, hidden_states, recomputing
-from turngym.trainers.models.packing import split_packed
+from turngym.trainers.models.packing import split_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class Forward:
     autocast_head: bool = True
     """Whether autocast covers the LM head; log-probabilities are float32 either way."""
     gradient_checkpointing: bool = False
-    packing: bool = False
-    """Put several short rows into one line."""
+    packing: Packing = "off"
+    """Whether several short rows share a line; `auto` wants a model that keeps them apart (`packing.resolved`)."""
     world: World = SINGLE
     """Each process computes its share of the episodes; loss, gradients and columns are those of the whole batch."""
 
@@ -129,8 +129,7 @@ def accumulate(
     total, world = 0.0, forward.world
     found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
     with recomputing(model, forward.gradient_checkpointing):
-        split = split_packed if forward.packing else split_rows
-        for micro in micro_batches(batch, forward.micro_tokens, world, split):
+        for micro in micro_batches(batch, forward.micro_tokens, world, split_by(forward.packing, model)):
             losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
             # weights were fixed for the whole batch in float64: no micro-batch divides by its own size
             weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
@@ -196,6 +195,7 @@ def _project(
             entropy=temperature == forward.distill_temperature,
             entropy_gradient=forward.entropy_gradient and temperature == forward.distill_temperature,
             vocab=forward.vocab_size,
+            into_grad=True,
         )
 
 

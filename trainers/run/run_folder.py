@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,14 @@ class RunFolder:
 
     def latest(self) -> Path:
         return latest_checkpoint(self.path)
+
+
+def as_begun(run: RunConfig, path: Path) -> RunConfig:
+    """`run` as it goes on in `path`: where it leaves the choice of packing open, that of the run that began there."""
+    if run.packing != "auto" or not list_checkpoints(path):
+        return run
+    saved = read_state(latest_checkpoint(path))["fingerprint"]
+    return replace(run, packing={**SINCE, **current_names(saved)}["run.packing"])
 
 
 def check_end(done: int, saved: Mapping[str, Any], current: Mapping[str, Any], fixed: str, where: Path) -> None:

@@ -202,6 +202,7 @@ class TrainLoop:
             vocab_size=trainer.vocab_size,
             temperature=trainer.algorithm.distill_temperature,
             max_tokens=trainer.run.micro_tokens,
+            packing=trainer.run.packing,
         )
         shared = shared_scorer(student, trainer.world, trainer.model)
         others: dict[str, Any] = {"teacher": trainer.teacher, "reference": trainer.reference, "critic": self.critic}

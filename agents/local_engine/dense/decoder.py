@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from turngym.agents.local_engine.dense.grid import Grid
 from turngym.agents.local_engine.dense.segments import Segment
 from turngym.agents.local_engine.dense.weights import Layer, Weights, dense_problem, hooked, read_weights
 from turngym.agents.local_engine.kv_cache import RaggedCache, Step
@@ -42,24 +43,23 @@ class DenseDecoder:
         return self._weights is not None and not hooked(self._model)
 
     def forward(self, cache: RaggedCache, ids: Tensor, step: Step, masks: Masks) -> Tensor:
-        """Logits [B, V] of the last column of `ids` int64 [B, Q]."""
+        """Logits of the last column of `ids` int64 [B, Q], as `CausalModel.forward`."""
         weights = self._weights
         assert weights is not None
-        rows, queries = ids.shape
-        hidden = functional.embedding(ids.reshape(-1), weights.embedding)
-        positions = step.write_positions.reshape(-1)
-        place = (step.write_rows.reshape(-1), positions)
+        grid = Grid(len(ids), ids.shape[1], step.cells)
+        hidden = functional.embedding(grid.real(ids), weights.embedding)
+        positions = grid.real(step.write_positions)
+        place = (grid.real(step.write_rows), positions)
         cos, sin = self._rotation(weights, positions, step.length, hidden.dtype)
         cache.step = step
         for number, layer in enumerate(weights.layers):
             asked, keys, values = _project(weights, layer, hidden, cos, sin)
             seen = cache.write(number, *place, keys, values)
             mask = masks[layer.kind] if isinstance(masks, dict) else masks
-            asked = asked.view(rows, queries, weights.heads, weights.head_dim)
-            told = attention(asked, *seen, mask, weights.scale, step.segments)
-            hidden = layer.out.onto(hidden, told.reshape(rows * queries, -1))
+            told = attention(grid.spread(asked), *seen, mask, weights.scale, step.segments)
+            hidden = layer.out.onto(hidden, grid.real(told).flatten(1))
             hidden = _feed_forward(layer, hidden)
-        return weights.head(weights.norm(hidden.view(rows, queries, -1)[:, -1]))
+        return weights.head(weights.norm(grid.last(hidden)))
 
     def _rotation(self, weights: Weights, positions: Tensor, most: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, D] of `positions` [T] below `most`; the sines' first half is negative."""
@@ -96,8 +96,9 @@ def attention(
 ) -> Tensor:
     """What queries [B, Q, heads, D] read from keys and values [B, key heads, L, D]; [B, Q, heads, D].
 
-    The query heads of a key head stand in one matrix with it, so that no key is copied for them. Rows of `segments`
-    read as many keys as their segment says, rows between them none: their results are zero.
+    The query heads of a key head stand in one matrix with it, so that no key is copied for them; a CPU reads keys once
+    per query head without a copy. Rows of `segments` read as many keys as their segment says, rows between them none:
+    their results are zero.
     """
     rows, queries, heads, width = asked.shape
     shared = keys.shape[1]
@@ -105,6 +106,11 @@ def attention(
     if queries == 1:
         packed = asked.reshape(rows, shared, group, width)
         return _by_segment(packed, keys, values, mask, scale, segments).view(rows, 1, heads, width)
+    if asked.device.type == "cpu":
+        told = functional.scaled_dot_product_attention(
+            asked.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=group > 1
+        )
+        return told.transpose(1, 2)
     # [B, key heads, group * Q, D], the queries of one head together
     packed = asked.view(rows, queries, shared, group, width).permute(0, 2, 3, 1, 4)
     packed = packed.reshape(rows, shared, group * queries, width)

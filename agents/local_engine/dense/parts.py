@@ -15,20 +15,22 @@ class Linear:
     """Products with the same input whose results lie side by side: one weight, or several where nothing is copied."""
 
     weights: tuple[Tensor, ...]
-    """Each [out, in]."""
+    """Each [in, out]. A copy has its rows so: few values times a matrix is up to twice as fast that way on a CPU."""
     biases: tuple[Tensor | None, ...]
 
     def __call__(self, values: Tensor) -> Tensor:
         """[T, in] to [T, out]."""
-        if len(self.weights) == 1:
-            return functional.linear(values, self.weights[0], self.biases[0])
-        parts = zip(self.weights, self.biases, strict=True)
-        return torch.cat([functional.linear(values, *pair) for pair in parts], -1)
+        parts = [_product(values, *pair) for pair in zip(self.weights, self.biases, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def onto(self, hidden: Tensor, values: Tensor) -> Tensor:
         """`hidden` [T, out] plus the product, in one operation."""
-        total = torch.addmm(hidden, values, self.weights[0].t())
+        total = torch.addmm(hidden, values, self.weights[0])
         return total if self.biases[0] is None else total.add_(self.biases[0])
+
+
+def _product(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(values, weight) if bias is None else torch.addmm(bias, values, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +68,5 @@ def folded(norm: Norm, linear: Linear) -> tuple[Norm, Linear]:
     """The same, with the norm's weight multiplied into the product that follows; float32 alone is exact enough."""
     if norm.floor is None or norm.weight is None:
         return norm, linear
-    scaled = tuple(weight * norm.weight for weight in linear.weights)
+    scaled = tuple(weight * norm.weight[:, None] for weight in linear.weights)
     return Norm(None, norm.eps, norm.floor), Linear(scaled, linear.biases)

@@ -103,10 +103,10 @@ def _layer(layer: Any, kind: str, heads: int, key_heads: int, fuse: bool) -> Lay
         before_attention=before_attention,
         qkv=qkv,
         head_norm=head_norm,
-        out=_linear(False, attention.o_proj),
+        out=_linear(fuse, attention.o_proj),
         before_feed_forward=before_feed_forward,
         gate_up=gate_up,
-        down=_linear(False, mlp.down_proj),
+        down=_linear(fuse, mlp.down_proj),
     )
 
 
@@ -116,13 +116,13 @@ def _pair(norm: Any, fuse: bool, *modules: nn.Linear) -> tuple[Norm, Linear]:
 
 
 def _linear(fuse: bool, *modules: nn.Linear) -> Linear:
-    weights = tuple(module.weight.detach() for module in modules)
+    weights = tuple(module.weight.detach().t() for module in modules)
     biases = tuple(None if module.bias is None else module.bias.detach() for module in modules)
     if not fuse:
         return Linear(weights, biases)
     given = [bias for bias in biases if bias is not None]
     # a model of the family has biases on all of queries, keys and values, or on none
-    return Linear((torch.cat(weights),), (torch.cat(given) if given else None,))
+    return Linear((torch.cat(weights, 1).contiguous(),), (torch.cat(given) if given else None,))
 
 
 def _changed(model: Any, kind: str) -> Iterator[str]:

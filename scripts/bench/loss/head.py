@@ -90,27 +90,47 @@ def full_reverse_kl(given: Inputs) -> Tensor:
 
 def topk_reverse_kl(given: Inputs) -> Tensor:
     """Ours: the teacher's K best ids, then the student's log-probabilities there, both in chunks."""
+    return _topk_reverse_kl(given, given.head)
+
+
+def topk_reverse_kl_by_autograd(given: Inputs) -> Tensor:
+    """The same with a head that may be anything: chunks left to autograd and recomputation."""
+    return _topk_reverse_kl(given, lambda hidden: hidden @ given.head.T)
+
+
+def _topk_reverse_kl(given: Inputs, head: Any) -> Tensor:
     from turngym.trainers.losses.reverse_kl import topk_reverse_kl
     from turngym.trainers.models.lm_head import project, topk
 
     ids, logp = topk(given.teacher_hidden, given.teacher_head, given.job.k, chunk=given.job.chunk)
-    own = project(given.hidden, given.head, given.label, ids, chunk=given.job.chunk)
+    own = project(given.hidden, head, given.label, ids, chunk=given.job.chunk)
     assert own.topk_logp_NK is not None  # ids were given
     return topk_reverse_kl(own.topk_logp_NK, logp).mean()
 
 
 def chunked_cross_entropy(given: Inputs) -> Tensor:
     """Ours, for supervised fine-tuning and policy gradients: the label's log-probability, in chunks."""
+    return _cross_entropy(given, given.head)
+
+
+def cross_entropy_by_autograd(given: Inputs) -> Tensor:
+    """The same with a head that may be anything."""
+    return _cross_entropy(given, lambda hidden: hidden @ given.head.T)
+
+
+def _cross_entropy(given: Inputs, head: Any) -> Tensor:
     from turngym.trainers.models.lm_head import project
 
-    return -project(given.hidden, given.head, given.label, chunk=given.job.chunk).logp_N.mean()
+    return -project(given.hidden, head, given.label, chunk=given.job.chunk).logp_N.mean()
 
 
 LOSSES: dict[str, Callable[[Inputs], Tensor]] = {
     "matrix products alone": matmuls,
     "cross-entropy, all logits": cross_entropy,
+    "cross-entropy, chunks by autograd": cross_entropy_by_autograd,
     "cross-entropy, turngym": chunked_cross_entropy,
     "reverse KL, all logits": full_reverse_kl,
+    "reverse KL top-K, chunks by autograd": topk_reverse_kl_by_autograd,
     "reverse KL top-K, turngym": topk_reverse_kl,
 }
 

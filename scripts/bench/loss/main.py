@@ -89,7 +89,7 @@ def head_table(found: dict[tuple[int, str], HeadCost]) -> Table:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym bench loss`; the exit status is 1 if our loss needs more memory than the one on all logits."""
     options = tyro.cli(LossBench, args=list(argv), prog="turngym bench loss", description=__doc__)
-    _check_device(options.device)
+    check_device(options.device)
     on_cpu = options.device == "cpu"
     dtype = options.dtype if options.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     print(
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
                 repeats=options.repeats,
             )
             found[tokens, name] = cost = measure(job)
-            print(f"  {tokens:>6,} {name:<26} {cost.seconds:8.3f} s {cost.megabytes:8,.0f} MB", flush=True)
+            print(f"  {tokens:>6,} {name:<36} {cost.seconds:8.3f} s {cost.megabytes:8,.0f} MB", flush=True)
     print_table(head_table(found), f"vocabulary {options.vocab:,}, width {options.width:,}, top {options.k}")
     figures = {"head": [{"tokens": t, "name": n, **asdict(cost)} for (t, n), cost in found.items()]}
     if options.student is not None:
@@ -148,7 +148,8 @@ def _verdict(found: dict[tuple[int, str], HeadCost], tokens: int) -> int:
     return 0 if smaller else 1
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raise TurngymError for a GPU that torch does not see."""
     import torch
 
     if device != "cpu" and not torch.cuda.is_available():

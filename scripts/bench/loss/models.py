@@ -62,29 +62,23 @@ def measure_models(job: ModelJob) -> ModelStep:
     """
     import torch
 
-    from turngym.trainers.algorithms import opd
-    from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-    from turngym.trainers.models.scorer import LocalScorer
     from turngym.trainers.models.shapes import random_model, shape_named
-    from turngym.trainers.run.optimizer_step import Forward, make_optimizer
 
     torch.set_num_threads(job.threads)
     on_cpu = job.device == "cpu"
     shapes = shape_named(job.student), shape_named(job.teacher)
     student: Any = random_model(shapes[0], dtype=torch.float32, device=job.device)
     teacher = random_model(shapes[1], dtype=torch.float32 if on_cpu else torch.bfloat16, device=job.device, seed=1)
-    run = RunConfig(max_turns=4, micro_tokens=job.micro_tokens, head_chunk=job.head_chunk)
-    algorithm = opd.build(opd.OpdConfig(), DistillConfig(top_k=job.k), run)
-    scorer = LocalScorer(model=teacher, max_tokens=job.micro_tokens, chunk=job.head_chunk)
-    optimizer = make_optimizer(student, OptimizerConfig())
-    forward = Forward(
+    vocab = min(shape.vocab for shape in shapes)
+    step = make_step(
+        student,
+        teacher,
         micro_tokens=job.micro_tokens,
         head_chunk=job.head_chunk,
-        autocast=not on_cpu,
-        gradient_checkpointing=job.checkpointing,
+        k=job.k,
+        checkpointing=job.checkpointing,
+        vocab=vocab,
     )
-    vocab = min(shape.vocab for shape in shapes)
-    step = _Step(student, optimizer, algorithm, scorer, forward)
     # the first step loads kernels and allocates the optimizer's state
     step(made_up_episodes(1, min(job.length, job.micro_tokens), vocab))
     if not on_cpu:
@@ -105,7 +99,9 @@ def measure_models(job: ModelJob) -> ModelStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class TrainingStep:
+    """What one step of the trainer works with."""
+
     student: Any
     optimizer: Any
     algorithm: Any
@@ -114,15 +110,26 @@ class _Step:
 
     def __call__(self, episodes: list[Episode]) -> tuple[float, float]:
         """Seconds of the teacher's scores and of the update."""
+        begin = clock(self.forward.autocast)
+        targets = self.score(episodes)
+        scored = clock(self.forward.autocast)
+        self.update(episodes, targets)
+        return scored - begin, clock(self.forward.autocast) - scored
+
+    def score(self, episodes: list[Episode]) -> Any:
+        """The teacher's targets."""
         from turngym.trainers.algorithm import Scorers
+        from turngym.trainers.batch import pack
+
+        return self.algorithm.target_fn(pack(episodes), episodes, Scorers(student=self.teacher, teacher=self.teacher))
+
+    def update(self, episodes: list[Episode], targets: Any) -> Any:
+        """One step of the optimizer; its `UpdateResult`."""
         from turngym.trainers.batch import pack
         from turngym.trainers.run.optimizer_step import update
 
         batch = pack(episodes)
-        begin = _clock(self.forward.autocast)
-        targets = self.algorithm.target_fn(batch, episodes, Scorers(student=self.teacher, teacher=self.teacher))
-        scored = _clock(self.forward.autocast)
-        update(
+        return update(
             self.student,
             self.optimizer,
             batch,
@@ -132,7 +139,30 @@ class _Step:
             forward=self.forward,
             lr=1e-6,
         )
-        return scored - begin, _clock(self.forward.autocast) - scored
+
+
+def make_step(
+    student: Any, teacher: Any, *, micro_tokens: int, head_chunk: int, k: int, checkpointing: bool, vocab: int
+) -> TrainingStep:
+    """A step of OPD; on a GPU the update is in bfloat16 autocast. `vocab` ids are known to both models."""
+    from turngym.trainers.algorithms import opd
+    from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+    from turngym.trainers.models.scorer import LocalScorer
+    from turngym.trainers.run.optimizer_step import Forward, make_optimizer
+
+    run = RunConfig(max_turns=4, micro_tokens=micro_tokens, head_chunk=head_chunk)
+    return TrainingStep(
+        student=student,
+        optimizer=make_optimizer(student, OptimizerConfig()),
+        algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=k), run),
+        teacher=LocalScorer(model=teacher, max_tokens=micro_tokens, chunk=head_chunk, vocab_size=vocab),
+        forward=Forward(
+            micro_tokens=micro_tokens,
+            head_chunk=head_chunk,
+            autocast=next(student.parameters()).device.type != "cpu",
+            gradient_checkpointing=checkpointing,
+        ),
+    )
 
 
 def made_up_episodes(count: int, length: int, vocab: int, turns: int = 4) -> list[Episode]:
@@ -183,9 +213,9 @@ def matmul_rate(device: str, size: int = 0) -> float:
     left = torch.randn(size, size, device=device, dtype=torch.float32 if on_cpu else torch.bfloat16)
     best = float("inf")
     for _ in range(8):
-        begin = _clock(not on_cpu)
+        begin = clock(not on_cpu)
         left @ left
-        best = min(best, _clock(not on_cpu) - begin)
+        best = min(best, clock(not on_cpu) - begin)
     return 2.0 * size**3 / best
 
 
@@ -205,7 +235,8 @@ def models_table(job: ModelJob, step: ModelStep) -> Table:
     return ["", job.device], rows
 
 
-def _clock(cuda: bool) -> float:
+def clock(cuda: bool) -> float:
+    """Seconds: of all work on the GPU that was asked for so far, or of this process's CPUs."""
     if not cuda:
         return time.process_time()
     import torch

@@ -127,7 +127,11 @@ def duel(model: Any, shape: Shape, lengths: Lengths, turns: int, batch: int, kee
     sampled, everywhere = _spread(shape.history_turns, turns), np.ones(batch, bool)
     with ExitStack() as stack:
         paged = stack.enter_context(Continuous(model, batch, most)) if batch <= shape.continuous else None
-        for number, turn in enumerate(_turns(lengths, shape.vocab, turns, batch)):
+        rng = np.random.default_rng(lengths.seed)
+        system = _random_ids(rng, lengths.system, shape.vocab)
+        for way, peer in peers.items():
+            tally.kept[way].timed(partial(peer.begin, system), 0)
+        for number, turn in enumerate(_turns(rng, lengths, shape.vocab, turns, [system] * batch)):
             drawn = [
                 one.ids for one in tally.engine.timed(partial(engine.generate, turn.requests(number)), turn.tokens)
             ]
@@ -144,21 +148,19 @@ def duel(model: Any, shape: Shape, lengths: Lengths, turns: int, batch: int, kee
     return tally
 
 
-def _turns(lengths: Lengths, vocab: int, turns: int, batch: int) -> Iterator[Turn]:
+def _turns(rng: np.random.Generator, lengths: Lengths, vocab: int, turns: int, histories: list[Ids]) -> Iterator[Turn]:
     """Each turn; its `answers` are to be filled in before the next is asked for."""
-    rng = np.random.default_rng(lengths.seed)
-    histories = [_random_ids(rng, lengths.system, vocab) for _ in range(batch)]
-    for number in range(turns):
-        turn = _turn(rng, lengths, vocab, histories, first=not number)
+    for _ in range(turns):
+        turn = _turn(rng, lengths, vocab, histories)
         yield turn
         histories = [np.concatenate(pair) for pair in zip(turn.prompts, turn.answers, strict=True)]
 
 
-def _turn(rng: np.random.Generator, lengths: Lengths, vocab: int, histories: list[Ids], *, first: bool) -> Turn:
+def _turn(rng: np.random.Generator, lengths: Lengths, vocab: int, histories: list[Ids]) -> Turn:
     limits = [int(rng.integers(*lengths.response, endpoint=True)) for _ in histories]
     seen = [_random_ids(rng, int(rng.integers(*lengths.observation, endpoint=True)), vocab) for _ in histories]
     prompts = [np.concatenate(pair) for pair in zip(histories, seen, strict=True)]
-    return Turn(prompts, prompts if first else seen, limits)
+    return Turn(prompts, seen, limits)
 
 
 def _spread(count: int, turns: int) -> set[int]:

@@ -41,7 +41,7 @@ class RolloutBench:
     keeping: tuple[Keeping, ...] = ("packed", "static")
     """How the peer keeps its cache: holes closed after every turn, holes left (dynamic), a fixed size (static)."""
     system: int = 150
-    """Ids before the first observation."""
+    """Ids before the first observation, the same in every episode: fed once and then copied, by the peer too."""
     observation: tuple[int, int] = (20, 30)
     """Shortest and longest observation, ids."""
     response: tuple[int, int] = (8, 20)

@@ -78,8 +78,24 @@ class KeptCache:
         static = keeping == "static"
         self._model, self._keeping = model, keeping
         self._cache: Any = StaticCache(config=model.config, max_cache_len=capacity) if static else DynamicCache()
+        self._rows = rows
         self._ids = torch.zeros(rows, 0, dtype=torch.int64)
         self._mask = torch.zeros_like(self._ids)
+
+    def begin(self, system: Ids) -> None:
+        """What every row begins with: fed once, its keys and values then repeated."""
+        import torch
+        from transformers import DynamicCache
+
+        ids, once = torch.from_numpy(system.astype(np.int64))[None], DynamicCache()
+        with torch.inference_mode():
+            self._model(ids, past_key_values=once, use_cache=True, logits_to_keep=1)
+            layers: list[Any] = once.layers
+            for number, layer in enumerate(layers):
+                keys, values = (tensor.repeat(self._rows, 1, 1, 1) for tensor in (layer.keys, layer.values))
+                self._cache.update(keys, values, number)
+        self._ids = ids.expand(self._rows, -1)
+        self._mask = torch.ones_like(self._ids)
 
     def answer(self, new: Sequence[Ids], limits: Sequence[int]) -> list[Ids]:
         """Responses after `new` ids of every row."""

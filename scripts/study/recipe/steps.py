@@ -25,6 +25,11 @@ class Step:
     """Once for each GPU N of the machine, beside each other."""
 
     @property
+    def out(self) -> str:
+        """The folder that it writes into; empty where it is not told one."""
+        return self.words[self.words.index("--out") + 1] if "--out" in self.words else ""
+
+    @property
     def line(self) -> str:
         # `$NAME` is the shell's to fill in, and must not be quoted away
         said = " ".join(word if word.startswith("$") else shlex.quote(word) for word in self.words)

@@ -1,0 +1,50 @@
+"""The rows of the study that docs/worlds.md shows are those of its data file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from turngym.scripts.study.estimates import Rows, by_world, same_step, total_cost
+from turngym.scripts.study.output import read_study
+
+DOCS = Path(__file__).parents[2] / "docs"
+NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod"}
+"""Rows that the page calls otherwise."""
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    return by_world(read_study(DOCS / "data" / "study-alfworld-loops.json.gz").records)["alfworld-loops"]
+
+
+def shown() -> Iterator[dict[str, str]]:
+    """The lines of the tables with a column Same-Step, by heading."""
+    header: list[str] = []
+    for line in (DOCS / "worlds.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            header = []
+        elif "Same-Step [95 %]" in cells:
+            header = cells
+        elif header and not cells[1].startswith("---"):
+            yield dict(zip(header, cells, strict=True))
+
+
+def test_the_page_shows_what_the_data_say(rows: Rows) -> None:
+    found, seen = same_step(rows)[1], set()
+    for line in shown():
+        name = next(iter(line.values())).strip("`")
+        name = NAMES.get(name, name.replace("always ", "fixed-").removesuffix(" turns"))
+        total, same = total_cost(rows[name]), found[name]
+        base = total_cost({seed: rows["opd"][seed] for seed in rows[name]})
+        said = [f"{len(rows[name])}", f"{total.turns:,.0f}", f"{total.tokens:,.0f}", str(same.value)]
+        said += [f"{base.turns / total.turns:.2f}x"]
+        assert [line[key] for key in ("seeds", "turns", "tokens", "Same-Step [95 %]", "fewer turns")] == said, name
+        if (minus := same.minus_base) is not None:
+            shown_minus = f"{100 * minus.mean:+.1f} [{100 * minus.low:+.1f}, {100 * minus.high:+.1f}]"
+            assert line["minus OPD [95 %]"] == shown_minus, name
+        seen.add(name)
+    assert seen == set(rows)
