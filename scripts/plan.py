@@ -79,9 +79,27 @@ def notes(options: PlanOptions) -> list[str]:
         f"Times assume {work.compute_share:.0%} of the chip's operations and {work.decode_share:.0%} of its bandwidth, "
         "and no waiting for the environments or the network: measure yours with `turngym bench loss` and `turngym "
         "bench rollout`, and say --compute-share and --decode-share.",
+        *_ahead(options),
         "to play: the student's weights before it plays. update: weights for each pass, gradients back. top K: 50 ids "
         "a sampled token. to a server: what each engine that plays gets instead of its own rollout.",
     ]
+
+
+def _ahead(options: PlanOptions) -> list[str]:
+    """What a step takes where playing and learning overlap."""
+    chip, student = _chip(options.chip), _shape(options.student)
+    teacher = None if options.teacher is None else _shape(options.teacher)
+    found = [(gpus, estimate(student, teacher, chip, gpus, options.work)) for gpus in options.gpus]
+    said = [f"{gpus}: {ahead_seconds(one):.1f} instead of {one.step_s:.1f}" for gpus, one in found if one.fits]
+    return [
+        "step s: in turn, nothing overlaps. With --staleness 1 and engines of their own (--policy-server) on as many "
+        f"GPUs again, a step takes the longer of playing and learning, in seconds: {', '.join(said)}."
+    ] * bool(said)
+
+
+def ahead_seconds(found: Estimate) -> float:
+    """Seconds of a step whose episodes are played elsewhere, beside the step before it."""
+    return max(found.rollout_s, found.teacher_s + found.update_s)
 
 
 def main(argv: Sequence[str]) -> int:

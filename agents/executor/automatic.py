@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from turngym.envs.common.cores import available_cores
+from turngym.agents.executor.cores import available_cores
 
 EPISODES = 2000
 """Fewer are not worth the start of workers: some seconds of processor time each, for a third of the time that such

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.executor.core import Answer, ExecutorError
+from turngym.agents.executor.cores import available_cores
 from turngym.agents.executor.worker import Worker
-from turngym.envs.common.cores import available_cores
 
 GRACE = 3.0
 """Seconds that workers get to end by themselves."""

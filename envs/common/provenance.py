@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.common.cores import available_cores
 from turngym.envs.common.settings import PROVENANCE, to_table, to_toml
 
 FILE = "config.toml"
@@ -31,7 +30,6 @@ def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cores": available_cores(),
         **about,
         **({} if commit is None else {"git_commit": commit}),
         "packages": versions,

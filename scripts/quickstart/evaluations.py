@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turngym.agents.evaluation.tasks import EvalResult
-from turngym.envs.common.cores import available_cores
+from turngym.agents.executor.cores import available_cores
 from turngym.scripts.quickstart.board import Board, evaluation_look
 from turngym.scripts.quickstart.methods import Methods
 from turngym.scripts.quickstart.plan import Plan

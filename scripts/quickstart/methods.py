@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from turngym.envs.common.cores import SHARE, available_cores
+from turngym.agents.executor.cores import SHARE, available_cores
 from turngym.envs.core import TurngymError
 from turngym.scripts.options.world import distill_words
 from turngym.scripts.quickstart.plan import Plan

@@ -14,14 +14,18 @@ torch = pytest.importorskip("torch")
 
 from turngym.agents import evaluate, load_world, play_episodes  # noqa: E402
 from turngym.agents.environments import probe  # noqa: E402
-from turngym.agents.executor import ParallelRollout, automatic, open_workers  # noqa: E402
+from turngym.agents.executor import (  # noqa: E402
+    ParallelRollout,
+    automatic,
+    cores,
+    open_workers,
+)
 from turngym.agents.executor.automatic import Choice, Playing, choose_workers  # noqa: E402
+from turngym.agents.executor.cores import available_cores  # noqa: E402
 from turngym.agents.executor.open_workers import WorkerOptions  # noqa: E402
 from turngym.agents.model_player import ModelPlayer  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
 from turngym.agents.rollout import rollout  # noqa: E402
-from turngym.envs.common import cores  # noqa: E402
-from turngym.envs.common.cores import available_cores  # noqa: E402
 
 
 def sized(parameters: int, device: str = "cpu") -> Any:

@@ -233,3 +233,13 @@ def test_no_gpu_and_unknown_chips_are_refused() -> None:
         estimate(SMALL, None, CHIPS["H100"], 0, Workload())
     with pytest.raises(TurngymError, match="chip 'TPU' is unknown; valid: A100-40"):
         plan.plan_table(plan.PlanOptions(chip="TPU"))
+
+
+def test_the_plan_says_what_a_step_takes_where_playing_and_learning_overlap() -> None:
+    work = Workload(episodes=256, rollout_dtype="bfloat16", teacher_dtype="bfloat16", shard_teacher=True)
+    (said,) = [line for line in plan.notes(plan.PlanOptions(gpus=(8, 32, 256), work=work)) if "--staleness 1" in line]
+    # the table of docs/scale.md: of 32.2, 10.1 and 9.5 s the first, which is longer than the two others together
+    assert said.endswith("8: 32.2 instead of 51.8, 32: 12.7 instead of 17.6, 256: 7.0 instead of 7.6.")
+    slow_teacher = [line for line in plan.notes(plan.PlanOptions(gpus=(1,))) if "--staleness 1" in line]
+    assert slow_teacher[0].endswith("1: 316.4 instead of 594.5.")  # 297.3 + 19.1 against 278.0
+    assert not [line for line in plan.notes(plan.PlanOptions(student="32B", gpus=(1,))) if "--staleness 1" in line]

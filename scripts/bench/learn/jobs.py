@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turngym.envs.common.cores import SHARE
+from turngym.agents.executor.cores import SHARE
 from turngym.envs.core import TurngymError
 
 METRICS = "metrics.jsonl"
