@@ -87,7 +87,7 @@ def notes(options: PlanOptions) -> list[str]:
 
 def _ahead(options: PlanOptions) -> list[str]:
     """What a step takes where playing and learning overlap."""
-    chip, student = _chip(options.chip), _shape(options.student)
+    chip, student = chip_named(options.chip), _shape(options.student)
     teacher = None if options.teacher is None else _shape(options.teacher)
     found = [(gpus, estimate(student, teacher, chip, gpus, options.work)) for gpus in options.gpus]
     said = [f"{gpus}: {ahead_seconds(one):.1f} instead of {one.step_s:.1f}" for gpus, one in found if one.fits]

@@ -61,19 +61,28 @@ def open_board() -> Iterator[Board]:
 
 def training_look(folder: Path) -> Look:
     """Steps done by the run in `folder`, and its newest numbers in words."""
+    rows = folder / "metrics.jsonl"
+    seen, found = -1, (0, "starting")
 
     def look() -> tuple[int, str]:
-        from turngym.trainers.run.metrics import iter_metrics
-        from turngym.trainers.run.progress import describe
-
-        if not (folder / "metrics.jsonl").exists():
-            return 0, "starting"
-        latest: dict[str, object] = {"step": 0}
-        for row in iter_metrics(folder):
-            latest.update(row)
-        return int(str(latest["step"])), describe(latest).partition("  ")[2]
+        nonlocal seen, found
+        size = rows.stat().st_size if rows.exists() else -1
+        # only when there are new ones: all are read, and the methods need the cores
+        if size != seen:
+            seen, found = size, _newest(folder)
+        return found
 
     return look
+
+
+def _newest(folder: Path) -> tuple[int, str]:
+    from turngym.trainers.run.metrics import iter_metrics
+    from turngym.trainers.run.progress import describe
+
+    latest: dict[str, object] = {"step": 0}
+    for row in iter_metrics(folder):
+        latest.update(row)
+    return int(str(latest["step"])), describe(latest).partition("  ")[2]
 
 
 def evaluation_look(trace: Path) -> Look:

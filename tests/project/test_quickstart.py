@@ -17,7 +17,7 @@ from turngym.envs.core import TurngymError
 from turngym.envs.panels import load_panel
 from turngym.envs.trace import read_trace
 from turngym.scripts import main
-from turngym.scripts.quickstart import evaluations
+from turngym.scripts.quickstart import board, evaluations
 from turngym.scripts.quickstart import methods as methods_module
 from turngym.scripts.quickstart.plan import Plan, Quickstart
 from turngym.trainers.run.metrics import read_metrics
@@ -82,15 +82,36 @@ def test_models_are_evaluated_while_a_core_is_free(
         seen.append(methods.names[0])
         methods.sleep(seconds)
 
-    def evaluated(plan: Plan, which: evaluations.Evaluation, board: Any) -> Any:
+    def evaluated(plan: Plan, which: evaluations.Evaluation, bars: Any) -> Any:
         assert which.model.is_dir()
         seen.append(f"{which.name} {methods.running}")
 
     monkeypatch.setattr(evaluations, "available_cores", lambda: cores)
     monkeypatch.setattr(evaluations, "_evaluate", evaluated)
     monkeypatch.setattr(evaluations.time, "sleep", sleep)
-    evaluations.evaluate_all(plan, methods, board=None)  # type: ignore[arg-type]
+    evaluations.evaluate_all(plan, methods, None)  # type: ignore[arg-type]
     assert seen == order
+
+
+def test_bars_read_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, rows = board.training_look(tmp_path), tmp_path / "metrics.jsonl"
+    assert look() == (0, "starting")
+    rows.write_text('{"step": 1, "kind": "train", "loss": 0.5}\n')
+    first = look()
+    assert first[0] == 1
+    assert "0.5" in first[1]
+    monkeypatch.setattr(board, "_newest", lambda folder: (2, "read again"))
+    assert look() == first
+    rows.write_text(rows.read_text() + '{"step": 2, "kind": "train", "loss": 0.4}\n')
+    assert look() == (2, "read again")
+    trace = tmp_path / "trace.jsonl"
+    played = board.evaluation_look(trace)
+    assert played()[0] == 0
+    trace.write_text("one\ntwo\n")
+    assert played()[0] == 2
+    with trace.open("a") as file:
+        file.write("three\nha")
+    assert played()[0] == 3
 
 
 def test_methods_share_the_cores_and_a_failed_one_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -83,6 +83,6 @@ STEPS: dict[str, Any] = {
 
 MEASURES = (
     Measure(name="report of a run", open=open_report, shared="run", **STEPS),
-    Measure(name="metrics columns", open=open_table, shared="run", **STEPS),
+    Measure(name="metrics columns", open=open_table, shared="run", holds="the two columns", **STEPS),
     Measure(name="metrics cut on resume", open=open_truncate, shared="run-cut", **STEPS),
 )
