@@ -211,7 +211,7 @@ def test_it_ends_with_its_table(
 def test_a_teachers_training_is_a_row_and_what_was_not_run_is_none(tmp_path: Path) -> None:
     header, rows = result_table(RECIPES["search-2b"], tmp_path, {str(tmp_path / "grpo"): 7.4})
     assert len(header) == 4
-    assert rows[:2] == [["the teacher, by GRPO", "-", "7", "-"], ["opd", "-", "-", "-"]]
+    assert rows[:2] == [["teacher (GRPO)", "-", "7", "-"], ["opd", "-", "-", "-"]]
 
 
 def test_cpu_seconds_are_those_of_the_commands() -> None:

@@ -13,7 +13,7 @@ from turngym.scripts.study.recipe.runs import PaperRun
 
 def result_table(run: PaperRun, out: Path, spent: Mapping[str, float]) -> Table:
     """A row per method, that of the teacher's training first; `spent`: --out of a command -> its CPU seconds."""
-    found = [("grpo", "the teacher, by GRPO")] if run.has_teacher else []
+    found = [("grpo", "teacher (GRPO)")] if run.has_teacher else []
     rows = []
     for name, shown in [*found, *((method.name, method.name) for method in run.methods)]:
         folder = out / name
