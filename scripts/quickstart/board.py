@@ -61,6 +61,10 @@ def open_board() -> Iterator[Board]:
 
 def training_look(folder: Path) -> Look:
     """Steps done by the run in `folder`, and its newest numbers in words."""
+    # here, not in `look`: that runs in the board's thread, and torch must not be imported in two threads at once
+    from turngym.trainers.run.metrics import iter_metrics
+    from turngym.trainers.run.progress import describe
+
     rows = folder / "metrics.jsonl"
     seen, found = -1, (0, "starting")
 
@@ -69,20 +73,13 @@ def training_look(folder: Path) -> Look:
         size = rows.stat().st_size if rows.exists() else -1
         # only when there are new ones: all are read, and the methods need the cores
         if size != seen:
-            seen, found = size, _newest(folder)
+            latest: dict[str, object] = {"step": 0}
+            for row in iter_metrics(folder):
+                latest.update(row)
+            seen, found = size, (int(str(latest["step"])), describe(latest).partition("  ")[2])
         return found
 
     return look
-
-
-def _newest(folder: Path) -> tuple[int, str]:
-    from turngym.trainers.run.metrics import iter_metrics
-    from turngym.trainers.run.progress import describe
-
-    latest: dict[str, object] = {"step": 0}
-    for row in iter_metrics(folder):
-        latest.update(row)
-    return int(str(latest["step"])), describe(latest).partition("  ")[2]
 
 
 def evaluation_look(trace: Path) -> Look:

@@ -20,6 +20,7 @@ from turngym.scripts import main
 from turngym.scripts.quickstart import board, evaluations
 from turngym.scripts.quickstart import methods as methods_module
 from turngym.scripts.quickstart.plan import Plan, Quickstart
+from turngym.trainers.run import metrics
 from turngym.trainers.run.metrics import read_metrics
 
 
@@ -100,10 +101,13 @@ def test_bars_read_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     first = look()
     assert first[0] == 1
     assert "0.5" in first[1]
-    monkeypatch.setattr(board, "_newest", lambda folder: (2, "read again"))
-    assert look() == first
+    read, again = [], metrics.iter_metrics
+    monkeypatch.setattr(metrics, "iter_metrics", lambda folder: read.append(folder) or again(folder))
+    look = board.training_look(tmp_path)
+    assert look() == look() == first
+    assert read == [tmp_path]
     rows.write_text(rows.read_text() + '{"step": 2, "kind": "train", "loss": 0.4}\n')
-    assert look() == (2, "read again")
+    assert look()[0] == 2
     trace = tmp_path / "trace.jsonl"
     played = board.evaluation_look(trace)
     assert played()[0] == 0
