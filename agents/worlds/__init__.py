@@ -13,6 +13,7 @@ WORLDS = {
     "alfworld-loops": "turngym.agents.worlds.alfworld_loops",
     "webshop": "turngym.agents.worlds.webshop",
     "search": "turngym.agents.worlds.search",
+    "search-loops": "turngym.agents.worlds.search_loops",
 }
 """Name on the command line -> module with `WORLD`; imported when asked for."""
 

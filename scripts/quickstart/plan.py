@@ -17,7 +17,7 @@ class Quickstart:
     """The whole path on one machine: play, distill turn by turn, evaluate."""
 
     env: str = "alfworld"
-    """Embedded world: alfworld, alfworld-loops, webshop or search."""
+    """Embedded world: alfworld, alfworld-loops, webshop, search or search-loops."""
     out: Path | None = None
     """Folder for everything that is written; by default runs/quickstart, for another world runs/quickstart-NAME."""
     steps: int | None = None

@@ -1,4 +1,4 @@
-"""The rows of the study that docs/worlds.md shows are those of its data file."""
+"""The rows of the study that docs/worlds.md shows are those of its data files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from turngym.scripts.study.output import read_study
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod"}
 """Rows that the page calls otherwise."""
+SECTIONS = {"alfworld-loops": "What TurnOPD gains in the household", "search-loops": "What TurnOPD gains in search"}
+"""World -> heading of the page under which its rows are."""
 
 
-@pytest.fixture(scope="module")
-def rows() -> Rows:
-    return by_world(read_study(DOCS / "data" / "study-alfworld-loops.json.gz").records)["alfworld-loops"]
+def rows_of(world: str) -> Rows:
+    return by_world(read_study(DOCS / "data" / f"study-{world}.json.gz").records)[world]
 
 
-def shown() -> Iterator[dict[str, str]]:
-    """The lines of the tables with a column Same-Step, by heading."""
+def shown(section: str) -> Iterator[dict[str, str]]:
+    """The lines of the section's tables with a column Same-Step, by heading."""
     header: list[str] = []
+    current = ""
     for line in (DOCS / "worlds.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            current = line.removeprefix("## ")
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
-        if not cells:
+        if not cells or current != section:
             header = []
         elif "Same-Step [95 %]" in cells:
             header = cells
@@ -33,9 +37,11 @@ def shown() -> Iterator[dict[str, str]]:
             yield dict(zip(header, cells, strict=True))
 
 
-def test_the_page_shows_what_the_data_say(rows: Rows) -> None:
+@pytest.mark.parametrize("world", SECTIONS)
+def test_the_page_shows_what_the_data_say(world: str) -> None:
+    rows = rows_of(world)
     found, seen = same_step(rows)[1], set()
-    for line in shown():
+    for line in shown(SECTIONS[world]):
         name = next(iter(line.values())).strip("`")
         name = NAMES.get(name, name.replace("always ", "fixed-").removesuffix(" turns"))
         total, same = total_cost(rows[name]), found[name]
