@@ -76,6 +76,12 @@ def test_a_pair_is_measured_on_what_training_logs(monkeypatch: pytest.MonkeyPatc
     assert asked["env"] == "turngym/WebShop-v0"
 
 
+@pytest.mark.parametrize("world", ["alfworld-loops", "search-loops"])
+def test_the_shipped_pairs_with_loops_have_the_signs(world: str) -> None:
+    (windows,) = verb.regimes(verb.RegimeOptions(world=(world,), seed=1)).values()
+    assert windows["before"].passes
+
+
 def test_what_cannot_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "regime"]) == 2
     assert main(["study", "regime", "--student", "a"]) == 2
