@@ -70,14 +70,26 @@ def test_a_stopped_chain_goes_on_and_keeps_what_is_finished(tmp_path: Path) -> N
 
 def test_every_setting_of_a_recipe_reaches_the_run(tmp_path: Path) -> None:
     world = short()
-    recipe = replace(world.recipes["skilled"], start="alfworld/teacher", loop_after=5.0, loop_slips=0.25)
+    recipe = replace(world.recipes["skilled"], start="alfworld/teacher", loop_after=5.0, loop_slips=0.25, mistakes=0.75)
     pretrain(world, recipe, tmp_path)
     config = tomllib.loads((tmp_path / "sft" / "config.toml").read_text())
     assert config["players"] == "expert:.45,noisy:.5,repeat:.03,cycle:.02"
     assert (config["loop_after"], config["loop_slips"]) == (5.0, 0.25)
-    assert (config["noise"], config["mistakes"]) == ([0.02, 0.4], 0.5)
+    assert (config["noise"], config["mistakes"]) == ([0.02, 0.4], 0.75)
     assert config["sft"] == {"weight": "episode_mean", "train_on": "both"}
     assert (config["seed"], config["expert"], config["max_turns"], config["threads"]) == (2, "searching", 4, 1)
+
+
+def test_a_recipe_of_loops_has_its_worlds_start_and_mistakes() -> None:
+    for name, start, mistakes in (("alfworld-loops", "alfworld/teacher", 0.5), ("search-loops", "search/teacher", 1.0)):
+        recipes = load_world(name).recipes
+        assert {role: recipe.start for role, recipe in recipes.items()} == {
+            "mixture": start,
+            "student": "mixture",
+            "skilled": "student",
+            "teacher": "skilled",
+        }
+        assert {recipe.mistakes for recipe in recipes.values()} == {mistakes}
 
 
 def test_the_worlds_that_were_there_are_made_as_before() -> None:

@@ -76,6 +76,13 @@ def test_what_a_cell_is_told(tmp_path: Path) -> None:
     assert cell.record == tmp_path / "cells" / "alfworld" / "opd-seed3" / "cell.json"
 
 
+@pytest.mark.parametrize(("world", "rate", "turns"), [("alfworld-loops", 1e-3, "48"), ("search-loops", 1e-4, "30")])
+def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: str, tmp_path: Path) -> None:
+    (cell,) = cells_of(StudyOptions(out=tmp_path, worlds=(world,), seeds=(0,), methods=("opd",)))
+    words = dict(zip(cell.job.words[::2], cell.job.words[1::2], strict=False))
+    assert (float(words["--optimizer.lr"]), words["--max-turns"], words["--panel"]) == (rate, turns, world)
+
+
 def test_rows_by_name_and_group() -> None:
     assert [row.name for row in chosen_methods(("turnopd",), 24)] == ["opd", "turnopd"]
     assert [row.name for row in chosen_methods(("main", "fixed-5"), 24)] == ["opd", "tcod", "turnopd", "fixed-5"]
