@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from turngym.agents.agent import AgentError, Conversation, Reply, ResponseWriter
-from turngym.agents.rendering.renderer import ChatRenderer, TokenHistory
-from turngym.agents.rendering.shown import Ids
-from turngym.envs.channels import Channel
-from turngym.envs.episode import Status
-from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Policy, Sampling
+from turngym.agents.models import renderer_of
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
+from turngym.agents.rendering.chat_settings import ChatSettings, resolved
+from turngym.agents.rendering.conversation import TokenHistory
+from turngym.agents.rendering.renderer import ChatRenderer, Ids
+from turngym.envs.channels import Channel, make_channel
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy, Sampling
+from turngym.envs.core.task import ToolSpec
 
 
 class ModelAgent:
@@ -186,3 +191,52 @@ def _after(begun: Ids, result: Generation) -> Generation:
 
 def _session(conversation: Conversation, thread: TokenHistory) -> str:
     return f"{conversation.key}/{thread.segment}"
+
+
+# A model in training as rollouts and evaluations see it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlayer:
+    """A model as rollouts and evaluations see it: it has the trainer's weights, in this process or on servers."""
+
+    engine: Engine
+    renderer: ChatRenderer
+    settings: ChatSettings
+    tool: ToolSpec
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        tokenizer: Any,
+        settings: ChatSettings,
+        tool: ToolSpec,
+        *,
+        slots: int = 64,
+        dtype: str | None = None,
+        engine: Engine | None = None,
+    ) -> ModelPlayer:
+        """`settings` say how the model was trained to be spoken to; `slots` requests are generated at a time.
+
+        Without `engine` the model itself plays, in this process, with weights and caches in `dtype` (None: its own).
+        """
+        if engine is None:
+            from turngym.agents.local_engine.engine import LocalEngine
+
+            room = settings.max_context
+            engine = LocalEngine(model, tokenizer=tokenizer, max_length=room, max_batch=slots, dtype=dtype)
+        settings = resolved(settings, tokenizer, tool)
+        renderer = renderer_of(model, tokenizer, settings, tool)
+        return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)
+
+    def agent(self, temperature: float, name: str = "student") -> ModelAgent:
+        """The agent that samples from this model at `temperature`."""
+        return ModelAgent(
+            self.engine,
+            self.renderer,
+            make_channel(self.settings.channel, self.tool),
+            Sampling(temperature=temperature, max_new_tokens=self.settings.max_new_tokens),
+            max_context=self.engine.max_length,
+            name=name,
+        )

@@ -6,15 +6,12 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.agent import AgentError
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.open_renderer import open_renderer
+from turngym.agents.rendering.chat_settings import ChatSettings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.envs.common.folder_sums import check_sums
-from turngym.envs.common.provenance import FILE
-from turngym.envs.common.settings import SettingsError, read_toml
-from turngym.envs.common.weights_hash import lacking
-from turngym.envs.core import ToolSpec
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.files import check_sums, lacking
+from turngym.envs.core.settings import FILE, SettingsError, read_toml
+from turngym.envs.core.task import ToolSpec
 
 
 def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32") -> tuple[Any, Any]:

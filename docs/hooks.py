@@ -3,7 +3,7 @@
 README, CONTRIBUTING and CHANGELOG of the repository's root become pages of the site, their links adapted. The API pages
 get what they do not name themselves of their room's public names.
 `python docs/hooks.py` writes them anew: docs/tree.md from the first lines of the modules' docstrings, docs/metrics.md
-from the dictionaries in trainers/run/metrics.py.
+from the dictionaries in trainers/metrics.py.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def metrics_text() -> str:
         "tensorboard, Weights & Biases and trackio. `turngym.trainers.read_metrics(FOLDER)` reads it, and\n"
         "`turngym report` draws it. Names stay (a renamed one is in the [changelog](../CHANGELOG.md)). Numbers per\n"
         "turn are lists that begin with turn 0; null is a number that there was not. This page is written from\n"
-        "`trainers/run/metrics.py` by `python docs/hooks.py`, and a test compares.",
+        "`trainers/metrics.py` by `python docs/hooks.py`, and a test compares.",
         "## What every training writes",
         _metrics_table("METRICS"),
         "An evaluation has `step`, `kind`, `time/eval_s` and the `eval/` numbers; further ones of a panel begin with "

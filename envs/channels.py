@@ -3,17 +3,64 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
-from turngym.envs.core import ToolSpec, TurngymError
-from turngym.envs.dialects.dialect import Call, Dialect
-from turngym.envs.dialects.known import DIALECTS, HERMES, find_dialect
-from turngym.envs.dialects.thoughts import STYLES, THINK, Thoughts
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.task import ToolSpec
+from turngym.envs.dialects import DIALECTS, HERMES, find_dialect
 from turngym.envs.spaces import printable
-from turngym.envs.suggest import did_you_mean
-from turngym.envs.tags import first_action, tagged
+from turngym.envs.tool_calls import STYLES, THINK, Call, Dialect, Thoughts
+
+# Verb tags: actions such as `<search>query</search>`, where the tag says what is done and the text with what.
+
+
+def tagged(tag: str, content: str) -> str:
+    """The action in canonical form."""
+    return f"<{tag}>{content.strip()}</{tag}>"
+
+
+def cut(response: str, tags: Sequence[str]) -> str:
+    """`response` up to the first closing tag of the first kind that occurs at all; kinds in the order of `tags`.
+
+    This is Search-R1's rule: cut after the first `</search>`, and only without one after the first `</answer>`.
+    """
+    for tag in tags:
+        before, closed, _ = response.partition(f"</{tag}>")
+        if closed:
+            return before + closed
+    return response
+
+
+def first_action(response: str, tags: Sequence[str]) -> tuple[str, str] | None:
+    """(tag, stripped content) of the first closed pair of tags in the cut response; None where there is none.
+
+    The time grows with the response alone, whatever it holds: a run of opening tags is walked over once.
+    """
+    text = cut(response, tags)
+    last = {tag: text.rfind(f"</{tag}>") for tag in tags}
+    for match in _opening(tuple(tags)).finditer(text):
+        tag, start = match[1], match.end()
+        if start <= last[tag]:
+            return tag, text[start : text.find(f"</{tag}>", start)].strip()
+    return None
+
+
+def blocks(text: str, tag: str) -> Iterator[str]:
+    """What stands in every `<tag>...</tag>`, from left to right: `re.findall` of the pair, in time linear in `text`."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    place = 0
+    while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start)) >= 0:
+        yield text[start + len(opening) : end]
+        place = end + len(closing)
+
+
+@lru_cache(maxsize=16)
+def _opening(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<({'|'.join(map(re.escape, tags))})>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +262,7 @@ class ToolChannel:
 def make_channel(name: str, tool: ToolSpec) -> Channel:
     """The channel called `name`: `text` or `tool`, with a dialect where it is not the usual one (`tool:llama`).
 
-    `text:STYLE` is for families whose thoughts have markers of their own (`turngym.envs.dialects.thoughts.STYLES`).
+    `text:STYLE` is for families whose thoughts have markers of their own (`turngym.envs.tool_calls.STYLES`).
     Raises TurngymError for a name that does not exist.
     """
     kind, _, dialect = name.partition(":")

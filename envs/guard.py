@@ -9,16 +9,14 @@ from typing import Any, Literal, get_args
 import gymnasium as gym
 from gymnasium.utils import RecordConstructorArgs
 
+from turngym.envs import base as snapshots
 from turngym.envs.base import ResetNeeded, TextEnv, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
-from turngym.envs.common import snapshots
-from turngym.envs.common.checked import finite, whole
-from turngym.envs.core import Task, ToolSpec, TurngymError, Verdict
+from turngym.envs.core.errors import TurngymError, did_you_mean, finite, nearest, whole
+from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.spaces import printable
-from turngym.envs.suggest import did_you_mean, nearest
 
 OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
-
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 

@@ -11,11 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from turngym.envs.base import TextEnv
-from turngym.envs.core import Task, TurngymError, content_hash, plain_id
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.task import Task, content_hash, plain_id
 from turngym.envs.registration import require_env
-from turngym.envs.suggest import did_you_mean
+
+# Which tasks a training step takes: epochs of permutations that a seed fixes.
+
+
+def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
+    """Which of `count` items step `step` (1-based) takes: items (step - 1) * batch onwards of the epochs, in a row.
+
+    Every epoch is a permutation of its own, fixed by (seed, epoch), so a resumed run needs no saved position.
+    """
+    places = range((step - 1) * batch, step * batch)
+    epochs = {place // count for place in places}
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
+    return [int(orders[place // count][place % count]) for place in places]
+
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
 _SCHEMA = 1

@@ -11,9 +11,8 @@ from gymnasium.vector import AutoresetMode
 
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
-from turngym.envs.suggest import did_you_mean
 from turngym.envs.vector import TextVectorEnv
 
 

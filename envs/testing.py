@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import pickle
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -21,12 +22,190 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
 from turngym.envs.base import ResetNeeded, TextEnv
-from turngym.envs.checks import HARD_TEXT, NONSENSE, check_info, expect
-from turngym.envs.contract.states import StateContract
-from turngym.envs.core import TaskError, TurngymError, Verdict, plain_id
-from turngym.envs.guard import guard_of
+from turngym.envs.core.errors import TaskError, TurngymError
+from turngym.envs.core.task import Verdict, plain_id
+from turngym.envs.guard import ActionGuard, guard_of
 
-__all__ = ["EnvContract", "check_contract"]
+# Small checks that the environment contract and other tests of environments share.
+
+INFO_TYPES: Mapping[str, tuple[type, ...]] = {
+    "task_id": (str,),
+    "task_sha": (str,),
+    "category": (str,),
+    "turn": (int,),
+    "env_steps": (int,),
+    "verdict": (str,),
+    "action": (str, type(None)),
+    "admissible_actions": (list, type(None)),
+    "success": (bool,),
+    "score": (float,),
+}
+"""The keys of `info` and their exact types, at reset and at every step."""
+NONSENSE = ("", " ", "\n", "\x00", "no such action", "LOOK!", "<action>", "</action>", "{", '{"name": 1}', "[" * 5000)
+HARD_TEXT = ("Ünïcödé 漢字 🚪", "\ud800", "a\u2028b", "e\u0301", "{0} %s \\n", "x" * 200_000, "\r\n\t")
+
+
+def expect(error: type[Exception], call: Callable[..., Any], *args: Any) -> str:
+    """Assert that `call(*args)` raises `error` and return its text."""
+    try:
+        result = call(*args)
+    except error as caught:
+        return str(caught)
+    raise AssertionError(f"expected {error.__name__}, got the result {result!r:.200}")
+
+
+def check_info(info: dict[str, Any]) -> None:
+    """Assert that `info` has the keys and exact types of the interface and can be written as JSON."""
+    for key, types in INFO_TYPES.items():
+        assert key in info, f"info lacks {key!r}"
+        assert type(info[key]) in types, f"info[{key!r}] is {type(info[key]).__name__}, not one of {types}"
+    assert all(type(action) is str for action in info["admissible_actions"] or ()), "admissible actions must be str"
+    assert 0.0 <= info["score"] <= 1.0, f"score {info['score']} is outside 0..1"
+    Verdict(info["verdict"])
+    json.dumps(info)
+
+
+# How the contract makes environments and plays them; what a subclass may override.
+
+
+class Played:
+    """Makes and plays the environment `env_id`."""
+
+    env_id: ClassVar[str]
+    """Gymnasium id; with the module that registers it where nothing has imported that yet, `package:space/Name-v0`."""
+    make_kwargs: ClassVar[Mapping[str, Any]] = {}
+    tasks_checked: ClassVar[int] = 3
+    """How many tasks the tests play; they are spread over the environment's list."""
+    expert_turns: ClassVar[int] = 200
+    """Turns within which the expert must win."""
+
+    # --- what a subclass may override
+
+    def make(self, **overrides: Any) -> gym.Env[str, str]:
+        """One environment, as `gym.make` gives it."""
+        return gym.make(self.env_id, **{"max_turns": None, **self.make_kwargs, **overrides})
+
+    def choose(self, guard: ActionGuard, rng: np.random.Generator) -> str:
+        """An action that may be played now: a random admissible one, else the expert's, else an example."""
+        admissible = guard.admissible()
+        if admissible:
+            return admissible[int(rng.integers(len(admissible)))]
+        return guard.expert_action() or guard.tool.examples[0]
+
+    # --- helpers
+
+    def guard(self, **overrides: Any) -> ActionGuard:
+        return guard_of(self.make(**overrides))
+
+    def some_tasks(self, guard: ActionGuard) -> list[str]:
+        ids = guard.task_ids()
+        places = np.linspace(0, len(ids) - 1, min(self.tasks_checked, len(ids))).astype(int)
+        return [ids[int(place)] for place in places]
+
+    def play(self, guard: ActionGuard, seed: int, turns: int) -> list[Any]:
+        """What `turns` chosen actions bring, resets included where an episode ends."""
+        rng = np.random.default_rng(seed)
+        seen: list[Any] = []
+        for _ in range(turns):
+            step = guard.step(self.choose(guard, rng))
+            seen.append(step)
+            if step[2] or step[3]:
+                seen.append(guard.reset())
+        return seen
+
+
+# The part of the contract about snapshots: exact, refused without a trace, across closing and pickling.
+
+
+class StateContract(Played):
+    """What an environment's state must be able to do."""
+
+    def test_snapshots_continue_byte_for_byte(self) -> None:
+        guard = self.guard()
+        for before in range(6):
+            guard.reset(seed=11)
+            self.play(guard, 5, before)
+            guard.step("no such action")
+            state = json.dumps(guard.get_state())
+            info = guard.describe()
+            future = [*self.play(guard, before, 8), guard.reset()]
+            for place, env in (("the same object", guard), ("a new object", self.guard())):
+                env.set_state(json.loads(state))
+                assert json.dumps(env.get_state()) == state, f"restored in {place}, the snapshot is another one"
+                assert env.describe() == info, f"restored in {place}, the state is another one"
+                again = [*self.play(env, before, 8), env.reset()]
+                assert again == future, f"restored in {place} after {before} steps, the episode went another way"
+
+    def test_refused_snapshots_change_nothing(self) -> None:
+        guard, other = self.guard(), self.guard()
+        tasks = self.some_tasks(guard)
+        other.reset(seed=2, options={"task": tasks[-1]})
+        self.play(other, 3, 1)
+        good = other.get_state()
+        strange = [{}, None, good["env"], {**good, "turn": "1"}, {**good, "env": {}}]
+        inside: tuple[dict[str, Any], ...] = (
+            {"sha256": "0" * 64},
+            {"task": "no such task"},
+            {"rng": {}},
+            {"phase": "gone"},
+        )
+        strange += [{**good, "env": {**good["env"], **change}} for change in inside]
+        guard.reset(seed=1, options={"task": tasks[0]})
+        self.play(guard, 2, 3)
+        before = json.dumps(guard.get_state()), guard.describe()
+        for state in strange:
+            expect(TurngymError, guard.set_state, state)
+            after = json.dumps(guard.get_state()), guard.describe()
+            assert after == before, f"a refused snapshot ({state!r:.80}) left the environment in another state"
+        twin = self.guard()
+        twin.reset(seed=1, options={"task": tasks[0]})
+        self.play(twin, 2, 3)
+        assert self.play(guard, 4, 5) == self.play(twin, 4, 5), "after refused snapshots the episode went another way"
+        fresh = self.guard()
+        for state in strange:
+            expect(TurngymError, fresh.set_state, state)
+            expect(ResetNeeded, fresh.step, "anything")
+
+    def test_a_closed_environment_opens_again(self) -> None:
+        guard, neighbor, twin = self.guard(), self.guard(), self.guard()
+        neighbor.reset(seed=4)
+        for seed in range(3):
+            guard.reset(seed=seed)
+            state = guard.get_state()
+            future = self.play(guard, seed, 4)
+            for _ in range(2):
+                guard.close()
+                expect(ResetNeeded, guard.step, "anything")
+                expect(ResetNeeded, guard.get_state)
+            opened = guard.reset(seed=seed)
+            assert opened == twin.reset(seed=seed), "reset after close begins another episode"
+            assert self.play(guard, seed, 4) == future == self.play(twin, seed, 4), "after close it plays differently"
+            guard.close()
+            expect(TurngymError, guard.set_state, {**state, "env": {**state["env"], "sha256": "0" * 64}})
+            expect(ResetNeeded, guard.step, "anything")
+            guard.set_state(state)
+            assert self.play(guard, seed, 4) == future, "restored after close it plays differently"
+            guard.close()
+        fresh = self.guard()
+        fresh.reset(seed=4)
+        assert self.play(neighbor, 6, 8) == self.play(fresh, 6, 8), "closing one environment changed another"
+
+    def test_environments_can_be_pickled(self) -> None:
+        guard = self.guard(channel="text")
+        new = pickle.loads(pickle.dumps(guard))
+        assert new.reset(seed=5) == guard.reset(seed=5), "pickled before its first reset, it plays differently"
+        for turns in (0, 3):
+            self.play(guard, 1, turns)
+            moved = pickle.loads(pickle.dumps(guard))
+            assert moved.get_state() == guard.get_state(), "pickled during an episode, it is in another state"
+            assert (moved.spec, moved.tool) == (guard.spec, guard.tool)
+            guard_went, moved_went = self.play(guard, 2, 5), self.play(moved, 2, 5)
+            assert moved_went == guard_went, "pickled during an episode, it plays differently"
+        guard.close()
+        moved = pickle.loads(pickle.dumps(guard))
+        expect(ResetNeeded, moved.step, "anything")
+        assert moved.reset(seed=5)[1]["task_id"] == new.reset(seed=5)[1]["task_id"]
+
 
 _MODES: Mapping[str, dict[str, Any]] = {
     "sync": {},

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 
 Texts = tuple[str, ...]
 Bools = NDArray[np.bool_]

@@ -2,11 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from turngym.retrieval.core import Hit, Passage, RetrievalError
-from turngym.retrieval.lucene import LuceneIndex
+from turngym.retrieval.lucene_build import build_index
+from turngym.retrieval.lucene_postings import Parts, Searcher, Settings, check_files, open_parts
+from turngym.retrieval.lucene_text import analyze
+
+# A BM25 index that answers as Lucene does: same scores, same order; in memory or mapped from a folder.
+
+
+class LuceneIndex:
+    """Documents found by BM25 over English terms; build it or open it. Safe across threads.
+
+    Scores are float32 and ties go to the smaller id, as Pyserini's LuceneSearcher ranks. Documents that share no term
+    with the query are never found.
+    """
+
+    def __init__(self, parts: Parts, folder: Path | None = None) -> None:
+        self._parts: Parts | None = parts
+        self._searcher = Searcher(parts)
+        self._folder = folder
+        self.settings = parts.settings
+        self.statistics = parts.statistics
+        self.fingerprint = parts.statistics.fingerprint(parts.settings)
+        """Fixes what is found: documents, analysis and constants."""
+
+    @classmethod
+    def build(
+        cls,
+        docs: Iterable[tuple[str, str]],
+        folder: str | Path | None = None,
+        *,
+        k1: float = 0.9,
+        b: float = 0.4,
+        progress: Callable[[int], None] | None = None,
+    ) -> LuceneIndex:
+        """Index (id, text) pairs; row n is the n-th pair.
+
+        With a folder the index is written there in one step at the end, memory stays bounded, and a build that was
+        killed goes on where its files end. `progress` is called now and then with the documents read.
+
+        Raises:
+            RetrievalError: an id repeats or is no text, the folder holds something else, or another process builds it.
+        """
+        settings = Settings(k1=float(k1), b=float(b))
+        parts = build_index(docs, None if folder is None else Path(folder), settings, progress)
+        return cls(parts) if parts is not None else cls.open(Path(str(folder)))
+
+    @classmethod
+    def open(cls, folder: str | Path) -> LuceneIndex:
+        """Map an index that `build` wrote.
+
+        Raises:
+            RetrievalError: no index, damaged, or of another version.
+        """
+        return cls(open_parts(Path(folder)), Path(folder))
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """External id of each row."""
+        return self._opened().ids
+
+    def __len__(self) -> int:
+        return self.statistics.documents
+
+    def search(self, query: str, k: int) -> list[tuple[str, float]]:
+        """(id, score) of the best `k` (>= 1) documents, best first.
+
+        Raises:
+            RetrievalError: k below 1, the index is closed, or a file of it is damaged (`verify` says which).
+        """
+        rows, scores = self.search_rows(query, k)
+        ids = self._opened().ids
+        return [(ids[row], score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)]
+
+    def search_rows(self, query: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Like `search`, as (rows int32, scores float32)."""
+        parts = self._opened()
+        if k < 1:
+            raise RetrievalError(f"k={k}: at least one document must be asked for")
+        number = parts.terms.number
+        counted = ((number(term), times) for term, times in Counter(analyze(query)).items())
+        known = [(term, times) for term, times in counted if term is not None]
+        try:
+            return self._searcher.search(known, int(k))
+        except IndexError as error:
+            raise RetrievalError(
+                f"{self._folder}: its postings name documents that are not there ({error}); build it again"
+            ) from error
+
+    def verify(self) -> None:
+        """Read every file of a mapped index and compare its checksum; does nothing in memory.
+
+        Raises:
+            RetrievalError: a file differs from what was built.
+        """
+        if self._folder is not None:
+            check_files(self._folder)
+
+    def close(self) -> None:
+        """Let the arrays and files go; twice is fine."""
+        if self._parts is not None:
+            for store in self._parts.held:
+                store.close()
+            self._parts = None
+            del self._searcher
+
+    def _opened(self) -> Parts:
+        if self._parts is None:
+            raise RetrievalError("this LuceneIndex is closed")
+        return self._parts
+
+    def __enter__(self) -> LuceneIndex:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def indexed_documents(passages: Iterable[Passage]) -> Iterable[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -72,3 +74,45 @@ class Encoder(Protocol):
 
     def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
         """float32 `[len(passages), dim]`."""
+
+
+# Checks that every retriever makes before it searches.
+
+
+def check_request(queries: Sequence[str], k: int) -> None:
+    """Refuse one string in place of a sequence of them, and k below 1.
+
+    Raises:
+        RetrievalError: either of the two.
+    """
+    if isinstance(queries, str):
+        raise RetrievalError(f"queries is the string {queries[:40]!r}; give a sequence of strings")
+    if k < 1:
+        raise RetrievalError(f"k={k}: at least one passage must be asked for")
+
+
+# Threads, locks and connections do not survive a fork; objects that hold some are told so in the child.
+
+
+class Renewable(Protocol):
+    """Holds what a forked child must not share."""
+
+    def renew(self) -> None:
+        """Start afresh in a child process: new locks, no threads, no connections; forget, do not close."""
+
+
+_LIVING: weakref.WeakSet[Renewable] = weakref.WeakSet()
+
+
+def renew_in_children(thing: Renewable) -> None:
+    """Call `thing.renew()` in every child that this process forks while `thing` lives."""
+    _LIVING.add(thing)
+
+
+def _renew_all() -> None:
+    for thing in list(_LIVING):
+        thing.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-from turngym.retrieval.bm25 import BM25Retriever
+from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex
 from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
-from turngym.retrieval.corpus import corpus_sha256, read_corpus
-from turngym.retrieval.dense.retriever import DenseRetriever
-from turngym.retrieval.encoders.find import find_encoder
-from turngym.retrieval.encoders.hashing import HashingEncoder
-from turngym.retrieval.encoders.hugging_face import EncoderStyle, HuggingFaceEncoder
-from turngym.retrieval.hybrid import HybridRetriever
-from turngym.retrieval.index.manifest import (
+from turngym.retrieval.corpus import PassageStore, corpus_sha256, read_corpus
+from turngym.retrieval.dense import DenseRetriever
+from turngym.retrieval.encoders import EncoderStyle, HashingEncoder, HuggingFaceEncoder, find_encoder
+from turngym.retrieval.hybrid import HybridRetriever, Reranker, RerankingRetriever, open_reranker
+from turngym.retrieval.index import (
     ENCODER,
     FAISS,
     LUCENE,
@@ -26,9 +24,6 @@ from turngym.retrieval.index.manifest import (
     check_files,
     read_manifest,
 )
-from turngym.retrieval.lucene import LuceneIndex
-from turngym.retrieval.passages import PassageStore
-from turngym.retrieval.rerank import Reranker, RerankingRetriever, open_reranker
 
 IN_MEMORY = ("bm25", "dense", "hybrid")
 """Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid with the hashing encoder."""

@@ -142,7 +142,7 @@ def sglang(arguments: list[str]) -> int:
     """The real SGLang server on this machine's CPU with a tiny model, and the tests that talk to it."""
     set_up("train,parquet,serve,dense,dev")
     # its own requirements ask for CUDA's kernels and another torch
-    if install("--no-deps", *SGLANG, check=False) or install("-r", "scripts/serve/sglang_cpu.txt", check=False):
+    if install("--no-deps", *SGLANG, check=False) or install("-r", "scripts/sglang_cpu.txt", check=False):
         say("the SGLang server did not install here: nothing was tested against it")
         return 0
     return run(str(PYTHON), "-m", "pytest", "-m", "sglang", *arguments, check=False)

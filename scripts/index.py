@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from turngym.agents.evaluation.tables import print_table
-from turngym.envs.common.folder_lock import locked_file
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import locked_file
+from turngym.envs.core.tables import print_table
 from turngym.retrieval.core import RetrievalError
 
 
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build(options: Build) -> int:
-    from turngym.retrieval.index.build import BuildPlan, build_index
+    from turngym.retrieval.index import BuildPlan, build_index
 
     plan = BuildPlan(
         corpus=options.corpus,
@@ -129,8 +129,7 @@ def _build(options: Build) -> int:
 
 
 def _inspect(options: Inspect) -> int:
-    from turngym.retrieval.index.inspect import describe_index
-    from turngym.retrieval.index.manifest import check_files, read_manifest
+    from turngym.retrieval.index import check_files, describe_index, read_manifest
 
     manifest = read_manifest(options.folder)
     rows = [["index", str(options.folder)], *describe_index(manifest)]
@@ -149,7 +148,7 @@ def _verify(options: Verify) -> int:
 
 
 def _plan(options: Plan) -> int:
-    from turngym.retrieval.index.plan import plan_page, plan_table
+    from turngym.retrieval.plan import plan_page, plan_table
 
     if options.html is not None:
         options.html.write_text(plan_page(options.passages, options.dim), encoding="utf-8")

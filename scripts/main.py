@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import turngym
-from turngym.envs.core import TurngymError
-from turngym.scripts.options.endings import end_on_sigterm, status, system_failure, what_is_kept
+from turngym.envs.core.errors import TurngymError
+from turngym.scripts.options import end_on_sigterm, status, system_failure, what_is_kept
 
 VERBS = {
-    "quickstart": "turngym.scripts.quickstart.main",
+    "quickstart": "turngym.scripts.quickstart",
     "train": "turngym.scripts.train",
     "eval": "turngym.scripts.eval",
     "rollout": "turngym.scripts.rollout",
@@ -31,7 +31,7 @@ VERBS = {
     "model": "turngym.scripts.model",
     "plan": "turngym.scripts.plan",
     "pretrain": "turngym.scripts.pretrain",
-    "serve": "turngym.scripts.serve.main",
+    "serve": "turngym.scripts.serve",
     "bench": "turngym.scripts.bench.main",
     "study": "turngym.scripts.study.main",
 }

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import tyro
 
-from turngym.envs.common.folder_sums import FILE, ChangedFileError, changed_files, read_sums
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import FILE, ChangedFileError, changed_files, read_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

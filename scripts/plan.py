@@ -8,10 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.evaluation.tables import Table, print_table
-from turngym.trainers.models.capacity import Estimate, Workload, chip_named, estimate
-from turngym.trainers.models.shapes import ModelShape, shape_named, shape_of
-from turngym.trainers.models.traffic import traffic
+from turngym.envs.core.tables import Table, print_table
+from turngym.trainers.plan import Estimate, ModelShape, Workload, chip_named, estimate, shape_named, shape_of, traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tyro
 
-from turngym.agents.environments import env_maker
-from turngym.agents.players.human import HumanAgent
-from turngym.agents.rollout import Job, rollout
-from turngym.envs.common.folder_lock import locked_file
-from turngym.envs.episode import Episode, Status
-from turngym.envs.trace import TraceWriter
-from turngym.scripts.options.aliases import current
-from turngym.scripts.options.rollout import PlayOptions
+from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import HumanAgent
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.files import locked_file
+from turngym.envs.core.trace import TraceWriter
+from turngym.scripts.options import current
+from turngym.scripts.rollout import PlayOptions
 
 
 def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:

@@ -2,21 +2,97 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from turngym.agents.evaluation.play_episodes import play_episodes
+from turngym.agents.evaluation.scores import Scores, score, success_table
+from turngym.agents.playing.environments import probe
 from turngym.agents.worlds import load_world
-from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
-from turngym.envs.common.folder_lock import locked_folder
-from turngym.envs.core import TurngymError
-from turngym.envs.suggest import did_you_mean
-from turngym.scripts.options.any_world import AnyOptions
-from turngym.scripts.options.world import sft_words
+from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
+from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.files import locked_folder
+from turngym.envs.core.settings import json_object
+from turngym.envs.core.tables import columns, table_text
+from turngym.scripts.options import sft_words
+
+# Options of `turngym pretrain` for an environment by its id, and how often its players succeed, before and after.
+
+FILE = "success.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnyOptions:
+    """What is played of an environment by its id, and by whom."""
+
+    split: str = "train"
+    """Split to train on."""
+    env_kwargs: str = "{}"
+    """Further arguments for gym.make as JSON; an invalid action is a turn without effect unless they say otherwise."""
+    max_turns: int = 24
+    """Turns of an episode."""
+    expert: str = "expert"
+    """Who is imitated: the environment's expert, or another player by name."""
+    student_steps: int = 60
+    """Updates of the student."""
+    batch: int = 32
+    """Expert episodes per update."""
+    vocabulary_episodes: int = 256
+    """Episodes played to learn the vocabulary, where the environment has no `phrases()`."""
+    eval_split: str | None = None
+    """Split on which successes are counted at the end; by default the one that was trained on."""
+    eval_episodes: int = 200
+    """Episodes of each player for that; 0 counts nothing."""
+
+    def refuse(self, world: str) -> None:
+        """Raises TurngymError where an option is given with an embedded world, which has its own answer."""
+        for item in fields(self):
+            if getattr(self, item.name) != item.default:
+                option = f"--{item.name.replace('_', '-')}"
+                raise TurngymError(f"{option} is for an environment by its id; {world} is embedded, and has its own")
+
+    def world(self, env_id: str, *, steps: int | None, seed: int) -> AnyWorld:
+        """What is asked of the environment."""
+        return AnyWorld(
+            env_id=env_id,
+            split=self.split,
+            make={"on_invalid": "noop", **json_object("--env-kwargs", self.env_kwargs)},
+            max_turns=self.max_turns,
+            expert=self.expert,
+            episodes=self.vocabulary_episodes,
+            steps=(TEACHER_STEPS if steps is None else steps, self.student_steps),
+            batch=self.batch,
+            seed=seed,
+        )
+
+    def measured(self, asked: AnyWorld, models: Mapping[str, Path], out: Path) -> str:
+        """A table of how often models, a random player and the expert succeed; the numbers are kept in `out`."""
+        kwargs = {**asked.make, "split": self.eval_split or self.split, "max_turns": self.max_turns}
+        base = probe(asked.env_id, kwargs)
+        agents = {name: f"model:{folder}" for name, folder in models.items()} | {"expert": self.expert}
+        found = {name: self._played(asked, agent, kwargs, len(base.task_ids())) for name, agent in agents.items()}
+        numbers = {name: scores.overall for name, scores in found.items()}
+        table = {
+            name: {"avg": row.avg.mean, "low": row.avg.low, "high": row.avg.high, "episodes": row.episodes}
+            for name, row in numbers.items()
+        }
+        (out / FILE).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        return table_text(columns(success_table(found)))
+
+    def _played(self, asked: AnyWorld, agent: str, kwargs: Mapping[str, Any], tasks: int) -> Scores:
+        many = min(tasks, self.eval_episodes)
+        samples = max(self.eval_episodes // many, 1)
+        more: dict[str, Any] = {"tasks": many, "samples": samples, "seed": asked.seed, "env_kwargs": kwargs}
+        # where every task is played, drawing would only change their order
+        more |= {"draw": many < tasks, "progress": False, "threads": 1}
+        return score(play_episodes(asked.env_id, agent, **more).episodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +183,8 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
 
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
     """A copy of a model in the precision `dtype`, all of it or nothing."""
-    from turngym.envs.common.folder_sums import write_sums
-    from turngym.trainers.models.model import load_model, save_model
+    from turngym.envs.core.files import write_sums
+    from turngym.trainers.models import load_model, save_model
 
     partial = folder.with_name("model.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -139,7 +215,7 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
         name, _, role = recipe.start.partition("/")
         source = load_world(name).checkpoint(role)
     _torch()
-    from turngym.trainers.models.model import load_model
+    from turngym.trainers.models import load_model
 
     model: Any = load_model(source)
     # positions are rotary: a longer context needs no other weights
@@ -150,7 +226,7 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
 def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> Path:
     """A model folder with random weights, the phrase tokenizer and the chat settings."""
     _torch()
-    from turngym.trainers.models.model import tiny_qwen3
+    from turngym.trainers.models import tiny_qwen3
 
     tokenizer = world.make_tokenizer()
     model = tiny_qwen3(
@@ -167,8 +243,8 @@ def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> P
 
 
 def _write(world: EmbeddedWorld, model: Any, tokenizer: Any, folder: Path) -> Path:
-    from turngym.envs.common.folder_sums import write_sums
-    from turngym.trainers.models.model import save_model
+    from turngym.envs.core.files import write_sums
+    from turngym.trainers.models import save_model
 
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)

@@ -8,19 +8,322 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from turngym.agents.evaluation.scores import score
-from turngym.agents.evaluation.statistics import ScoreError
-from turngym.scripts.reports.data import diagnosed, load_run, unique_names
-from turngym.scripts.reports.figures import Figure, csv_text, write_figure
-from turngym.scripts.reports.page import page
-from turngym.scripts.reports.sections import Section, as_markdown, sections
+from turngym.agents.evaluation.compare import decisive, differing, in_words
+from turngym.agents.evaluation.scores import Scores, behavior_table, compare, score, success_table
+from turngym.agents.evaluation.statistics import ScoreError, least_time, same_step
+from turngym.envs.core.tables import Table, markdown
+from turngym.scripts.report_data import Diagnosed, Run, curves, diagnosed, load_run, trace_curves_of, unique_names
+from turngym.scripts.report_figures import Figure, csv_text, write_figure
+from turngym.scripts.report_training import accuracy_figures, cost_figures, depth_figures
+from turngym.scripts.report_turns import episode_figures
+
+# The tables of the report: success, behavior, paired differences, training, Table 1, Table 6.
+
+
+def training_table(runs: Sequence[Run]) -> Table:
+    """One row per training run: start, end, Same-Step, Least-Time, depth."""
+    lines = curves(runs)
+    steps, times = same_step(lines), least_time(lines)
+    budget = min(max(point.seconds for point in points) for points in lines.values())
+    step = min(max(point.step for point in points) for points in lines.values())
+    header = [
+        "run",
+        "steps",
+        "seconds",
+        "start",
+        "best",
+        f"Same-Step ({step})",
+        f"Least-Time ({budget:.0f} s)",
+        "depth",
+    ]
+    rows = []
+    for run in runs:
+        if run.points:
+            last, values = max(run.points, key=lambda point: point.step), [point.value for point in run.points]
+            depth = "full" if not run.depth else f"{run.depth[-1][2]:.1f}"
+            cells = [str(last.step), f"{last.seconds:.0f}", percent(values[0]), percent(max(values))]
+            rows.append([run.name, *cells, _spread(steps[run.name]), _spread(times[run.name]), depth])
+    return header, rows
+
+
+def settings_table(runs: Sequence[Run]) -> Table | None:
+    """Every setting in which evaluations differ; None where they do not."""
+    played = [run for run in runs if run.episodes]
+    names = dict.fromkeys(name for run in played[1:] for name in differing(played[0].settings, run.settings))
+    if not names:
+        return None
+    rows = [[name, *(_shown(run.settings.get(name)) for run in played)] for name in names]
+    return ["setting", *(run.name for run in played)], rows
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def paired_table(runs: Sequence[Run], *, different_settings: bool = False) -> Table | None:
+    """Each evaluation minus the first, paired by task; None with fewer than two.
+
+    Evaluations in other settings are not compared unless `different_settings`: the difference would be theirs.
+    """
+    played = [run for run in runs if run.episodes]
+    if len(played) < 2:
+        return None
+    base, rows = played[0], []
+    for run in played[1:]:
+        other = decisive(differing(base.settings, run.settings))
+        if other and not different_settings:
+            said = f"not compared, played otherwise: {in_words(other)}; --different-settings compares all the same"
+            rows.append([run.name, "-", "-", said])
+            continue
+        try:
+            difference = compare(base.episodes, run.episodes)
+        except ScoreError as error:
+            rows.append([run.name, "-", "-", str(error)])
+            continue
+        clear = "yes" if difference.low > 0 or difference.high < 0 else "no"
+        rows.append([run.name, str(difference), str(difference.tasks), clear])
+    return ["run", f"minus {base.name} [95 %]", "tasks", "clear of zero"], rows
+
+
+def regime_table(runs: Sequence[Diagnosed]) -> Table:
+    """Table 1 by run and phase of training; percent."""
+    header = ["run", "training", "steps", "KL deep / shallow", "deep third of KL mass", "deep third of KL (eq. 11)"]
+    header += [
+        "first 3 turns of KL mass",
+        "deep support",
+        "teacher entropy deep / shallow, failed",
+        "G (nats)",
+        "signs",
+    ]
+    rows = []
+    for run in runs:
+        for phase, item in run.diagnosis.regimes.items():
+            shares = (item.kl_ratio, item.deep_mass, item.deep_share, item.first_mass, item.deep_support)
+            cells = [percent(share) for share in (*shares, item.entropy_ratio)]
+            gap = "-" if item.separation is None else f"{item.separation:+.3f}"
+            steps = str(run.diagnosis.by_turn.curves[phase].steps)
+            rows.append([run.name, phase, steps, *cells, gap, f"{3 - len(item.failures)} of 3"])
+    return header, rows
+
+
+def budget_table(runs: Sequence[Diagnosed]) -> Table:
+    """Table 6: alpha and the deep budget that it realized, by run and phase of training; percent."""
+    header = ["run", "training", "alpha", "weight on deep third", "turns per episode", "mean cap", "seconds per step"]
+    rows = []
+    for run in runs:
+        for phase, means in run.diagnosis.over_steps.by_phase.items():
+            cells = [percent(means["alpha"]), percent(means["deep_weight"])]
+            plain = [means[name] for name in ("turns_mean", "depth/cap", "time/step_s")]
+            rows.append([run.name, phase, *cells, *("-" if math.isnan(value) else f"{value:.1f}" for value in plain)])
+    return header, rows
+
+
+def variant_table(runs: Sequence[Diagnosed]) -> Table:
+    """The controller under other settings, led along the same probes."""
+    header = ["run", "setting", "probes", "H_eff", "H_cov", "smoothed horizon", "turns played / full depth %"]
+    rows = [
+        [
+            run.name,
+            item.name,
+            str(item.probes),
+            str(item.h_eff),
+            str(item.h_cov),
+            f"{item.hbar:.1f}",
+            percent(item.turns_share),
+        ]
+        for run in runs
+        for item in run.diagnosis.variants
+    ]
+    return header, rows
+
+
+def percent(share: float | None) -> str:
+    """In percent; `-` for what is not known."""
+    return "-" if share is None or math.isnan(share) else f"{100 * share:.1f}"
+
+
+def _spread(value: tuple[float, float]) -> str:
+    return f"{percent(value[0])} ± {percent(value[1])}"
+
+
+# What the report says, in order: sections of tables, figures and words, for Markdown and for the page.
+
+Part = str | tuple[str, Table] | Figure
+"""A paragraph, a table with its stem for CSV, or a figure."""
+REGIME = """\
+Full-depth steps; shallow and deep turns are the first and last third of full depth, KL is the raw reverse KL in nats
+per token, G that of failed less that of successful episodes; the rest in percent. Signs that depth can pay: deep /
+shallow KL below 60 %, at most 12 % of the KL mass in the deep third, teacher entropy falling with depth in failed
+episodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading and what follows it."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+
+def sections(
+    runs: Sequence[Run], scores: dict[str, Scores], found: Sequence[Diagnosed], *, different_settings: bool = False
+) -> list[Section]:
+    """All that there is to say of the runs; figures are drawn later, if at all."""
+    made = []
+    if scores:
+        made.append(
+            Section(
+                title="Success (%)",
+                parts=(
+                    ("success", success_table(scores)),
+                    "Intervals: 95 %, clustered by task. Episodes that ended in errors are not counted.",
+                ),
+            )
+        )
+        made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
+    unlike = settings_table(runs)
+    if unlike is not None:
+        made.append(Section(title="Settings that differ", parts=(("settings", unlike),)))
+    paired = paired_table(runs, different_settings=different_settings)
+    if paired is not None:
+        made.append(Section(title="Paired difference (points of success)", parts=(("paired", paired),)))
+    if curves(runs):
+        text = "Same-Step and Least-Time: mean ± standard deviation of the last four evaluations, in percent."
+        parts: tuple[Part, ...] = (("training", training_table(runs)), text, *accuracy_figures(runs))
+        made.append(Section(title="Training", parts=parts))
+    made += _diagnostics(found)
+    traces = {run.name: item for run in runs if (item := trace_curves_of(run)) is not None and item.turns}
+    if traces:
+        made.append(
+            Section(title="Episodes", parts=tuple(episode_figures(traces, {run.name: run.place for run in runs})))
+        )
+    skipped = [line for run in runs for line in run.skipped]
+    if skipped:
+        made.append(Section(title="Skipped", parts=("\n".join(f"- {line}" for line in skipped),)))
+    return made
+
+
+def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
+    if not found:
+        return []
+    # brings torch, which a report of evaluations does without
+    from turngym.scripts.report_turns import turn_figures
+
+    notes = tuple(f"{run.name}: settings not known ({run.note})" for run in found if run.note)
+    turns = turn_figures(found)
+    if any(run.diagnosis.regimes for run in found):
+        turns_parts: tuple[Part, ...] = (("regime", regime_table(found)), REGIME, *turns)
+    else:
+        turns_parts = tuple(turns)
+    controller, *others = depth_figures(found)
+    variants: tuple[Part, ...] = (
+        (("variants", variant_table(found)),) if any(r.diagnosis.variants for r in found) else ()
+    )
+    depth = (*notes, ("budget", budget_table(found)), *others[1:2], controller, *others[:1], *variants, *others[2:])
+    return [
+        Section(title="Along an episode", parts=turns_parts),
+        Section(title="Depth and weights", parts=depth),
+        Section(title="Time and numerics", parts=tuple(cost_figures(found))),
+    ]
+
+
+def as_markdown(made: Sequence[Section], drawn: bool) -> str:
+    """The report as Markdown; with `drawn` figures appear as images of `figures/`."""
+    parts = ["# Report"]
+    for section in made:
+        texts = [text for part in section.parts if (text := _markdown(part, drawn))]
+        parts += [f"## {section.title}", *texts] if texts else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(part: Part, drawn: bool) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, tuple):
+        return markdown(part[1])
+    if not drawn:
+        return ""
+    image = f"![{part.title}](figures/{part.name}.png)\n\n" if part.panels else ""
+    numbers = f" Numbers: [data/{part.name}.csv](data/{part.name}.csv)." if part.table[1] else ""
+    missing = "".join(f"\n- {line}." for line in part.missing)
+    return f"### {part.title}\n\n{image}{part.caption}{numbers}" + (f"\n{missing}" if missing else "")
+
+
+# The report as one self-contained HTML page: figures inlined, numbers attached, no script.
+
+TEMPLATE = Path(__file__).with_name("report_page.html")
+MOST_ATTACHED = 300_000
+"""Largest CSV that the page carries itself, bytes; larger ones are only beside it."""
+
+
+def page(title: str, made: Sequence[Section], drawn: Mapping[str, Sequence[str]]) -> str:
+    """The page; `drawn` has the panels of each figure by its name, as SVG."""
+    links = "".join(f'<li><a href="#s{n}">{escape(section.title)}</a></li>' for n, section in enumerate(made))
+    body = "".join(
+        f'<section id="s{n}"><h2>{escape(section.title)}</h2>'
+        + "".join(_part(part, drawn) for part in section.parts)
+        + "</section>"
+        for n, section in enumerate(made)
+    )
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for name, value in (("__TITLE__", escape(title)), ("__LINKS__", links), ("__BODY__", body)):
+        text = text.replace(name, value)
+    return text
+
+
+def _part(part: Part, drawn: Mapping[str, Sequence[str]]) -> str:
+    if isinstance(part, str):
+        lines = part.splitlines()
+        if all(line.startswith("- ") for line in lines):
+            return "<ul>" + "".join(f"<li>{escape(line[2:])}</li>" for line in lines) + "</ul>"
+        return f"<p>{escape(part)}</p>"
+    if isinstance(part, tuple):
+        return f'<div class="wide">{_table(part[1])}</div>'
+    return _figure(part, drawn.get(part.name, ()))
+
+
+def _figure(figure: Figure, panels: Sequence[str]) -> str:
+    shown = "".join(f'<div class="panel">{svg}</div>' for svg in panels)
+    missing = "".join(f"<li>{escape(line)}</li>" for line in figure.missing)
+    return (
+        f'<figure id="{figure.name}"><h3>{escape(figure.title)}</h3>'
+        + (f'<div class="panels">{shown}</div>' if shown else "")
+        + f"<figcaption>{escape(figure.caption)}{_numbers(figure)}</figcaption>"
+        + (f'<ul class="missing">{missing}</ul>' if missing else "")
+        + "</figure>"
+    )
+
+
+def _numbers(figure: Figure) -> str:
+    """Where the numbers are: beside the page, and inside it where they are not too many."""
+    if not figure.table[1]:
+        return ""
+    data, name = csv_text(figure.table).encode("utf-8"), f"{figure.name}.csv"
+    if len(data) > MOST_ATTACHED:
+        return f" Numbers: data/{name}."
+    link = f"data:text/csv;base64,{base64.b64encode(data).decode('ascii')}"
+    return f' Numbers: <a download="{name}" href="{link}">data/{name}</a>.'
+
+
+def _table(table: Table) -> str:
+    header, rows = table
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(text: str) -> str:
+    return f"<td{' class=text' if len(text) > 40 else ''}>{escape(text)}</td>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +360,7 @@ def main(argv: Sequence[str]) -> int:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         if options.figure:
-            from turngym.scripts.reports.figure import draw_figure
+            from turngym.scripts.report_figures import draw_figure
 
             draw_figure(runs, scores, options.out / "report.png")
         _write(options, made)

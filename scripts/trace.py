@@ -9,25 +9,323 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import sys
+import webbrowser
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode, Turn
+from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records, read_records
+from turngym.agents.serving import DrainingServer, trace_front
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import Verdict
+from turngym.envs.core.trace import TraceError, TraceProblem, TraceWriter, is_sealed, iter_trace
 from turngym.envs.spaces import printable
-from turngym.envs.trace import TraceWriter
-from turngym.scripts.traces.records import Records, records
-from turngym.scripts.traces.select import Select, require_traces, selected
-from turngym.scripts.traces.verify import Verify, verify
-from turngym.scripts.traces.view import View, view
+from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, load_decoder
+
+# `turngym trace records`: what became of the turns that a proxy served.
+
+OPEN, WAITS = "its session goes on", "waits for its judge or its step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Say of every turn that a proxy served whether it was trained on, at which step, or why it was left out."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of the proxy's run (its --out)."""
+    turns: bool = False
+    """Print a line per turn."""
+
+
+@dataclass(slots=True)
+class Fates:
+    """What is known of main turns, by session key and index."""
+
+    fate: dict[tuple[str, int], str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """Main turns of each session so far."""
+    side: int = 0
+    feedback: dict[tuple[str, int], int] = field(default_factory=dict)
+    steps: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    _step_of: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        kind = record["kind"]
+        if kind == "turn":
+            self._turn(record)
+        elif kind == "end":
+            for turn in range(self.counts.get(record["session"], 0)):
+                self.fate[record["session"], turn] = WAITS
+        elif kind == "feedback":
+            self.feedback[record["session"], record["turn"]] = record["score"]
+        elif kind in ("trained", "unused"):
+            self._used(record)
+        elif kind == "resumed":
+            # the checkpoint was older than these steps: what they learned is gone
+            self.steps = {step: found for step, found in self.steps.items() if step <= record["step"]}
+            for place in [place for place, step in self._step_of.items() if step > record["step"]]:
+                self.fate[place] = WAITS
+                del self._step_of[place]
+
+    def _turn(self, record: Mapping[str, Any]) -> None:
+        key = record["session"]
+        if not record["main"]:
+            self.side += 1
+            return
+        # an answer that was asked for again takes the place of the one before
+        if not (record["retry"] and self.counts.get(key)):
+            self.counts[key] = self.counts.get(key, 0) + 1
+        self.fate[key, self.counts[key] - 1] = OPEN
+
+    def _used(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "trained":
+            self.steps[record["step"]] = record
+        for key in record["sessions"]:
+            # records of earlier versions do not say which turns
+            known = record.get("turns", {}).get(key)
+            trained = range(self.counts.get(key, 0)) if known is None else known["trained"]
+            for turn in trained if record["kind"] == "trained" else ():
+                self.fate[key, turn] = f"trained on at step {record['step']}"
+                self._step_of[key, turn] = record["step"]
+            for turn, why in ({} if known is None else known["left_out"]).items():
+                self.fate[key, int(turn)] = f"left out: {why}"
+                self._step_of[key, int(turn)] = record["step"]
+
+
+def records(command: Records) -> int:
+    """Print it. Raises TurngymError for a folder without records."""
+    if not (command.folder / FILE).exists():
+        raise TurngymError(f"{command.folder} has no {FILE}; name the folder that `turngym serve proxy` wrote to")
+    for line in lines(read_records(command.folder), turns=command.turns):
+        print(line)
+    return 0
+
+
+def lines(found: Iterable[Mapping[str, Any]], *, turns: bool) -> list[str]:
+    """The report on records in their order."""
+    fates = Fates()
+    for record in found:
+        fates.take(record)
+    told = [_turn_line(place, why, fates.feedback.get(place)) for place, why in fates.fate.items()] if turns else []
+    told += [_step_line(step, record) for step, record in sorted(fates.steps.items())]
+    ends = Counter("trained on" if why.startswith("trained on") else why for why in fates.fate.values())
+    sessions = len(fates.counts)
+    told.append(f"{len(fates.fate)} main turns of {sessions} sessions, {fates.side} side turns")
+    told += [f"{count:6} {why}" for why, count in ends.most_common()]
+    if fates.feedback:
+        up = sum(score > 0 for score in fates.feedback.values())
+        told.append(f"{up:6} thumbs up, {len(fates.feedback) - up} down")
+    return told
+
+
+def _turn_line(place: tuple[str, int], why: str, thumb: int | None) -> str:
+    said = "" if thumb is None else f", thumb {'up' if thumb > 0 else 'down'}"
+    return f"session {place[0]} turn {place[1]}: {why}{said}"
+
+
+def _step_line(step: int, record: Mapping[str, Any]) -> str:
+    trained = sum(len(one["trained"]) for one in record.get("turns", {}).values())
+    text = f"step {step}: {trained} turns of {len(record['sessions'])} sessions"
+    if "versions_behind_max" in record:
+        text += f", at most {record['versions_behind_max']:g} updates behind"
+    return text + (f" and {record['age_s_max']:.0f} s old" if "age_s_max" in record else "")
+
+
+# Choosing episodes from trace files: the options that the trace verbs share.
+
+T = TypeVar("T")
+Repeated = Annotated[T, tyro.conf.UseAppendAction, tyro.conf.EnumChoicesFromValues]
+"""An option that is given once per value: options that swallow all following words would swallow the files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Select:
+    """Which episodes to take; all conditions must hold."""
+
+    status: Repeated[tuple[Status, ...]] = ()
+    """Only episodes that ended like this (repeat the option for several)."""
+    outcome: Literal["any", "won", "lost"] = "any"
+    """Only episodes that solved their task, or that did not."""
+    category: Repeated[tuple[str, ...]] = ()
+    """Only tasks of this category, for example `heat` (repeat the option for several)."""
+    task: str = ""
+    """Only tasks whose id contains this text."""
+    verdict: Repeated[tuple[Verdict, ...]] = ()
+    """Only episodes with at least one turn judged like this (repeat the option for several)."""
+    limit: int | None = None
+    """Stop after this many episodes."""
+
+    def takes(self, episode: Episode) -> bool:
+        """Whether the conditions hold for `episode` (the limit aside)."""
+        return (
+            (not self.status or episode.status in self.status)
+            and (self.outcome == "any" or episode.success == (self.outcome == "won"))
+            and (not self.category or episode.task.category in self.category)
+            and self.task in episode.task.task_id
+            and (not self.verdict or any(turn.verdict in self.verdict for turn in episode.turns))
+        )
+
+
+def require_traces(paths: Sequence[Path]) -> None:
+    """Look at the beginning of each file. Raises TurngymError for one in which no line is an episode, or for no file.
+
+    For who writes: `selected` finds that out only when it is read, which is too late to leave nothing behind.
+    """
+    if not paths:
+        raise TurngymError("no trace file was given; name one or more files of JSON lines")
+    for path in paths:
+        problems = list[TraceProblem]()
+        for item in iter_trace(path):
+            if isinstance(item, Episode):
+                break
+            problems.append(item)
+        else:
+            _refuse(path, problems)
+
+
+def selected(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
+    """The chosen episodes of the files, in order; lines that cannot be read are reported on standard error.
+
+    Raises TurngymError for a file in which no line is an episode.
+    """
+    if not paths:
+        raise TurngymError("no trace file was given; name one or more files of JSON lines")
+    taken = 0
+    for path in paths:
+        for episode in _readable(path):
+            if select.limit is not None and taken >= select.limit:
+                return
+            if select.takes(episode):
+                taken += 1
+                yield episode
+
+
+def _readable(path: Path) -> Iterator[Episode]:
+    """The episodes of one file; TraceError at its end where it had lines and none was an episode."""
+    found, problems = False, list[TraceProblem]()
+    for item in iter_trace(path):
+        if isinstance(item, Episode):
+            found = True
+        else:
+            problems.append(item)
+        if found:  # so it is a trace, and not any file with a thousand lines to complain of
+            for problem in problems:
+                print(f"{path}: skipped {problem}", file=sys.stderr)
+            problems.clear()
+        if isinstance(item, Episode):
+            yield item
+    _refuse(path, problems)
+
+
+def _refuse(path: Path, problems: Sequence[TraceProblem]) -> None:
+    """Of a file without an episode; a torn line alone is what a killed run leaves."""
+    if not all(problem.torn for problem in problems):
+        raise TraceError(f"{path} is no trace: none of its {len(problems)} lines is an episode ({problems[0]})")
+
+
+# `turngym trace verify`: whether every line is as it was written.
+
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Read every line and compare its checksum; status 1 if any is damaged (a torn last line is not)."""
+
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """Trace files (JSON lines), or the records.jsonl of a proxy."""
+
+
+def verify(command: Verify) -> int:
+    if not command.files:
+        raise TurngymError("no file was given; name one or more trace files")
+    return max(_verify(path) for path in command.files)
+
+
+def _verify(path: Path) -> int:
+    if not path.is_file():
+        raise TurngymError(f"there is no file {path}")
+    read = iter_records(path.parent) if path.name == FILE else iter_trace(path)
+    whole, torn, damaged = 0, 0, list[TraceProblem | RecordProblem]()
+    for item in read:
+        if isinstance(item, TraceProblem) and item.torn:
+            torn += 1
+        elif isinstance(item, TraceProblem | RecordProblem):
+            damaged.append(item)
+        else:
+            whole += 1
+    for problem in damaged[:SHOWN]:
+        print(f"{path}: line {problem.line}: {problem.reason}", file=sys.stderr)
+    if len(damaged) > SHOWN:
+        print(f"{path}: and {len(damaged) - SHOWN} more", file=sys.stderr)
+    with path.open("rb") as file:
+        unsealed = whole - sum(is_sealed(line) for line in file) + len(damaged)
+    notes = [f"{len(damaged)} damaged"] if damaged else []
+    notes += ["the last line is torn"] if torn else []
+    notes += [f"{unsealed} without a checksum"] if unsealed > 0 else []
+    print(f"{path}: {whole} lines are whole" + "".join(f", {note}" for note in notes))
+    return 1 if damaged else 0
+
+
+# `turngym trace view`: read any number of episodes in a browser, from files of any size.
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Read episodes in the browser: a local server over an index of the files, which may be larger than memory."""
+
+    files: tyro.conf.Positional[tuple[str, ...]]
+    """Trace files, PATH or NAME=PATH; two of them are shown side by side on one task."""
+    tokenizer: str | None = None
+    """Folder or name of the tokenizer, to show the text of each token."""
+    port: int = 8321
+    """Port on this machine; 0 takes a free one. Only this machine can connect."""
+    browser: bool = False
+    """Open the page in a browser."""
+
+
+def view(command: View) -> int:
+    """Serve until Ctrl-C or SIGTERM."""
+    runs = open_runs(command.files)
+    app = create_app(runs, None if command.tokenizer is None else load_decoder(command.tokenizer))
+    server = DrainingServer(trace_front(app), host=HOST, port=command.port)
+    server.stop_on_signals()
+    print(f"ready: {server.url}, {sum(map(len, runs.values())):,} episodes; Ctrl-C ends it", flush=True)
+    if command.browser:
+        webbrowser.open(server.url)
+    server.run()
+    return 0
+
+
+def open_runs(files: tuple[str, ...]) -> dict[str, TraceIndex]:
+    """An index of each file by name. Raises TurngymError without files, or for two of one name."""
+    if not files:
+        raise TurngymError("no trace file was given; name one or more files of JSON lines")
+    runs: dict[str, TraceIndex] = {}
+    for spec in files:
+        name, _, rest = spec.rpartition("=")
+        path = Path(rest).expanduser()
+        name = name or (path.parent.name if path.name == "trace.jsonl" else path.stem)
+        if name in runs:
+            raise TurngymError(f"two files are called {name!r}; tell them apart with NAME=PATH")
+        runs[name] = index_trace(path, lambda count: print(f"{count:,} episodes indexed", file=sys.stderr))
+        if runs[name].skipped:
+            if not len(runs[name]):
+                raise TurngymError(f"{path} is no trace: none of its {runs[name].skipped} lines is an episode")
+            print(f"{path}: skipped {runs[name].skipped} lines that are no episodes", file=sys.stderr)
+    return runs
+
 
 Files = tyro.conf.Positional[tuple[Path, ...]]
 Flat = Annotated[Select, tyro.conf.arg(name="")]
-
 _ROWS_PER_WRITE = 2000
 
 
@@ -160,7 +458,7 @@ def _parquet(command: Parquet) -> int:
 
 
 def _html(command: Html) -> int:
-    from turngym.scripts.traces.html import load_decoder, write_page
+    from turngym.scripts.trace_pages import load_decoder, write_page
 
     if not command.overwrite:
         _must_be_new(command.out)

@@ -10,20 +10,221 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
-from turngym.envs.core import TurngymError
+import tyro
+
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.plugins import installed
+from turngym.envs.core.settings import from_table, read_toml, settings_of
+from turngym.scripts.options import CONFIG, current, flag, is_option, name_of, section, take_option, width
+
+# Options of `turngym train`: those of its algorithm alone, from a command line and a configuration file.
 
 try:
-    from turngym.scripts.options import train as options
-    from turngym.scripts.options.presets import list_presets
-    from turngym.trainers.assembly import run_training
-    from turngym.trainers.distributed.processes import world_of
-    from turngym.trainers.distributed.world import World
-    from turngym.trainers.train_config import TrainConfig
-    from turngym.trainers.trainer import RunResult
+    from turngym.scripts.options import list_presets
+    from turngym.trainers.algorithm import BUILT_IN, GROUP, AlgorithmSpec, find_algorithm
+    from turngym.trainers.distributed import world_of
+    from turngym.trainers.train import run_training
+    from turngym.trainers.train_config import TrainConfig, config_class, foreign_tables, train_config
+    from turngym.trainers.train_loop import RunResult
+    from turngym.trainers.world import World
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
+
+ALGORITHM = "--algorithm"
+DEFAULT = "turnopd"
+FIRST = ("student", "teacher", "out", "env", "panel", "steps")
+FOLDED: Mapping[str, str] = {
+    "TrainServers": "servers that play and teach",
+    "WorkerOptions": "processes that play",
+    "AsyncConfig": "Playing ahead",
+    "LoraConfig": "Adapters",
+    "DemonstratorOptions": "how a model that demonstrates is asked",
+}
+"""Groups that --help names in a line, and --help-all lists."""
+TITLES: Mapping[str, str] = {
+    "ModelConfig": "Models and machine",
+    "RunConfig": "Run",
+    "PlayConfig": "Environment and evaluation",
+    "ChatConfig": "Chat",
+    "DemonstrationOptions": "Demonstrations",
+    "OptimizerConfig": "Optimizer",
+    "JudgeOptions": "Judge",
+    "DistillConfig": "Loss between student and teacher",
+    "LmLossConfig": "Pre-training text",
+}
+ONLY: Mapping[str, str] = {
+    **dict.fromkeys(("expert",), "expert"),
+    "reward": "reward",
+    **dict.fromkeys(("noise", "mistakes", "players", "loop_after", "loop_slips", "hints"), "noise"),
+    **dict.fromkeys(("teacher", "teacher_dtype", "shard_teacher"), "teacher"),
+}
+"""Settings that only algorithms with a certain use read; the others' help leaves them out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Settings that stand together: a class, the prefix of its options, and where its object belongs."""
+
+    path: tuple[str, ...]
+    prefix: str
+    cls: type[Any]
+
+
+def parse_options(argv: Sequence[str], usage: str) -> TrainConfig:
+    """The settings of a run. Help is printed, and ends the process. Raises TurngymError for what does not exist."""
+    words = current(argv)
+    name, words, table, where = _algorithm(words)
+    if any(word in ("-h", "--help", "--help-all") for word in words):
+        print("\n".join(help_lines(name, usage, whole="--help-all" in words)))
+        raise SystemExit(0)
+    name = name or DEFAULT
+    _check_names(name, words)
+    return _parse(name, words, table, where)
+
+
+def _algorithm(words: Sequence[str]) -> tuple[str, list[str], dict[str, Any], str]:
+    """The algorithm ("" if none is named), the other words, and the table of the configuration file with its name."""
+    rest, files = take_option(words, CONFIG)
+    table = read_toml(Path(files[-1])) if files else {}
+    rest, named = take_option(rest, ALGORITHM)
+    if rest and not rest[0].startswith("-"):
+        named, rest = [rest[0]], rest[1:]
+    written = table.pop("algorithm", "")
+    return (named[-1] if named else str(written)), rest, table, files[-1] if files else "options"
+
+
+def _parse(name: str, words: Sequence[str], table: Mapping[str, Any], where: str) -> TrainConfig:
+    cls = config_class(name)
+    if table:
+        train_config(name, table, where, missing=tyro.MISSING)  # for its checks, across all groups
+    groups = list(groups_of(cls))
+    parts = []
+    for number, group in enumerate(groups):
+        kind: Any = Annotated[group.cls, tyro.conf.arg(name=group.prefix)]  # type: ignore[name-defined]
+        default = _default(group, table, where)
+        parts.append((f"group_{number}", kind, field() if default is None else field(default=default)))
+    flat = make_dataclass("Options", parts, frozen=True, kw_only=True)
+    found: Any = tyro.cli(flat, args=list(words), prog=f"turngym train {name}", add_help=False)
+    return _assembled(cls, name, {group.path: getattr(found, f"group_{n}") for n, group in enumerate(groups)})
+
+
+def groups_of(cls: type[Any], path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Group]:
+    """The groups of a settings class; a class whose fields are all groups is only a way to them."""
+    hints = get_type_hints(cls)
+    for item in fields(cls):
+        kind, flat = hints[item.name], bool(item.metadata.get("flat"))
+        if not is_dataclass(kind):
+            continue
+        below = prefix if flat else f"{prefix}{item.name}"
+        here = (*path, item.name)
+        inner = get_type_hints(kind)
+        if flat and all(is_dataclass(inner[below.name]) for below in fields(kind)):
+            yield from groups_of(kind, here, below)  # type: ignore[arg-type]
+        else:
+            yield Group(here, below, kind)  # type: ignore[arg-type]
+
+
+def _default(group: Group, table: Mapping[str, Any], where: str) -> Any:
+    """The group as the file has it; None where nothing is given and something must be."""
+    given: Any = table
+    for part in group.prefix.split(".") if group.prefix else ():
+        given = given.get(part, {})
+    known = {setting.key.partition(".")[0] for setting in settings_of(group.cls)}
+    own = {key: value for key, value in given.items() if key in known}
+    needed = any(item.default is item.default_factory for item in fields(group.cls))
+    return None if needed and not own else from_table(group.cls, own, where, missing=tyro.MISSING)
+
+
+def _assembled(cls: type[Any], name: str, found: Mapping[tuple[str, ...], Any]) -> Any:
+    """An object of `cls` from its groups by path."""
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {"algorithm": name} if "algorithm" in hints else {}
+    for top in dict.fromkeys(path[0] for path in found):
+        inner = {path[1:]: value for path, value in found.items() if path[0] == top}
+        values[top] = inner[()] if () in inner else _assembled(hints[top], name, inner)
+    return cls(**values)
+
+
+def _check_names(algorithm: str, words: Sequence[str]) -> None:
+    """Raises TurngymError for the first option that the algorithm does not have, and says whose it is."""
+    cls = config_class(algorithm)
+    known: set[str] = set()
+    for setting in settings_of(cls):
+        option = flag(setting.key)
+        head, _, last = option.rpartition(".")
+        known |= {option, f"{head}.no-{last}" if head else f"--no-{last.removeprefix('--')}"}
+    foreign = foreign_tables(cls)
+    for word in filter(is_option, words):
+        name = name_of(word)
+        if name in known:
+            continue
+        table = name.removeprefix("--").partition(".")[0].replace("-", "_")
+        hint = f" {foreign[table]}" if "." in name and table in foreign else did_you_mean(name, sorted(known))
+        raise TurngymError(f"{algorithm} has no option {name}.{hint}")
+
+
+def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[str]:
+    """The help of an algorithm's options, or of all algorithms where none is named."""
+    if not algorithm:
+        yield from _algorithms(usage)
+        return
+    spec = find_algorithm(algorithm)
+    settings = [setting for setting in settings_of(config_class(algorithm)) if whole or _is_used(setting, spec)]
+    settings = [setting for setting in settings if setting.name != "algorithm"]
+    yield f"usage: turngym train {algorithm} --student FOLDER --out FOLDER [options]"
+    yield from ("", *textwrap.wrap(f"{spec.name}: {spec.help}", width()))
+    yield from section("First", [_named(settings, name) for name in FIRST if _named(settings, name)], whole=whole)
+    rest = [setting for setting in settings if setting.key not in FIRST]
+    groups = dict.fromkeys(setting.group for setting in rest if not setting.table)
+    tables = dict.fromkeys(setting.table.partition(".")[0] for setting in rest if setting.table)
+    own = spec.table
+    for table in sorted(tables, key=lambda name: name != own):
+        members = [setting for setting in rest if setting.table.partition(".")[0] == table]
+        yield from _folded(table, members[0].group, members, whole, own)
+    for group in groups:
+        yield from _folded("", group, [s for s in rest if s.group is group and not s.table], whole, own)
+    yield ""
+    more = f"{CONFIG} FILE reads options from a TOML file, such as the config.toml of another run; options override it."
+    if not whole:
+        folded = ", ".join(title[:1].lower() + title[1:] for title in FOLDED.values())
+        more = f"(on) is turned off by --no-NAME. --help-all explains every option, and lists also: {folded}. {more}"
+    yield from textwrap.wrap(more, width())
+
+
+def _folded(table: str, group: type[Any], members: Sequence[Any], whole: bool, own: str) -> Iterator[str]:
+    if group.__name__ in FOLDED and not whole:
+        return
+    title = (
+        f"Algorithm ({table})" if table == own else {**TITLES, **FOLDED}.get(group.__name__, table or group.__name__)
+    )
+    yield from section(title, members, whole=whole)
+
+
+def _named(settings: Sequence[Any], name: str) -> Any:
+    return next((setting for setting in settings if setting.key == name), None)
+
+
+def _is_used(setting: Any, spec: AlgorithmSpec) -> bool:
+    if setting.group.__name__ == "JudgeOptions":
+        return "judge" in spec.uses
+    if setting.group.__name__ in ("DemonstrationOptions", "DemonstratorOptions"):
+        return "shown" in spec.uses
+    return setting.table != "" or setting.key not in ONLY or ONLY[setting.key] in spec.uses
+
+
+def _algorithms(usage: str) -> Iterator[str]:
+    yield "usage: turngym train ALGORITHM --student FOLDER --out FOLDER [options]"
+    yield from ("", *usage.strip().splitlines(), "", "Algorithms:")
+    for name in (*BUILT_IN, *installed(GROUP)):
+        yield f"  {name:<14} {find_algorithm(name).help}"[: width()]
+    more = "Another one is named as package.module:NAME. `turngym train ALGORITHM --help` lists its options."
+    yield from ("", *textwrap.wrap(more, width()))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,4 +246,4 @@ def run(config: TrainConfig, world: World, command: Sequence[str] = ()) -> RunRe
 
 def parse(argv: Sequence[str]) -> TrainConfig:
     """Settings from the command line; a setting outside its range is explained, and the exit status is 2."""
-    return options.parse(argv, __doc__ or "")
+    return parse_options(argv, __doc__ or "")

@@ -5,19 +5,20 @@ The training loop knows these protocols and no algorithm by name: something new 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turngym.envs.episode import Episode, Origin
-from turngym.envs.protocols import Question, Scorer
+from turngym.envs.core.episode import Episode, Origin
+from turngym.envs.core.plugins import find
+from turngym.envs.core.protocols import Question, Scorer
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.config import CriticConfig
-from turngym.trainers.distributed.world import World
+from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.world import World
 
 WeightArray = NDArray[np.float64]
 
@@ -287,3 +288,129 @@ class Algorithm:
     distill_temperature: float = 1.0
     settings: Mapping[str, Any]
     """Flat, JSON-able: what makes two runs of this algorithm the same, for checkpoints."""
+
+
+# What an algorithm's file offers: its name, its settings, and how it is built from them.
+
+Uses = Literal["teacher", "distill", "judge", "text", "expert", "noise", "reward", "shown"]
+"""Groups of settings that only some algorithms use: `distill` and `text` (`lm_loss`) exist for those alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """What an algorithm may be built from beside its own configuration."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    lm_loss: LmLossConfig = field(default_factory=LmLossConfig)
+    has_teacher: bool = False
+    """Whether another model than the student can teach."""
+    tokenizer: Any = None
+    """The student's."""
+    env_id: str = ""
+    """Gymnasium id of the environment that is played; empty where that is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSpec:
+    """An algorithm as its file offers it: `ALGORITHM = AlgorithmSpec(name="mine", config=MyConfig, build=build)`."""
+
+    name: str
+    config: type[Any]
+    """A frozen dataclass whose fields have defaults and a docstring each: they become `--mine.field`, and `[mine]` in
+    configuration files."""
+    build: Callable[[Any, BuildContext], Algorithm]
+    """From such a configuration to the algorithm."""
+    section: str = ""
+    """Name of the settings, if not `name` (two algorithms may share them)."""
+    uses: frozenset[Uses] = frozenset()
+    """Which of the settings that not all algorithms use it reads."""
+    about: str = ""
+    """What the algorithm is, in a line, if not the first line of its configuration's docstring."""
+
+    @property
+    def table(self) -> str:
+        """Name of the settings' table, an identifier."""
+        return (self.section or self.name).replace("-", "_")
+
+    @property
+    def help(self) -> str:
+        """What the algorithm is, in a line."""
+        return self.about or (self.config.__doc__ or "").strip().split("\n")[0]
+
+
+# Algorithms by name: those of this package, and how those of another are found.
+
+GROUP = "turngym.algorithms"
+"""Entry points under which packages offer their `AlgorithmSpec`."""
+_HERE = "turngym.trainers.algorithms"
+BUILT_IN: Mapping[str, str] = {
+    "sft": f"{_HERE}.sft:ALGORITHM",
+    "opd": f"{_HERE}.opd:ALGORITHM",
+    "turnopd": f"{_HERE}.turnopd:ALGORITHM",
+    "tcod": f"{_HERE}.tcod:ALGORITHM",
+    "grpo": f"{_HERE}.grpo:ALGORITHM",
+    "luffy": f"{_HERE}.luffy:ALGORITHM",
+    "prm-rl": f"{_HERE}.prm_rl:ALGORITHM",
+    "opd-hints": f"{_HERE}.opd_hints:ALGORITHM",
+    "prm-opd": f"{_HERE}.prm_opd:ALGORITHM",
+    "guided-opd": f"{_HERE}.guided_opd:ALGORITHM",
+    "atod": f"{_HERE}.atod:ALGORITHM",
+    "sage-opd": f"{_HERE}.sage_opd:ALGORITHM",
+    "grpo-opd": f"{_HERE}.grpo_opd:ALGORITHM",
+    "grpo-kd": f"{_HERE}.grpo_kd:ALGORITHM",
+    "grpo-minillm": f"{_HERE}.grpo_kd:WITH_TEXT",
+    "ppo-kd": f"{_HERE}.ppo_kd:ALGORITHM",
+    "ppo-minillm": f"{_HERE}.ppo_kd:WITH_TEXT",
+}
+"""The algorithms of this package, and where they are."""
+
+
+def find_algorithm(name: str) -> AlgorithmSpec:
+    """The algorithm that a built-in name, `package.module:name` or an entry point stands for.
+
+    Raises PluginError for an unknown name, ConfigError for an object that is no AlgorithmSpec.
+    """
+    found = find(GROUP, BUILT_IN.get(name, name), {}, known=BUILT_IN)
+    if not isinstance(found, AlgorithmSpec):
+        raise ConfigError(f"algorithm {name!r} is {type(found).__name__}; valid: an AlgorithmSpec (turngym.trainers)")
+    return found
+
+
+def owners_of(table: str) -> list[str]:
+    """Names of the built-in algorithms whose settings are called `table` (`grpo_kd`)."""
+    return [name for name in BUILT_IN if find_algorithm(name).table == table]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedDepth:
+    """The same depth in every step: vanilla OPD, and TurnOPD without its depth controller."""
+
+    h_max: int = 50
+
+    def start(self) -> DepthState:
+        """The state before step 1."""
+        return DepthState(hbar=float(self.h_max))
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan:
+        """Play `h_max` turns."""
+        return DepthPlan(cap=self.h_max, full_depth=True)
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+        """Nothing is learned."""
+        return state
+
+
+def state_to_json(state: DepthState) -> dict[str, Any]:
+    """`state` for a checkpoint; floats survive JSON exactly."""
+    return asdict(state)
+
+
+def state_from_json(values: Mapping[str, Any]) -> DepthState:
+    """The state that `state_to_json` wrote. Errors: ValueError for missing or unknown fields."""
+    try:
+        return DepthState(**values)
+    except TypeError as error:
+        raise ValueError(
+            f"depth state has the fields {sorted(values)}; valid are {sorted(DepthState.__dataclass_fields__)}"
+        ) from error

@@ -42,8 +42,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import SHORT, Episode, Origin, Status, Turn
+from turngym.envs.core.episode import SHORT, Episode, Origin, Status, Turn
+from turngym.envs.core.errors import TurngymError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`models.packing`)."""
@@ -235,13 +235,10 @@ RENAMED = {
     "blunders": "mistakes",
 }
 """Words in the names of settings that older checkpoints spell otherwise."""
-
 ADDED = ("collect.", "models.", "algorithm.depth.probe_share")
 """Beginnings of names that older checkpoints lack: what one does not say is not compared."""
-
 VALUES: Mapping[str, Mapping[Any, Any]] = MappingProxyType({"run.packing": {False: "off", True: "on"}})
 """Values that older checkpoints spell otherwise."""
-
 SINCE: Mapping[str, Any] = MappingProxyType(
     {
         "run.dual_clip": None,

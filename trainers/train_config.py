@@ -2,22 +2,247 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
-from turngym.envs.common.plugins import find
-from turngym.envs.common.rollout_side import RolloutProvider
-from turngym.envs.common.settings import FLAT, from_table
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.sglang.client import TrainServers
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.plugins import find
+from turngym.envs.core.protocols import Collect, CollectRequest, EvalPoint, Judge, Question, Scorer, WeightSource
+from turngym.envs.core.settings import FLAT, from_table
+from turngym.trainers.algorithm import BUILT_IN, AlgorithmSpec, find_algorithm, owners_of
 from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
-from turngym.trainers.models.lora import LoraConfig
-from turngym.trainers.registry import BUILT_IN, find_algorithm, owners_of
-from turngym.trainers.run.async_rollout import AsyncConfig
+from turngym.trainers.lora import LoraConfig
+from turngym.trainers.schedule import AsyncConfig
 
-PROVIDER = "turngym.agents.training.provider:ROLLOUTS"
+# Settings of the rollout side of a training run: what is played, how the student is spoken to, who judges.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayConfig:
+    """What is played in training and evaluations, and by whom."""
+
+    env: str = "turngym/ALFWorld-v0"
+    """Gymnasium id of the environment; `package:namespace/Name-v0` imports `package` first."""
+    split: str = "generated"
+    """Split to train on."""
+    data: str | None = None
+    """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
+    env_kwargs: str = "{}"
+    """Further arguments for gym.make as JSON, for example '{"config": "small", "on_invalid": "noop"}'."""
+    preset: str | None = None
+    """A published set-up by name (turnopd, verl-agent, react, search-r1), for training and evaluations; `--preset list`
+    shows what they set. Options that are given beside it, --env-kwargs too, take the place of its values."""
+    panel: str | None = None
+    """Panel to evaluate on; its tasks are never trained on. Without one nothing is evaluated."""
+    eval_samples: int = 4
+    """Episodes per task of an evaluation (Avg@n)."""
+    eval_temperature: float = 0.85
+    """Sampling temperature of evaluations."""
+    eval_limit: int | None = None
+    """Evaluate on the first so many tasks of the panel only."""
+    traces: tuple[Path, ...] = ()
+    """Train on these recorded episodes instead of playing: sft imitates them; the others take them as rollouts, cut at
+    the depth cap, attempts at one task as a group (not tcod b2f, which replays an expert in the environment). Episodes
+    without token ids (of experts, of endpoints) are tokenized for the student."""
+    expert: str = "expert"
+    """sft, tcod b2f and luffy: who demonstrates; --judge expert: who is asked. `searching` knows only what it has
+    seen."""
+    noise: tuple[float, float] = (0.0, 0.0)
+    """sft: share of random actions in an episode, drawn from this range; they are never imitated."""
+    mistakes: float = 0.0
+    """sft: share of those random actions that are plausible mistakes, possible or not, instead of admissible ones."""
+    players: str = ""
+    """sft: who plays the episodes, with shares, for example expert:.35,noisy:.2,repeat:.2,cycle:.25. `noisy` is the
+    expert among its --noise; `repeat` and `cycle` begin like it and then say their last action, or their last two or
+    three, for ever. Their loops are turns of a policy: --sft.train-on both. By default all are noisy."""
+    loop_after: float = 2.3
+    """sft: turns before a player of --players falls into its loop, on average."""
+    loop_slips: float = 0.0
+    """sft: share of turns in such a loop that are noise, after which it goes on."""
+    hints: float = 0.0
+    """sft: share of observations that carry the expert's next action as a hint, in the words of --judge expert. A model
+    can only teach by hints (opd-hints) what it has learned to read."""
+    slots: int = 64
+    """Episodes played, and requests generated, at a time."""
+    rollout_dtype: Literal["float32", "bfloat16"] | None = None
+    """Precision of the weights and the cache that the student plays with in this process (and in workers); by default
+    that of its weights. bfloat16 halves the cache and costs a copy of the weights."""
+    keep_rollouts: int = 0
+    """Training episodes of the last so many steps are kept as traces, rollouts/step_K.jsonl in the run's folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig:
+    """How the student is spoken to, where it is to be otherwise than its folder's turngym.json says."""
+
+    channel: str | None = None
+    """How actions are written: `text`, in tags, or `tool`, as a tool call in the words of the model's family
+    (`tool:DIALECT` names them); by default as the student's folder says, else text."""
+    thinking: Literal["on", "off"] | None = None
+    """Thinking switch of the chat template; by default as the student's folder says, else the template's default."""
+    observation_role: Literal["user", "tool"] | None = None
+    """Role of observations after the first; by default as the student's folder says, else what its chat template keeps
+    more of the past for."""
+    memory: str | None = None
+    """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
+    transcript), which make every turn a segment of its own; by default as the student's folder says, else all."""
+    max_new_tokens: int | None = None
+    """Most tokens of one response; by default as the student's folder says, else 512."""
+    max_context: int | None = None
+    """Most tokens of an episode's history and response; by default as the folder says, else what the model allows."""
+    system: str | None = None
+    """System message; by default as the student's folder says, else the instructions of environment and channel."""
+
+    def applied(self, settings: ChatSettings) -> ChatSettings:
+        """`settings` with what is given here on top."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.thinking is not None:
+            given["thinking"] = self.thinking == "on"
+        return replace(settings, **given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """Everything that the rollout side of a training run can be told."""
+
+    play: PlayConfig = field(default_factory=PlayConfig, metadata=FLAT)
+    chat: ChatConfig = field(default_factory=ChatConfig, metadata=FLAT)
+    judging: JudgeOptions = field(default_factory=JudgeOptions, metadata=FLAT)
+    demonstrations: DemonstrationOptions = field(default_factory=DemonstrationOptions, metadata=FLAT)
+    demonstrator: DemonstratorOptions = field(default_factory=DemonstratorOptions)
+    servers: TrainServers = field(default_factory=TrainServers, metadata=FLAT)
+    workers: WorkerOptions = field(default_factory=WorkerOptions, metadata=FLAT)
+
+
+# The seam between a trainer and whoever plays for it: what the rollout side is told, and what it offers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedModel:
+    """A model that plays, with its tokenizer; `weights` reads what it has now."""
+
+    model: Any
+    tokenizer: Any
+    weights: WeightSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudentRun:
+    """What the rollout side is told about a run."""
+
+    folder: Path
+    """Of the untrained student."""
+    out: Path
+    """Of the run."""
+    learner: PlayedModel
+    """The student: evaluations are always its own."""
+    actor: PlayedModel | None = None
+    """A copy that plays ahead while the student learns; None: the student plays."""
+    teacher: Path | None = None
+    seed: int = 0
+    episodes: int = 0
+    """That the whole run is to play; 0: unknown."""
+    max_turns: int = 50
+    explicit_turns: bool = False
+    """Whether `max_turns` was asked for; else a panel's own limit goes before it."""
+    device: str = "auto"
+    reward: str | None = None
+    """The run's own reward, as `--reward` names it."""
+    collects: Literal["student", "expert"] = "student"
+    """Who plays the episodes of a step."""
+    judge: Question | None = None
+    """What a judge is asked about their turns."""
+    hint_position: Literal["last_user", "last_message"] = "last_user"
+
+
+class Rollouts(Protocol):
+    """The rollout side of one run. Closed when the run is over."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Flat, JSON-able: what a resumed run must share."""
+
+    @property
+    def evaluate(self) -> Callable[[int], EvalPoint] | None:
+        """Evaluates the learner after a step; None where the run has no panel."""
+
+    @property
+    def servers(self) -> Any:
+        """Engine servers that the processes of a run share (`trainers.distributed.run.SharedServers`), or None."""
+
+    @property
+    def players(self) -> str:
+        """Who plays the episodes, in words, for those who read the run's settings."""
+
+    @property
+    def next_role(self) -> str:
+        """The role in which the policy sees observations."""
+
+    @property
+    def judge_unread(self) -> float:
+        """Share of the judge's votes that may be unreadable before the run stops."""
+
+    def teacher(self, size: int, temperature: float) -> tuple[Scorer, int] | None:
+        """A teacher on servers, for a student of `size` ids, and how many ids both know; None where none is named."""
+
+    def recorded(self) -> list[Episode] | None:
+        """Episodes to train on instead of playing; None: they are played."""
+
+    def collect(self, teacher: Any, share: float, *, guided: bool = False) -> Collect:
+        """Plays the episodes of a step; `teacher`, a model, chooses a `share` of the tokens, if that is not 0.
+
+        Where `guided`, it plays whole turns: as many as each request says.
+        """
+
+    def judge(self) -> Judge:
+        """Judges the turns of the episodes."""
+
+    def add_hints(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """The judged episodes with their hints in their prompts (`hint_prompt_ids`)."""
+
+    def keep_judged(self, request: CollectRequest, episodes: Sequence[Episode]) -> None:
+        """Keep a step's judged episodes, to read."""
+
+    def learner_changed(self, version: int) -> None:
+        """The learner has new weights."""
+
+    def actor_changed(self, version: int) -> None:
+        """The actor has new weights."""
+
+    def cancel(self) -> None:
+        """Break off what is being played."""
+
+    def save_settings(self, folder: Path) -> None:
+        """Write beside saved weights how the model wants to be spoken to."""
+
+    def close(self) -> None:
+        """End worker processes and connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutProvider:
+    """What a package offers that plays for trainers: the class of its settings, and how it is opened with them."""
+
+    config: type[Any]
+    open: Callable[[Any, StudentRun], Rollouts]
+    has_teacher: Callable[[Any], bool]
+    """Whether the settings name a teacher on servers."""
+    max_turns: Callable[[Any], int | None] = lambda config: None
+    """The limit of turns that the settings bring along, for runs that are given none."""
+    has_traces: Callable[[Any], bool] = lambda settings: False
+    """Whether the settings name recorded episodes to train on."""
+    env_id: Callable[[Any], str] = lambda config: ""
+    """Gymnasium id of what is played; empty where that is none."""
+
+
+PROVIDER = "turngym.trainers.rollouts:ROLLOUTS"
 """Who plays for trainers: found by name, since this room imports nothing of agents."""
 
 

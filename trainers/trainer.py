@@ -8,25 +8,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.protocols import Collect, EvalPoint, Scorer
+from turngym.envs.core.protocols import Collect, EvalPoint, Scorer
 from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.checkpoint import MODEL
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
-from turngym.trainers.distributed.run import NullMetricsLog, SharedServers
-from turngym.trainers.distributed.world import SINGLE, World
-from turngym.trainers.models.packing import resolved
-from turngym.trainers.models.reference_refresh import in_turn, reference_refresh
-from turngym.trainers.run.checkpoint import MODEL
-from turngym.trainers.run.interrupts import Interrupts
-from turngym.trainers.run.log_sinks import check_trackers
-from turngym.trainers.run.metrics import MetricsLog
-from turngym.trainers.run.optimizer_step import make_optimizer
-from turngym.trainers.run.progress import NoProgress, Progress
-from turngym.trainers.run.rollout_schedule import RolloutSchedule, Synchronous
-from turngym.trainers.run.run_folder import RunFolder, as_begun, lock_run
-from turngym.trainers.run.train_loop import RunResult, TrainError, TrainLoop
-from turngym.trainers.targets.critic import ValueCritic
-
-__all__ = ["EvalPoint", "RunResult", "TrainError", "Trainer"]
+from turngym.trainers.critic import ValueCritic
+from turngym.trainers.distributed import NullMetricsLog, SharedServers
+from turngym.trainers.metrics import MetricsLog, check_trackers
+from turngym.trainers.microbatch import resolved
+from turngym.trainers.optimizer_step import make_optimizer
+from turngym.trainers.progress import NoProgress, Progress
+from turngym.trainers.run_folder import RunFolder, as_begun, lock_run
+from turngym.trainers.schedule import RolloutSchedule, Synchronous
+from turngym.trainers.scorer import in_turn, reference_refresh
+from turngym.trainers.train_loop import Interrupts, RunResult, TrainError, TrainLoop
+from turngym.trainers.world import SINGLE, World
 
 
 @dataclass(slots=True, kw_only=True)

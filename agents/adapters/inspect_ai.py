@@ -20,12 +20,11 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolInfo, ToolParam, ToolParams
 from inspect_ai.util import LimitExceededError
 
-from turngym.agents.adapters.panel_sessions import PanelSessions
-from turngym.agents.adapters.tool_calls import IGNORED, with_call
-from turngym.agents.episode_session import EpisodeSession
-from turngym.envs.core import ToolSpec, TurngymError
-from turngym.envs.episode import Status
-from turngym.envs.suggest import did_you_mean
+from turngym.agents.adapters.panel_sessions import IGNORED, PanelSessions, with_call
+from turngym.agents.playing.episode_session import EpisodeSession
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.task import ToolSpec
 
 OPTIONS = ("channel", "limit", "seed", "max_turns", "data", "trace")
 """What `-T` may say besides: see `PanelSessions.of`."""

@@ -12,12 +12,12 @@ from importlib import import_module
 from itertools import count
 from typing import Any
 
-from turngym.agents.adapters.panel_sessions import PanelSessions, SessionFailed
-from turngym.agents.adapters.tool_calls import with_call
-from turngym.agents.episode_session import EpisodeSession
-from turngym.envs.core import ToolSpec, TurngymError
-from turngym.envs.episode import Status
-from turngym.envs.tags import tagged
+from turngym.agents.adapters.panel_sessions import PanelSessions, SessionFailed, with_call
+from turngym.agents.playing.episode_session import EpisodeSession
+from turngym.envs.channels import tagged
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import ToolSpec
 
 BEGIN = "begin"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -10,19 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from turngym.agents.episode_session import EpisodeSession
-from turngym.agents.evaluation.held import ELAPSED, seconds_played
-from turngym.agents.evaluation.rescore import rescore
+from turngym.agents.evaluation.compare import rescore
+from turngym.agents.evaluation.play_panel import ELAPSED, panel_note, seconds_played
 from turngym.agents.evaluation.results import EpisodeRow
-from turngym.agents.evaluation.tables import write_json
-from turngym.agents.evaluation.tasks import panel_note
+from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.core import Task, TurngymError
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.tables import write_json
+from turngym.envs.core.task import Task
+from turngym.envs.core.trace import TraceWriter, iter_episodes
 from turngym.envs.panels import Panel, load_panel
 from turngym.envs.registration import require_env
-from turngym.envs.suggest import did_you_mean
-from turngym.envs.trace import TraceWriter, iter_episodes
 
 
 class SessionFailed(TurngymError, RuntimeError):
@@ -165,3 +164,19 @@ class PanelSessions:
             path = self.trace.with_name("results.json")
             write_json(path, rescore(self.trace).to_json())
         return path
+
+
+# Function calls that an evaluator hands over in pieces, as the response that our tool channel reads and judges.
+
+IGNORED = "Only the first call of a response is played."
+"""What further calls are answered with."""
+
+
+def with_call(text: str, name: str, arguments: Any) -> str:
+    """`text` and a call of the tool `name`; a wrong tool and wrong arguments stay visible, for the channel to judge.
+
+    Arguments are an object, or the string that the model wrote for one.
+    """
+    # "<\/" is "</" in JSON: a closing tag inside an argument must not end the call
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False).replace("</", "<\\/")
+    return "\n".join(filter(None, (text, "<tool_call>", call, "</tool_call>")))

@@ -16,8 +16,8 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 
 from turngym.agents.adapters.panel_sessions import PanelSessions
-from turngym.agents.episode_session import EpisodeSession
-from turngym.envs.episode import Status
+from turngym.agents.playing.episode_session import EpisodeSession
+from turngym.envs.core.episode import Status
 
 
 class PanelConfig(vf.TasksetConfig):  # type: ignore[misc, name-defined]

@@ -7,21 +7,27 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from turngym.agents.agent import AgentError, Conversation, Reply, ResponseWriter
-from turngym.agents.endpoint.answer import Answer
-from turngym.agents.endpoint.client import Address, EndpointClient, Sent
-from turngym.agents.endpoint.errors import ContextOverflow, EndpointError, EndpointTimeout
-from turngym.agents.endpoint.messages import Transcript, content_of, response_of
-from turngym.agents.endpoint.parameters import ChatParameters
-from turngym.agents.endpoint.tokens import add_ids
-from turngym.agents.endpoint.usage import NOTE, Prices, Usage
-from turngym.agents.rendering.memory import ALL, Memory, memory_of
-from turngym.agents.sglang.client.event_loop import LoopThread
-from turngym.envs.channels import Channel
-from turngym.envs.core import ToolSpec
-from turngym.envs.episode import Origin, Status
+from turngym.agents.endpoint.client import (
+    Address,
+    ChatParameters,
+    ContextOverflow,
+    EndpointClient,
+    EndpointError,
+    EndpointOptions,
+    EndpointTimeout,
+    Sent,
+)
+from turngym.agents.endpoint.messages import NOTE, Answer, Prices, Transcript, Usage, add_ids, content_of, response_of
+from turngym.agents.event_loop import LoopThread
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
+from turngym.agents.rendering.conversation import ALL, Memory, memory_of
+from turngym.envs.channels import Channel, make_channel
+from turngym.envs.core.episode import Origin, Status
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.settings import json_object
+from turngym.envs.core.task import ToolSpec
 
 # streams beside those of the scripted agents
 SEED_STREAM, PAUSE_STREAM = 3, 4
@@ -245,3 +251,64 @@ def check_installed() -> None:
         import openai  # noqa: F401
     except ImportError as error:
         raise AgentError("an endpoint needs the openai package: pip install 'turngym[endpoint]'") from error
+
+
+# Opens the agent that `openai:MODEL` names, from the options of agents.
+
+MAX_TOKENS = 4096
+"""Where the caller does not say: room for a thought, and an end to an answer that has none."""
+RESERVED = ("model", "messages", "tools", "stream", "n", "temperature", "seed", "max_tokens", "max_completion_tokens")
+
+
+def open_endpoint(
+    model: str,
+    options: EndpointOptions,
+    tool: ToolSpec,
+    *,
+    channel: str,
+    temperature: float,
+    thinking: Literal["auto", "on", "off"],
+    max_tokens: int | None,
+    max_context: int | None,
+    memory: str,
+    slots: int,
+) -> EndpointAgent:
+    """The agent; nothing is sent yet. Raises AgentError for settings that cannot be."""
+    if max_tokens is not None and max_tokens < 1:
+        raise AgentError(f"--max-new-tokens is {max_tokens}; an answer needs at least 1")
+    parameters = ChatParameters(
+        model=model,
+        temperature=temperature,
+        max_tokens=MAX_TOKENS if max_tokens is None else max_tokens,
+        max_context=max_context,
+        send_stop=options.send_stop,
+        send_seed=options.send_seed,
+        reasoning_back=options.reasoning_back,
+        token_ids=options.token_ids,
+        memory=memory,
+        extra=_extra(options.extra_body, thinking),
+    )
+    return EndpointAgent(
+        Address.of(options.base_url, options.key_env),
+        parameters,
+        # text: it works at every endpoint, and a trace of it reads the same whoever played
+        make_channel("text" if channel == "auto" else channel, tool),
+        tool,
+        deadline=options.request_deadline,
+        retries=options.request_retries,
+        parallel=slots,
+        prices=Prices.of(options.price_in, options.price_cached, options.price_out),
+    )
+
+
+def _extra(text: str, thinking: str) -> dict[str, Any]:
+    extra = json_object("--extra-body", text)
+    taken = [name for name in RESERVED if name in extra]
+    if taken:
+        raise AgentError(f"--extra-body sets {', '.join(taken)}: agents and their other options say that")
+    if thinking != "auto":
+        # where vLLM and SGLang take variables of the chat template
+        given = extra.get("chat_template_kwargs")
+        known = given if isinstance(given, dict) else {}
+        extra["chat_template_kwargs"] = {**known, "enable_thinking": thinking == "on"}
+    return extra

@@ -5,28 +5,240 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal, TypedDict
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from turngym.agents.agent import AgentError
-from turngym.agents.endpoint.answer import Answer, UnreadableAnswer, read_answer
-from turngym.agents.endpoint.errors import (
-    ContextOverflow,
-    EndpointError,
-    EndpointTimeout,
-    RequestFailed,
-    advice,
-    lost_connection,
-    refused,
+from turngym.agents.endpoint.messages import Answer, UnreadableAnswer, read_answer
+from turngym.envs.core.errors import AgentError, did_you_mean
+from turngym.envs.core.task import content_hash
+
+# When a request is sent again: back-off with jitter of the request's own stream, and rate limits that all obey.
+
+FIRST, LONGEST = 0.5, 60.0
+"""Seconds before the first retry, and at most."""
+
+
+def pauses(rng: np.random.Generator) -> Iterator[float]:
+    """Seconds before each retry: doubling from 0.5 to 60, each times a draw from [0.5, 1.5)."""
+    pause = FIRST
+    while True:
+        yield pause * (0.5 + rng.random())
+        pause = min(2 * pause, LONGEST)
+
+
+def retry_after(headers: Any) -> float | None:
+    """Seconds that a server asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date; None without."""
+    thousandths = _number(headers.get("retry-after-ms"))
+    if thousandths is not None:
+        return thousandths / 1000
+    given = headers.get("retry-after")
+    seconds = _number(given)
+    if seconds is not None or not given:
+        return seconds
+    try:
+        then = parsedate_to_datetime(given).timestamp()
+    except (ValueError, TypeError):
+        return None
+    try:
+        # the server's own clock, where it says what time it is
+        now = parsedate_to_datetime(headers.get("date")).timestamp()
+    except (ValueError, TypeError):
+        now = time.time()
+    return max(then - now, 0.0)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None
+
+
+@dataclass(slots=True)
+class RateGate:
+    """When requests may be sent again: a limit that one of them met holds for all."""
+
+    opens: float = 0.0
+    """On the clock of `time.monotonic`."""
+
+    def close(self, seconds: float) -> None:
+        """Nobody sends anything for so long."""
+        self.opens = max(self.opens, time.monotonic() + seconds)
+
+    async def passed(self, spread: float, end: float) -> bool:
+        """Wait until requests may be sent, and `spread` seconds more if that took time; False if `end` comes first."""
+        waited = False
+        while (left := self.opens - time.monotonic()) > 0:
+            if time.monotonic() + left >= end:
+                return False
+            waited = True
+            await asyncio.sleep(left)
+        if waited:
+            await asyncio.sleep(spread)
+        return True
+
+
+# What can go wrong at an endpoint: what may pass, what never will, and a context that is full.
+
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 520, 521, 522, 523, 524, 529})
+"""Statuses that may be gone when the request is sent again."""
+SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+"""Codes of a 429 that waiting does not help."""
+OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_OVERFLOW = re.compile(
+    r"maximum context length|context (length|size|window)|context_length_exceeded|prompt is too long"
+    r"|longer than the model|exceeds the (available|maximum allowed) (context|length)|input token count.*exceeds"
+    r"|maximum allowed length",
+    re.IGNORECASE,
 )
-from turngym.agents.endpoint.options import KEY
-from turngym.agents.endpoint.retry import RateGate, pauses
-from turngym.envs.suggest import did_you_mean
+_NO_TOOLS = re.compile(r"tool", re.IGNORECASE)
+SHOWN = 500
+
+
+class EndpointError(AgentError):
+    """The endpoint gave no answer."""
+
+
+class EndpointTimeout(EndpointError):
+    """The endpoint gave no answer by the deadline."""
+
+
+class ContextOverflow(EndpointError):
+    """The conversation does not fit the endpoint's context."""
+
+
+@dataclass(slots=True)
+class RequestFailed(Exception):
+    """One failed attempt."""
+
+    reason: str
+    passing: bool
+    """Whether it may work later."""
+    reached: bool = True
+    """Whether a server answered at all."""
+    limited: bool = False
+    """Too many requests: waited out, however often it takes."""
+    overflow: bool = False
+    after: float | None = None
+    """Seconds that the server asks to wait."""
+    code: int | None = None
+    """The HTTP status."""
+    param: str = ""
+    """The field of the request that is at fault, where the server tells."""
+
+
+def lost_connection(error: Exception) -> RequestFailed:
+    """A connection that was refused, or broke before the whole answer was there."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return RequestFailed(f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__, True, False)
+
+
+def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed:
+    """An answer with a status of 400 or more. `body` is the error object where the server sent one."""
+    fields: dict[str, Any] = body if isinstance(body, dict) else {}
+    # the client library takes "error" out of the body where it is there
+    inner = fields.get("error")
+    fields = inner if isinstance(inner, dict) else fields
+    code, kind, param = (str(fields.get(name) or "") for name in ("code", "type", "param"))
+    text = str(fields.get("message") or message or "").strip().replace("\n", " ")[:SHOWN]
+    overflow = status in (400, 413, 422, 500) and (
+        code in OVERFLOW_CODES or kind in OVERFLOW_CODES or bool(_OVERFLOW.search(text))
+    )
+    spent = code in SPENT or kind in SPENT
+    # llama.cpp's way to say that it was started without support for tools
+    unable = status == 500 and "--jinja" in text
+    return RequestFailed(
+        f"status {status}: {text}" if text else f"status {status}",
+        passing=status in PASSING and not spent and not overflow and not unable,
+        limited=status == 429 and not spent,
+        overflow=overflow,
+        after=retry_after(headers),
+        code=status,
+        param=param,
+    )
+
+
+def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool) -> str:
+    """What may help, as a sentence; empty where nothing is known."""
+    text = failed.reason
+    if not failed.reached:
+        return "Is the server running, and is --base-url its address with the version (http://HOST:PORT/v1)?"
+    if failed.code in (401, 403):
+        return f"The key is read from ${key_env}; --key-env names another variable."
+    if failed.code == 405 or (failed.code == 404 and model not in text):
+        return "--base-url is the address with the version, for example http://HOST:PORT/v1."
+    if tools and _NO_TOOLS.search(text):
+        return "--channel text writes actions as text, which needs no tools."
+    for name, option in (("stop", "--no-send-stop"), ("seed", "--no-send-seed"), ("temperature", "--temperature 1")):
+        if failed.param == name or f"'{name}'" in text:
+            return f"{option} leaves it out." if option.startswith("--no") else f"{option} is what some models want."
+    return ""
+
+
+# Where an OpenAI-compatible endpoint is, and how it is asked; part of the options of every agent.
+
+KEY = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions:
+    """An OpenAI-compatible endpoint (`openai:MODEL`)."""
+
+    base_url: str = ""
+    """openai:MODEL: address of the endpoint with its version, for example http://127.0.0.1:8000/v1; by default
+    $OPENAI_BASE_URL, else OpenAI's own."""
+    key_env: str = KEY
+    """openai:MODEL: name of the environment variable that holds the key. The key itself is never an option."""
+    request_deadline: float = 600.0
+    """openai:MODEL: seconds for one response, retries and waits for rate limits included."""
+    request_retries: int = 6
+    """openai:MODEL: how often a request is sent again after a failure that may pass (a 5xx, a lost connection, a broken
+    body). Rate limits (429) are waited out until the deadline."""
+    send_stop: bool = True
+    """openai:MODEL: send the channel's stop strings. Some models refuse `stop`; actions are read without it too."""
+    send_seed: bool = True
+    """openai:MODEL: send a seed, made of --seed, task, sample and turn; some endpoints refuse `seed`."""
+    reasoning_back: Literal["drop", "send"] = "drop"
+    """openai:MODEL: whether the reasoning of earlier turns is sent back, in the field in which it came."""
+    token_ids: bool = False
+    """openai:MODEL: ask for token ids and log-probabilities (`return_token_ids` of vLLM and of `turngym serve proxy`),
+    so that traces can be trained on as they were sampled."""
+    extra_body: str = "{}"
+    """openai:MODEL: further fields of every request as JSON, for example '{"top_p": 0.95}'."""
+    price_in: float | None = None
+    """openai:MODEL: price of a million prompt tokens, in any currency; with --price-out the results show the cost."""
+    price_cached: float | None = None
+    """openai:MODEL: price of a million prompt tokens that the endpoint had cached; by default --price-in."""
+    price_out: float | None = None
+    """openai:MODEL: price of a million completion tokens, reasoning included."""
+
+
+class EndpointSettings(TypedDict, total=False):
+    """The fields of `EndpointOptions` as keywords."""
+
+    base_url: str
+    key_env: str
+    request_deadline: float
+    request_retries: int
+    send_stop: bool
+    send_seed: bool
+    reasoning_back: Literal["drop", "send"]
+    token_ids: bool
+    extra_body: str
+    price_in: float | None
+    price_cached: float | None
+    price_out: float | None
+
 
 HOSTED = "https://api.openai.com/v1"
 COLD_TRIES = 3
@@ -223,3 +435,33 @@ def _read(body: bytes) -> Answer:
         raise RequestFailed(f"the answer is not JSON: {body[:100]!r}", passing=True) from None
     except UnreadableAnswer as error:
         raise RequestFailed(str(error), passing=True) from None
+
+
+# What every request to an endpoint asks for besides its messages.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatParameters:
+    """What every request asks for besides its messages, and what is done with the answers."""
+
+    model: str
+    temperature: float = 0.85
+    max_tokens: int = 4096
+    max_context: int | None = None
+    """Most tokens of history and answer together, by the server's count; None: what the server takes."""
+    send_stop: bool = True
+    send_seed: bool = True
+    reasoning_back: Literal["drop", "send"] = "drop"
+    token_ids: bool = False
+    memory: str = "all"
+    """What of the episode a request holds (`memory_of`)."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the body."""
+
+    def fingerprint(self, channel: str, system: str | None) -> str:
+        """Of all that changes answers; where the endpoint is does not."""
+        names = ("model", "temperature", "max_tokens", "max_context", "send_stop", "send_seed", "reasoning_back")
+        known = {name: getattr(self, name) for name in names} | {"extra": dict(self.extra)}
+        if self.memory != "all":  # what was recorded before there was a choice keeps its name
+            known["memory"] = self.memory
+        return content_hash({"engine": "openai", **known, "channel": channel, "system": system})[:16]

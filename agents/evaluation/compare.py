@@ -3,19 +3,199 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from turngym.agents.evaluation.differing import decisive, differing, flat_settings, in_words
-from turngym.agents.evaluation.held import EvaluationError
-from turngym.agents.evaluation.rescore import rescore
-from turngym.agents.evaluation.results import FORMAT, IDENTITY, EpisodeRow
-from turngym.agents.evaluation.scores import category_rank
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
+from turngym.agents.evaluation.results import ABOUT, FORMAT, IDENTITY, PER_EPISODE, EpisodeRow
+from turngym.agents.evaluation.scores import EvaluationError, Outcomes, category_rank, score
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference
-from turngym.agents.evaluation.tables import Table, table_text
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import Table, table_text
+from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
+from turngym.envs.panels import load_panel
+
+# Which settings of two evaluations differ, and which of them make their paired difference one of settings.
+
+OWN = ("agent", "model", "chat", "channel", "dtype", "seed")
+"""Settings in which two players may differ and still be compared: who plays, how it writes, and its random stream."""
+AMOUNT = ("panel", "panel_sha256", "tasks", "limit", "samples")
+"""How much was played: whether two evaluations can be paired is asked of their tasks."""
+Differing = Mapping[str, tuple[Any, Any]]
+"""Name to its values in the first and in the second; None where one of them does not say."""
+
+
+def recorded(metas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings in the `meta` of a trace's episodes, flat: `make.max_turns`. Values that differ in one trace are
+    joined to one text."""
+    found: dict[str, dict[str, Any]] = {}
+    for meta in metas:
+        for name, value in _flat(meta).items():
+            found.setdefault(name, {}).setdefault(repr(value), value)
+    return {
+        name: next(iter(values.values())) if len(values) == 1 else " and ".join(sorted(values))
+        for name, values in found.items()
+    }
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an evaluation as its results have them, flat: `make.max_turns`."""
+    return _flat({**settings, "panel": {"name": settings.get("panel")}}) | {"panel": settings.get("panel")}
+
+
+def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in meta.items() if name not in PER_EPISODE and name != "make"}
+    # what the panel fixes may be said again by the command: that is no difference
+    made = {**_panel_make(meta.get("panel")), **meta.get("make", {})}
+    if "max_turns" in found:  # as evaluations of training runs say it
+        made["max_turns"] = found.pop("max_turns")
+    return found | {f"make.{name}": value for name, value in made.items() if name != "data"} | _said(meta)
+
+
+def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: meta[name] for name in ABOUT if name == "chat" and name in meta}
+
+
+_PANELS: dict[str, Mapping[str, Any]] = {}
+
+
+def _panel_make(note: Any) -> Mapping[str, Any]:
+    """The arguments of gym.make of the panel that an episode names; {} where it is not known here."""
+    name = note.get("name") if isinstance(note, Mapping) else None
+    if not isinstance(name, str):
+        return {}
+    if name not in _PANELS:
+        _PANELS[name] = {}
+        with suppress(TurngymError, OSError):
+            _PANELS[name] = load_panel(name).make_kwargs
+    return _PANELS[name]
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that are not the same, those of the first in front."""
+    return {
+        name: (first.get(name), second.get(name)) for name in {**first, **second} if first.get(name) != second.get(name)
+    }
+
+
+def decisive(differ: Differing) -> dict[str, tuple[Any, Any]]:
+    """Those that change the game and not the player: a paired difference would be theirs, too.
+
+    A temperature counts where both have one: scripted agents have none.
+    """
+    return {
+        name: values
+        for name, values in differ.items()
+        if name not in (*OWN, *AMOUNT) and not (name == "temperature" and None in values)
+    }
+
+
+def in_words(differ: Differing) -> str:
+    """`make.max_turns 24 and 50; temperature 0.0 and 0.85`."""
+    return "; ".join(f"{name} {first!r} and {second!r}" for name, (first, second) in differ.items())
+
+
+# An evaluation's whole table again, from its trace alone.
+
+
+def rescore(path: str | Path) -> EvalResult:
+    """Score the trace at `path`, or in the folder `path`, as the evaluation that wrote it did: nothing is played.
+
+    Of an episode that was played more than once (after an error) the last one counts. An evaluation that was
+    interrupted is scored as far as it came; `EvalResult.missing` says how many episodes it lacks.
+
+    Raises:
+        EvaluationError: no trace there, no episodes in it, or episodes of more than one evaluation.
+    """
+    trace = trace_of(path)
+    every, places, elapsed, problems = Outcomes(), array("q"), 0.0, list[TraceProblem]()
+    for place, item in iter_places(trace):
+        if isinstance(item, TraceProblem):
+            problems.append(item)
+            continue
+        every.add(item)
+        places.append(place)
+        elapsed = max(elapsed, seconds_played((item,)))
+    if not len(every):
+        raise EvaluationError(f"{trace} holds no episodes to score")
+    chosen = latest(every)
+    outcomes = every.take(chosen)
+    del every
+    settings = _settings(trace, outcomes)
+    return EvalResult(
+        episodes=TraceEpisodes(trace, (places[number] for number in chosen.tolist())),
+        outcomes=outcomes,
+        scores=score(outcomes),
+        settings=settings,
+        seconds=elapsed,
+        resumed=len(outcomes),
+        problems=tuple(problems),
+    )
+
+
+def trace_of(path: str | Path) -> Path:
+    """The trace that `path` is, or that lies in the folder `path`. Raises EvaluationError where there is none."""
+    path = Path(path).expanduser()
+    trace = path / "trace.jsonl" if path.is_dir() else path
+    if not trace.is_file():
+        raise EvaluationError(f"there is no trace {trace}; name a trace, or an evaluation's folder with trace.jsonl")
+    return trace
+
+
+def latest(every: Outcomes) -> NDArray[np.int64]:
+    """Places of one of each (task, sample), the last that ended without an error if one did; as evaluations order them:
+    sample by sample, tasks in the panel's order."""
+    chosen = every.latest()
+    return np.asarray(chosen[np.lexsort((every.column("group")[chosen], every.column("sample")[chosen]))], np.int64)
+
+
+def _settings(trace: Path, outcomes: Outcomes) -> dict[str, Any]:
+    """The settings that the evaluation recorded, out of its episodes."""
+    noted = outcomes.played()
+    played = _same(trace, [(place, {**_recorded(meta), "seed": seed}) for place, seed, meta in noted])
+    # the task of an episode that failed before its first observation is known by its id alone
+    tasks = outcomes.tasks()
+    known = [task for task in tasks if task.sha256] or tasks
+    panel: Mapping[str, Any] = next((note for *_, meta in reversed(noted) if (note := meta.get("panel"))), {})
+    count = len({task.task_id for task in tasks})
+    return {
+        "panel": panel.get("name"),
+        "panel_sha256": panel.get("sha256"),
+        "env_id": known[0].env_id,
+        "tasks": count,
+        "limit": count if count < panel.get("tasks", count) else None,
+        "agent": None,
+        "temperature": None,
+        **played,
+        **{name: value for *_, meta in noted for name, value in meta.items() if name in ABOUT},
+        "samples": 1 + int(outcomes.column("sample").max()),
+    }
+
+
+def _recorded(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in meta.items() if name not in PER_EPISODE}
+
+
+def _same(trace: Path, tables: Sequence[tuple[int, Mapping[str, Any]]]) -> Mapping[str, Any]:
+    """What all `tables`, each with the number of an episode, say. Raises EvaluationError where they differ: the trace
+    holds more than one evaluation."""
+    first = tables[0][1]
+    for number, table in tables:
+        for name in {**first, **table}:
+            if first.get(name) != table.get(name):
+                raise EvaluationError(
+                    f"{trace} holds more than one evaluation: {name} is {first.get(name)!r} in one episode and "
+                    f"{table.get(name)!r} in another (number {number}); split it with `turngym trace filter`"
+                )
+    return first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,24 +2,119 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from turngym.agents.agent import Agent
-from turngym.agents.agent_options import AgentSettings
-from turngym.agents.environments import env_maker
-from turngym.agents.evaluation.config_file import keep_settings
-from turngym.agents.evaluation.prepared import Prepared, prepare
-from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
-from turngym.agents.executor.open_workers import WorkerOptions, open_workers
-from turngym.agents.named_agent import OpenedAgent
-from turngym.agents.presets.preset import Preset, preset_name
-from turngym.agents.sglang.options import PolicyServer
-from turngym.envs.common.folder_lock import locked_folder
-from turngym.envs.common.provenance import FILE
-from turngym.envs.core import TurngymError
+from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, evaluate_tasks, gather_shares
+from turngym.agents.executor.options import Playing, WorkerOptions
+from turngym.agents.executor.workers import open_workers
+from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.open_agent import OpenedAgent, as_opened
+from turngym.agents.options import AgentOptions, AgentSettings
+from turngym.agents.playing.agent import Agent
+from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.rollout import MakeEnv, PlayJobs, rollout
+from turngym.agents.presets import Preset, find_preset, preset_name, require_named
+from turngym.agents.sglang.client import PolicyServer
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import locked_folder
+from turngym.envs.core.protocols import EvalPoint
+from turngym.envs.core.settings import FILE, to_table, write_config
+from turngym.envs.core.task import ToolSpec
 from turngym.envs.panels import Panel, load_panel, verify_panel
+
+# The settings of an evaluation or rollout, kept beside its files as `--config` reads them.
+
+
+def keep_settings(
+    path: Path,
+    call: Mapping[str, Any],
+    agent: str | Agent | OpenedAgent,
+    player: Mapping[str, Any],
+    servers: PolicyServer | None,
+    workers: WorkerOptions,
+    command: str | Sequence[str],
+) -> None:
+    """Write what was asked for: the arguments of the `call` that are not None, and who plays where.
+
+    `player` are fields of `AgentOptions`. An agent that is an object stands there by its name, for whoever reads the
+    file: no command can find it by that.
+    """
+    found = agent.agent if isinstance(agent, OpenedAgent) else agent
+    options = AgentOptions.of({**player, "agent": found if isinstance(found, str) else found.name})
+    table = {name: value for name, value in call.items() if value is not None}
+    # as on the command line, where it is one option; str: a path is among the arguments, and JSON has no word for it
+    table["env_kwargs"] = json.dumps(dict(table.get("env_kwargs", {})), default=str)
+    table |= to_table(options) | to_table(servers or PolicyServer()) | to_table(workers)
+    write_config(path, table, command, seed=table["seed"])
+
+
+# What a rollout and an evaluation prepare alike: a preset's arguments, and the agent opened for the environment.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An environment and the agent that is to play it."""
+
+    env: str
+    preset: Preset | None
+    overrides: Mapping[str, Any]
+    """Arguments of gym.make that were given, with the preset's; without those of a panel."""
+    kwargs: Mapping[str, Any]
+    """All of them."""
+    player: Mapping[str, Any]
+    """Settings of the agent as they were given, for the configuration file."""
+    opened: OpenedAgent
+    playing: WorkerOptions
+
+    @property
+    def make_env(self) -> MakeEnv:
+        """Makes the environment, which reads what the agent writes."""
+        return env_maker(self.env, **self.kwargs, channel=self.opened.channel)
+
+    def played(self, episodes: int) -> Playing:
+        """What `--workers auto` is told."""
+        return Playing.of(getattr(self.opened.agent, "policy", None), episodes)
+
+    @property
+    def preset_note(self) -> dict[str, Any]:
+        """What the records of episodes say of the preset."""
+        return {} if self.preset is None else dict(self.preset.identity)
+
+
+def prepare(
+    env: str,
+    agent: str | Agent | OpenedAgent,
+    settings: Mapping[str, Any],
+    *,
+    preset: str | Preset | None,
+    base: Mapping[str, Any],
+    given: Mapping[str, Any],
+    workers: int | Literal["auto"] | WorkerOptions,
+    servers: PolicyServer | None,
+) -> Prepared:
+    """Open `agent` with `settings` for `env`, made with `base` (a panel's arguments), the preset's, and `given`.
+
+    Raises TurngymError for an unknown preset or agent, or a preset for an agent that is an object.
+    """
+    named = find_preset(preset, env)
+    overrides = given if named is None else named.make(dict(given))
+    kwargs = {**base, **overrides}
+    require_named(named, agent)
+    played = settings if named is None else named.player(dict(settings), overrides)
+    return Prepared(
+        env=env,
+        preset=named,
+        overrides=overrides,
+        kwargs=kwargs,
+        player=settings,
+        opened=as_opened(agent, played, lambda: probe(env, kwargs), servers),
+        playing=WorkerOptions.of(workers),
+    )
 
 
 def evaluate(
@@ -155,3 +250,102 @@ def _check(panel: Panel, env: Any) -> None:
             f"{len(problems)} of {len(panel.tasks)} tasks are not those of {panel.full_name}: {problems[0]}; get the "
             "data that the panel names (`turngym panel verify` lists every difference)"
         )
+
+
+# Evaluations on a panel while a model is trained.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelEvaluation:
+    """Avg@n on a panel, as the training loop asks for it; every episode is kept as a trace to read."""
+
+    panel: Panel
+    player: ModelPlayer
+    make_env: MakeEnv
+    folder: Path
+    samples: int = 4
+    temperature: float = 0.85
+    seed: int = 0
+    slots: int = 64
+    limit: int | None = None
+    """Play only the first so many tasks."""
+    play: PlayJobs = rollout
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the record of every episode says beside the agent: the preset, and what is not as the panel has it."""
+
+    def __call__(self, step: int) -> EvalPoint:
+        return _point(self._of(step).run())
+
+    def gather(self, step: int) -> None:
+        gather_shares(self._of(step).trace)
+
+    def play_share(self, step: int, share: tuple[int, int]) -> None:
+        self._of(step).run_share(share)
+
+    def finish(self, step: int) -> EvalPoint:
+        # an error in a share is one as it is in a whole: not played again within the same evaluation
+        return _point(self._of(step).run(errors_again=False))
+
+    def _of(self, step: int) -> TaskEvaluation:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return TaskEvaluation(
+            tasks=self.panel,
+            make_env=self.make_env,
+            agent=self.player.agent(self.temperature),
+            samples=self.samples,
+            limit=self.limit,
+            temperature=self.temperature,
+            seed=self.seed,
+            slots=self.slots,
+            trace=self.folder / f"step_{step:06d}.jsonl",
+            system=self.player.settings.system,
+            settings=self.settings,
+            play=self.play,
+        )
+
+
+def _point(result: EvalResult) -> EvalPoint:
+    scores = result.scores
+    extra = {f"pass@{k}": value for k, value in scores.overall.pass_at.items()}
+    extra |= {"turns": scores.turns, "invalid_rate": scores.invalid_rate, "errors": float(scores.errors)}
+    extra |= {f"category/{row.name}": row.avg.mean for row in scores.categories}
+    average = scores.overall.avg
+    return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
+
+
+TOLD = ("on_invalid", "engine", "show_admissible", "list_admissible", "tool_name", "tool_argument")
+"""What of a run's arguments for `gym.make` is true of its evaluations, too: how the agent is spoken to. The rest says
+what is trained on; a panel brings its own."""
+
+
+def eval_note(panel: Panel, preset: str | None, made: Mapping[str, Any]) -> dict[str, Any]:
+    """What the records of an evaluation say of how it was made; another limit than the panel's own is printed, too."""
+    found, own = find_preset(preset, panel.env_id), panel.make_kwargs.get("max_turns")
+    note: dict[str, Any] = {} if found is None else {**found.identity}
+    if own is not None and made["max_turns"] != own:
+        print(f"evaluations: max_turns {made['max_turns']} instead of {panel.full_name}'s {own}", file=sys.stderr)
+        note["max_turns"] = made["max_turns"]
+    made = {name: value for name, value in made.items() if name not in ("max_turns", "data")}
+    if other := {name: value for name, value in made.items() if panel.make_kwargs.get(name) != value}:
+        note["make"] = other
+    return note
+
+
+def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: ToolSpec) -> None:
+    """Whether a run that trains on `env`, where the student is told of `tool`, can be evaluated on `panel`, whose
+    environment is made with `made`.
+
+    On another environment with the same action it can, which is a question of transfer and said in a line. Raises
+    TurngymError where that environment has another action: the student would never be told of it.
+    """
+    trained = env.rpartition(":")[2]
+    if panel.env_id == trained:
+        return
+    other = probe(panel.env_id, made).tool
+    if (other.name, other.argument, other.tags) != (tool.name, tool.argument, tool.tags):
+        raise TurngymError(
+            f"--panel {panel.full_name} is of {panel.env_id}, whose action is {other.name}({other.argument}); the run "
+            f"trains on {trained}, whose action is {tool.name}({tool.argument}): name a panel of {trained} "
+            "(`turngym panel list`), or evaluate checkpoints with `turngym eval`"
+        )
+    print(f"evaluations: {panel.full_name} is of {panel.env_id}, the run trains on {trained}", file=sys.stderr)

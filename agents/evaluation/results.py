@@ -9,21 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.evaluation.outcomes import EACH, Outcome, Outcomes
-from turngym.agents.evaluation.scores import Scores
-from turngym.agents.evaluation.tables import whole_file
-from turngym.envs.common.provenance import loaded_versions
-from turngym.envs.episode import Episode
+from turngym.agents.evaluation.scores import EACH, Outcome, Outcomes, Scores
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.settings import loaded_versions
+from turngym.envs.core.tables import whole_file
 
 FORMAT, VERSION = "turngym-results", 2
 """Version 1 had neither of the two, nor versions, date, tokens and episodes; its settings stood at the top."""
-
 IDENTITY = ("panel", "panel_sha256", "env_id", "tasks", "limit", "agent", "samples", "seed")
 """Of an evaluation's settings, those that every results file has at its top; the others are under `settings`."""
-
 ABOUT = ("chat", "preset_values", "panel_max_turns")
 """Names in `Episode.meta` that the evaluation recorded, and in which calls that went into one trace may differ."""
-
 PER_EPISODE = (*EACH, "panel", *ABOUT)
 """Names in `Episode.meta` that are no settings of the evaluation."""
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.executor.core import Answer, ExecutorError
-from turngym.agents.executor.local import picklable
-from turngym.agents.executor.worker import Worker
+from turngym.agents.executor.processes import Answer, ExecutorError, Worker, picklable
 
 
 class RayWorkers:

@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from turngym.agents.local_engine.casting import cast_copy, follow, named_dtype
-from turngym.agents.local_engine.dense.decoder import DenseDecoder
-from turngym.agents.local_engine.dense.grid import Grid
-from turngym.agents.local_engine.hybrid_cache import RECURRENT_LAYERS, HybridCache
-from turngym.agents.local_engine.kv_cache import RaggedCache, Step
-from turngym.envs.core import TurngymError
+from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids, RaggedCache, Rows, Step
+from turngym.agents.local_engine.decoder import DenseDecoder, Grid
+from turngym.envs.core.errors import TurngymError
 
-Ids = NDArray[np.int32]
+# A copy of a model in another precision that follows the weights of the model it was made of.
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def named_dtype(name: str) -> torch.dtype:
+    """One of `DTYPES`. Raises TurngymError, with the names, for another."""
+    if name not in DTYPES:
+        raise TurngymError(f"dtype {name!r} is unknown; valid: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def cast_copy(model: Any, dtype: torch.dtype) -> Any:
+    """`model` with its floating-point parameters in `dtype`, frozen and in evaluation mode; buffers stay as they are.
+
+    Buffers hold the frequencies of positions, and bfloat16 cannot tell positions of a long history apart. Parameters
+    that transformers keeps in float32 when it loads a model in `dtype` stay float32.
+    """
+    kept = _kept(model, dtype)
+    memo: dict[int, Any] = {}
+    for name, parameter in model.named_parameters():
+        wanted = dtype if parameter.is_floating_point() and not kept & set(name.split(".")) else parameter.dtype
+        # deepcopy takes these for the parameters: a copy in the old precision never exists
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to(wanted, copy=True), requires_grad=False)
+    return copy.deepcopy(model, memo).eval()
+
+
+@torch.no_grad()
+def follow(made: Any, source: Any) -> None:
+    """Give `made`, a `cast_copy` of `source`, the weights that `source` has now."""
+    for mine, theirs in zip(made.parameters(), source.parameters(), strict=True):
+        mine.copy_(theirs)
+
+
+def _kept(model: Any, dtype: torch.dtype) -> set[str]:
+    words = ["_keep_in_fp32_modules_strict"]
+    # the other list is for float16 alone, whose range is too small for some weights
+    words += ["_keep_in_fp32_modules"] if dtype == torch.float16 else []
+    return {name for word in words for name in getattr(model, word, None) or ()}
 
 
 class EngineError(TurngymError):
@@ -179,3 +215,234 @@ def _windows(config: Any) -> tuple[int | None, bool]:
     if types and "sliding_attention" not in types:
         return None, False
     return int(window), "full_attention" in types
+
+
+# Feeding prompts: rows of different lengths share passes, padded where padding leaves no trace, else in pieces.
+
+CELLS = 1 << 24
+"""Most pairs of a fed id and a key that one pass looks at: their mask lies in memory, and would grow with the square of
+a history that is read at once."""
+
+
+def prefill(
+    model: CausalModel,
+    cache: RaggedCache,
+    slots: Sequence[int],
+    starts: Sequence[int],
+    new: Sequence[Ids],
+    *,
+    tokens: int,
+) -> Tensor:
+    """Feed `new[i]` (one id or more) at positions `starts[i]`... of row `slots[i]`; logits [B, V] after the last ids.
+
+    Rows of similar length share a pass of at most about `tokens` padded ids, fewer where histories are long (CELLS);
+    those of a hybrid model are fed without padding, and their states saved before the last id.
+    """
+    if isinstance(cache, HybridCache):
+        return _prefill_pieces(model, cache, slots, starts, new, tokens)
+    logits: Tensor | None = None
+    for group in _groups([len(ids) for ids in new], tokens):
+        rows = [slots[i] for i in group]
+        part = _prefill_group(model, cache, rows, [starts[i] for i in group], [new[i] for i in group], tokens)
+        if logits is None:
+            logits = part.new_empty(len(new), part.shape[-1])
+        logits[group] = part
+    assert logits is not None
+    return logits
+
+
+def as_rows(slots: Sequence[int], device: torch.device) -> Rows:
+    """A slice if the slots are adjacent and ascending, else their numbers."""
+    if list(slots) == list(range(slots[0], slots[0] + len(slots))):
+        return slice(slots[0], slots[0] + len(slots))
+    return torch.tensor(slots, device=device)
+
+
+def _prefill_group(
+    model: CausalModel, cache: RaggedCache, slots: list[int], starts: list[int], new: list[Ids], tokens: int
+) -> Tensor:
+    lengths = np.array([len(ids) for ids in new])
+    width, ends = int(lengths.max()), np.array(starts) + lengths
+    cache.reserve(max(slots) + 1, int(ends.max()))
+    # Left padding: the last column is then every row's last id. Padding looks at position 0 (so it stays finite) and
+    # its keys go to the trash row.
+    column = np.arange(width)[None, :] - (width - lengths)[:, None]
+    positions = np.maximum(column + np.array(starts)[:, None], 0)
+    ids = np.zeros((len(new), width), np.int64)
+    for row, values in enumerate(new):
+        ids[row, width - len(values) :] = values
+    write_rows = np.where(column >= 0, np.array(slots)[:, None], cache.trash)
+    ids_t, positions_t, write_t = (torch.from_numpy(array).to(model.device) for array in (ids, positions, write_rows))
+    real = column >= 0
+    rows = as_rows(slots, model.device)
+    chunk = max(min(tokens, CELLS // int(ends.max())) // len(new), 1)
+    logits: Tensor | None = None
+    for begin in range(0, width, chunk):
+        part = slice(begin, begin + chunk)
+        length = int(positions[:, part].max()) + 1
+        step = Step(
+            rows=rows,
+            write_rows=write_t[:, part],
+            write_positions=positions_t[:, part],
+            length=length,
+            cells=None if real[:, part].all() else torch.from_numpy(np.flatnonzero(real[:, part])).to(model.device),
+        )
+        logits = model.forward(cache, ids_t[:, part], positions_t[:, part], step)
+    assert logits is not None
+    return logits
+
+
+def _prefill_pieces(
+    model: CausalModel,
+    cache: HybridCache,
+    slots: Sequence[int],
+    starts: Sequence[int],
+    new: Sequence[Ids],
+    tokens: int,
+) -> Tensor:
+    """All but the last ids in pieces whose widths are powers of two, then the last id of every row in one pass.
+
+    Whatever the lengths, the passes are few: one for each bit of the longest, besides those over `tokens`.
+    """
+    cache.reserve(max(slots) + 1, max(start + len(ids) for start, ids in zip(starts, new, strict=True)))
+    done = [0] * len(new)
+    left = [len(ids) - 1 for ids in new]
+    while any(left):
+        width = 1 << (min(max(left), tokens).bit_length() - 1)
+        rows = [i for i, count in enumerate(left) if count >= width]
+        for part in _parts(rows, max(tokens // width, 1)):
+            _feed(model, cache, part, slots, starts, new, done, width)
+        for i in rows:
+            done[i] += width
+            left[i] -= width
+    cache.save(slots)
+    return _feed(model, cache, range(len(new)), slots, starts, new, done, 1)
+
+
+def _parts(rows: list[int], size: int) -> list[list[int]]:
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+
+def _feed(
+    model: CausalModel,
+    cache: RaggedCache,
+    part: Sequence[int],
+    slots: Sequence[int],
+    starts: Sequence[int],
+    new: Sequence[Ids],
+    done: Sequence[int],
+    width: int,
+) -> Tensor:
+    """One pass over the next `width` ids of the rows `part`; logits [B, V] after the last."""
+    ids = np.stack([new[i][done[i] : done[i] + width] for i in part]).astype(np.int64)
+    positions = np.array([starts[i] + done[i] for i in part])[:, None] + np.arange(width)
+    mine = [slots[i] for i in part]
+    write_rows = torch.tensor(mine, device=model.device)[:, None].expand(-1, width)
+    positions_t = torch.from_numpy(positions).to(model.device)
+    step = Step(
+        rows=as_rows(mine, model.device),
+        write_rows=write_rows,
+        write_positions=positions_t,
+        length=int(positions.max()) + 1,
+    )
+    return model.forward(cache, torch.from_numpy(ids).to(model.device), positions_t, step)
+
+
+def _groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Indices by similar length: each group at most `tokens` padded ids, its shortest at least half its longest."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        longest = lengths[groups[-1][0]] if groups else 0
+        if groups and (len(groups[-1]) + 1) * longest <= tokens and 2 * lengths[index] + 16 >= longest:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    # the caller's rows are in slot order, and rows in adjacent ascending slots are read without a copy
+    return [sorted(group) for group in groups]
+
+
+# Can a model run on the ragged cache? Its configuration is read, then two short rows are tried.
+
+_LENGTHS = (11, 6)
+"""Ids of the two rows; fed in two pieces of different length each, so padding, holes and reuse all take part."""
+_CUTS = (4, 3)
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def context_limit(model: CausalModel, wanted: int | None) -> int:
+    """Most ids of a prompt and its response; EngineError if `wanted` does not fit the model's positions."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if wanted is None:
+        if limit is None:
+            raise EngineError(f"model type {model.kind!r} states no max_position_embeddings; pass max_length=")
+        return int(limit)
+    if not 1 <= wanted <= (limit or wanted):
+        raise EngineError(f"max_length {wanted} does not fit this {model.kind!r} model; use 1..{limit or 'any'}")
+    return wanted
+
+
+def choose_cache(model: CausalModel, cache: str) -> bool:
+    """Whether to run on the ragged cache; EngineError if `cache` asks for what `model` cannot do."""
+    if cache not in ("auto", "ragged", "recompute"):
+        raise EngineError(f"cache {cache!r} is unknown; use 'auto', 'ragged' or 'recompute'")
+    problem = None if cache == "recompute" else ragged_problem(model)
+    if problem is None:
+        return cache != "recompute"
+    text = f"model type {model.kind!r} cannot keep its cache across turns: {problem}"
+    if cache == "ragged":
+        raise EngineError(f'{text}. Use cache="recompute"')
+    warnings.warn(
+        f'{text}. Every turn feeds its whole history, one row at a time (cache="recompute"): slow', stacklevel=3
+    )
+    return False
+
+
+def ragged_problem(model: CausalModel) -> str | None:
+    """Why `model` cannot keep a ragged cache, or None if it can."""
+    return _read_config(model) or _compare(model)
+
+
+def _read_config(model: CausalModel) -> str | None:
+    config = model.config
+    kinds = set(model.layer_types)
+    known = {"full_attention"} | (RECURRENT_LAYERS if model.recurrent else {"sliding_attention"})
+    if not kinds <= known:
+        return f"it has layers of type {', '.join(sorted(kinds - known))}, whose state this engine does not know"
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in ("sdpa", "eager"):
+        return f"its attention implementation {attention!r} takes no explicit mask; load it with 'sdpa' or 'eager'"
+    ropes = _rope_types(getattr(config, "rope_parameters", None))
+    for rope in ropes & set(_LENGTH_DEPENDENT_ROPE):
+        return f"its rope type {rope!r} depends on the longest row of a batch, so cached keys would go stale"
+    return None
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    if not isinstance(parameters, dict):
+        return set()
+    # models that mix layer types keep one dict of rope parameters per type (Gemma 3)
+    nested = [_rope_types(value) for value in parameters.values()]
+    return {str(parameters.get("rope_type", "default"))}.union(*nested)
+
+
+def _compare(model: CausalModel) -> str | None:
+    vocabulary = model.vocabulary
+    rows = [(np.arange(count) * 7 + 1 + i).astype(np.int32) % vocabulary for i, count in enumerate(_LENGTHS)]
+    try:
+        with model.evaluating():
+            cache = model.new_cache(len(rows), max(_LENGTHS))
+            prefill(model, cache, [0, 1], [0, 0], [row[:cut] for row, cut in zip(rows, _CUTS, strict=True)], tokens=64)
+            rest = [row[cut:] for row, cut in zip(rows, _CUTS, strict=True)]
+            got = prefill(model, cache, [0, 1], list(_CUTS), rest, tokens=64).float()
+            want = torch.stack([model.plain(row, None)[0] for row in rows]).float()
+    except Exception as error:  # any model code may run here, and any failure means the same: recompute
+        return f"a trial on two short rows failed: {type(error).__name__}: {error}"
+    difference = float((got - want).abs().max())
+    # relative to the spread of the logits: rounding stays far below it, a wrong mask or position reaches it
+    tolerance = (2e-3 if model.dtype == torch.float32 else 0.1) * max(float(want.std()), 1e-6)
+    # not `>`, so that NaN counts as a failure
+    if not difference <= tolerance:
+        return (
+            f"a trial on two short rows gave logits {difference:.2g} away from a plain pass (allowed {tolerance:.2g})"
+        )
+    return None

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turngym.envs.protocols import Sampling
+from turngym.envs.core.protocols import Sampling
 
 _BELOW_ONE = 1.0 - 2.0**-40
 """Keeps a uniform number below 1 after it is multiplied by a float64 total, so a draw never falls off the end."""

@@ -6,12 +6,180 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from turngym.agents.proxy.errors import ApiError, busy
-from turngym.agents.proxy.pending_request import PendingRequest
-from turngym.agents.sglang.client.stop_strings import StopFinder
-from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Policy, StreamingPolicy
+import numpy as np
+import torch
+
+from turngym.agents.playing.agent import task_number
+from turngym.agents.proxy.config import ApiError, ProxyError, ProxySettings, busy, invalid
+from turngym.agents.proxy.conversation import ChatListRenderer, Prompt
+from turngym.agents.proxy.openai_api import ChatRequest
+from turngym.agents.proxy.sessions import ProxySession
+from turngym.agents.sglang.policy import StopFinder
+from turngym.envs.core.protocols import (
+    GenerateRequest,
+    Generation,
+    PartialFailure,
+    Policy,
+    Sampling,
+    StreamingPolicy,
+    WeightSource,
+)
+
+# A response that was broken off: the ids drawn so far, and by which weights.
+
+Span = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class HeldResponse:
+    """Parts of one response, each drawn by other weights, and what they are together."""
+
+    parts: list[Generation] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Ids drawn so far."""
+        return sum(len(part.ids) for part in self.parts)
+
+    def add(self, part: Generation) -> None:
+        self.parts.append(part)
+
+    def drawn(self) -> list[tuple[int, float]]:
+        """All ids so far, with their log-probabilities."""
+        return [pair for part in self.parts for pair in zip(part.ids.tolist(), part.logprobs.tolist(), strict=True)]
+
+    def rest_of(self, request: GenerateRequest) -> GenerateRequest:
+        """What is left to ask for: what was drawn becomes prompt. The rest has a random stream of its own."""
+        if not self.length:
+            return request
+        ids = np.concatenate([request.prompt_ids, *(part.ids for part in self.parts)]).astype(np.int32)
+        sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - self.length)
+        return replace(request, prompt_ids=ids, sampling=sampling, stream=(*request.stream, self.length))
+
+    def ended_by(self, last: Generation, request: GenerateRequest, stops: StopFinder | None) -> Generation:
+        """The whole response; `last` is its end. A stop text across a seam ends it there, as it would have without."""
+        if not self.length:
+            return last
+        before = self.length
+        whole = _joined([*self.parts, last], last.finish)
+        if stops is None or not request.sampling.stop_text:
+            return whole
+        length = stops.first_hit(whole.ids.tolist(), before, request.sampling.stop_text)
+        return whole if length is None else _first(whole, length)
+
+    def aborted(self) -> Generation:
+        """What there is, for a client that is gone."""
+        return _joined(self.parts, "aborted")
+
+
+def _joined(parts: list[Generation], finish: str) -> Generation:
+    spans: list[Span] = []
+    place = 0
+    for part in parts:
+        own = part.version_spans or ((part.policy_version, 0, len(part.ids)),)
+        for version, start, end in own:
+            if spans and spans[-1][0] == version:
+                spans[-1] = (version, spans[-1][1], place + end)
+            elif end > start:
+                spans.append((version, place + start, place + end))
+        place += len(part.ids)
+    return Generation(
+        ids=np.concatenate([part.ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        finish=finish,
+        policy_version=min((version for version, _, _ in spans), default=parts[-1].policy_version),
+        version_spans=tuple(spans) if len(spans) > 1 else (),
+    )
+
+
+def _first(whole: Generation, length: int) -> Generation:
+    """The first `length` ids of a response, ended by a stop text."""
+    spans = tuple((version, start, min(end, length)) for version, start, end in whole.version_spans if start < length)
+    return replace(
+        whole,
+        ids=whole.ids[:length],
+        logprobs=whole.logprobs[:length],
+        finish="stop",
+        version_spans=spans if len(spans) > 1 else (),
+    )
+
+
+# A request to the engine: waited for, streamed from, cancelled, or broken off and continued by newer weights.
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """One request to the engine. Cancel it and it is not generated, or, if it is being generated, no further.
+
+    Broken off, it goes back into the queue with what was drawn, and is continued by the weights that come then.
+    """
+
+    request: GenerateRequest
+    streaming: bool = False
+    """Whether `new_tokens` is called while the answer is generated."""
+    answer: Future[Generation] = field(default_factory=Future)
+    _drawn: list[tuple[int, float]] = field(default_factory=list, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _cancelled: bool = field(default=False, init=False)
+    _broken: bool = field(default=False, init=False)
+    _held: HeldResponse = field(default_factory=HeldResponse, init=False)
+
+    def __post_init__(self) -> None:
+        if self.streaming:
+            self.answer.add_done_callback(self._wake)
+
+    def cancel(self) -> None:
+        # a future that runs cannot be cancelled; drawn() then tells the engine to stop
+        self._cancelled = True
+        self.answer.cancel()
+
+    def break_off(self) -> None:
+        """The engine is to stop here; what was drawn is held, and continued when it goes on."""
+        self._broken = True
+
+    def begin(self) -> GenerateRequest:
+        """What to ask the engine now; a second time if the batch that this request was in failed, or was broken off."""
+        self._drawn = self._held.drawn()
+        return self._held.rest_of(self.request)
+
+    def may_begin(self) -> bool:
+        """Whether to generate it (on); one that was cancelled is answered with what is held."""
+        if not self.answer.running():
+            return self.answer.set_running_or_notify_cancel()
+        if self._cancelled:
+            self.answer.set_result(self._held.aborted())
+        return not self._cancelled
+
+    def take(self, generation: Generation, stops: StopFinder | None) -> Generation | None:
+        """The whole response that `generation` ends; None where it was broken off and has to go on."""
+        if self._broken and not self._cancelled and generation.finish == "aborted":
+            self._broken = False
+            self._held.add(generation)
+            return None
+        return self._held.ended_by(generation, self.request, stops)
+
+    def drawn(self, token: int, logprob: float) -> bool:
+        """The engine has drawn an id. A `Watch`."""
+        if self.streaming:
+            with self._changed:
+                self._drawn.append((token, logprob))
+                self._changed.notify_all()
+        return not (self._cancelled or self._broken)
+
+    def new_tokens(self, known: int, seconds: float) -> list[tuple[int, float]]:
+        """Ids and log-probabilities after the first `known`, awaited for `seconds`; empty once the answer is there."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._drawn) > known or self.answer.done(), seconds)
+            return self._drawn[known:]
+
+    def _wake(self, _: Future[Generation]) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
 
 STOPPING = "the server is stopping"
 
@@ -235,3 +403,131 @@ def _fail(pending: PendingRequest, error: Exception) -> None:
         pending.answer.set_running_or_notify_cancel()
     if not pending.answer.cancelled():
         pending.answer.set_exception(error)
+
+
+# From a chat request to what the engine is asked: room, sampling, random stream.
+
+MAX_TOKENS = 512
+
+
+def engine_queue(policy: Policy, settings: ProxySettings, renderer: ChatListRenderer) -> EngineQueue:
+    """The queue in front of `policy`, as large as the settings say."""
+    return EngineQueue(
+        policy,
+        max_batch=settings.max_batch,
+        max_waiting=settings.max_waiting,
+        window=settings.window_ms / 1000,
+        stops=StopFinder(renderer.tokenizer),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequests:
+    """Makes the engine's requests; the arguments are those of `ProxyService`."""
+
+    renderer: ChatListRenderer
+    settings: ProxySettings
+    max_context: int
+    temperature: float | None
+    seed: int
+
+    def make(self, request: ChatRequest, prompt: Prompt, session: ProxySession | None, number: int) -> GenerateRequest:
+        """What to draw for the `number`th request. Raises ApiError (400) where no id fits behind the prompt."""
+        name, stream = self._stream(request, prompt, session, number)
+        return GenerateRequest(
+            session=name, prompt_ids=prompt.ids, sampling=self._sampling(request, prompt), stream=stream
+        )
+
+    def _sampling(self, request: ChatRequest, prompt: Prompt) -> Sampling:
+        room = self.max_context - len(prompt.ids)
+        if room < 1:
+            raise invalid(
+                f"the messages are {len(prompt.ids)} tokens; with an answer this model holds {self.max_context}",
+                "messages",
+                "context_length_exceeded",
+            )
+        # who names no session may not know that it trains: it gets what it asks for, and that may exclude the turn
+        fixed = self.temperature if request.main and request.session_id is not None else None
+        return Sampling(
+            temperature=request.temperature if fixed is None else fixed,
+            max_new_tokens=min(request.max_tokens or self.settings.max_tokens or MAX_TOKENS, room),
+            stop_ids=self.renderer.stop_ids,
+            stop_text=request.stop,
+        )
+
+    def _stream(
+        self, request: ChatRequest, prompt: Prompt, session: ProxySession | None, number: int
+    ) -> tuple[str, tuple[int, ...]]:
+        """(the session as the engine knows it, the random stream of the answer)."""
+        stream: tuple[int, ...]
+        if session is None or not request.main:
+            # a seed alone decides the draws of a turn without a session, whatever was asked before
+            name, stream = f"side/{number}", (self.seed, 0, number if request.seed is None else 0)
+        else:
+            segment = len(session.history.segments) - (0 if prompt.opens else 1)
+            name, stream = f"{session.key}/{segment}", (self.seed, task_number(session.key), session.answers)
+        if request.seed is not None:
+            # clients may send negative seeds, of which no stream can be made
+            seed = request.seed & (2**63 - 1)
+            stream = (seed, 0, 0) if request.session_id is None else (seed, *stream[1:])
+        return name, stream
+
+
+# A copy of a model in training that answers while the model learns; new weights are swapped in between two tokens.
+
+
+class Follower(Protocol):
+    """An engine over the copy's parameters."""
+
+    def weights_changed(self, version: int) -> None:
+        """The parameters have other values; what is generated from now on is theirs, as `version`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ServingCopy:
+    """Publishes the weights of a model in training to the copy that answers.
+
+    Only copying happens while nothing is generated; what must be computed first (adapters merged in) is computed
+    before. Called in the trainer's thread, between two updates.
+    """
+
+    engine: Follower
+    copy: Any
+    """The model that `engine` runs."""
+    weights: WeightSource
+    """Of the model in training."""
+    patience: float = 0.5
+    """Seconds that responses being drawn get to end; then they are held, and continued by the new weights."""
+    clock: Callable[[], float] = time.monotonic
+    queue: EngineQueue | None = None
+    """In front of `engine`; nothing may be published without it."""
+    swaps: int = field(default=0, init=False)
+    last_pause: float = field(default=0.0, init=False)
+    """Seconds for which requests waited at the last swap, `patience` included."""
+    longest_pause: float = field(default=0.0, init=False)
+
+    def publish(self, version: int) -> None:
+        """Put the model's weights as they are now in place, as `version`.
+
+        Raises ProxyError where the model has parameters that the copy lacks, or the other way round.
+        """
+        assert self.queue is not None
+        new, own = dict(self.weights.named_weights()), dict(self.copy.named_parameters())
+        if new.keys() != own.keys():
+            odd = sorted(new.keys() ^ own.keys())
+            raise ProxyError(f"the model in training and its serving copy differ in parameters: {', '.join(odd[:3])}")
+        began = self.clock()
+        self.queue.pause(self.patience)
+        try:
+            with torch.no_grad():
+                for name, value in new.items():
+                    own[name].copy_(value)
+            self.engine.weights_changed(version)
+        finally:
+            self.queue.resume()
+        self.swaps += 1
+        self.last_pause = self.clock() - began
+        self.longest_pause = max(self.longest_pause, self.last_pause)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"swaps": self.swaps, "last_pause_s": self.last_pause, "longest_pause_s": self.longest_pause}

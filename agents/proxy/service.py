@@ -3,31 +3,281 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from turngym.agents.proxy.conversation.chat import ChatHistory, ChatListRenderer
-from turngym.agents.proxy.conversation.messages import ChatMessage
-from turngym.agents.proxy.engine_queue import STOPPING
-from turngym.agents.proxy.engine_request import EngineRequests, engine_queue
-from turngym.agents.proxy.errors import busy
-from turngym.agents.proxy.http.request import ChatRequest
-from turngym.agents.proxy.inflight import Finished, InflightRequest, answer_id
-from turngym.agents.proxy.request_counts import RequestCounts
-from turngym.agents.proxy.session_ending import SessionEnding
-from turngym.agents.proxy.sessions.episodes import episode_of
-from turngym.agents.proxy.sessions.feedback import Feedback, HeardFeedback, Outcome
-from turngym.agents.proxy.sessions.records import Recorder
-from turngym.agents.proxy.sessions.restore import restore, usage_record
-from turngym.agents.proxy.sessions.session import ProxySession, SessionTable, session_name
-from turngym.agents.proxy.settings import ProxySettings
-from turngym.agents.proxy.turn_record import owner_of, turn_record
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import Generation, Policy
+from turngym.agents.proxy.config import ProxySettings, busy
+from turngym.agents.proxy.conversation import AnswerReader, ChatHistory, ChatListRenderer, Prompt, reply_of
+from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, EngineRequests, PendingRequest, engine_queue
+from turngym.agents.proxy.openai_api import ChatRequest
+from turngym.agents.proxy.restore import episode_of, restore, usage_record
+from turngym.agents.proxy.sessions import Feedback, HeardFeedback, Outcome, ProxySession, SessionTable, session_name
+from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import Generation, Policy
+
+# A chat request in flight: waited for, or abandoned when its client disconnects.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """An answered request."""
+
+    reply: ChatMessage
+    finish: str
+    """`stop`, `length` or `tool_calls`."""
+    record: TurnRecord
+    prompt_tokens: int
+    number: int
+    """Of the request, since the server started."""
+
+
+def answer_id(run_id: str, number: int) -> str:
+    """What clients know the answer to the `number`th request as."""
+    return f"chatcmpl-{run_id}-{number}"
+
+
+class RequestOwner(Protocol):
+    """What a request in flight needs of the service that accepted it (`ProxyService`)."""
+
+    @property
+    def renderer(self) -> ChatListRenderer: ...
+
+    @property
+    def name(self) -> str:
+        """Of the model, as clients ask for it."""
+
+    @property
+    def run_id(self) -> str:
+        """Makes the ids of answers unique among servers."""
+
+    def now(self) -> float:
+        """Seconds on the clock that deadlines are set by."""
+
+    def deadline(self) -> float:
+        """When a request that begins to wait now has waited too long."""
+
+    def record_turn(self, inflight: InflightRequest, generation: Generation) -> Finished:
+        """Write down the turn that `generation` finishes; called once per request."""
+
+    def release_engine(self, session: str) -> None:
+        """Let the engine forget what it holds for a session of its own naming."""
+
+    def closed(self, session: ProxySession | None, dropped: str) -> None:
+        """The request is over; `dropped` says why it was not answered, if it was not."""
+
+    def count(self, what: str) -> None:
+        """One more of what /healthz tells."""
+
+
+class InflightRequest:
+    """A request in flight. Exactly one of `wait` (until it returns an answer) and `abandon` ends it."""
+
+    def __init__(
+        self,
+        service: RequestOwner,
+        request: ChatRequest,
+        session: ProxySession | None,
+        prompt: Prompt,
+        pending: PendingRequest,
+        number: int,
+        deadline: float,
+        salt: str = "",
+    ) -> None:
+        self.service, self.request, self.session, self.prompt = service, request, session, prompt
+        self.pending, self.number, self.deadline = pending, number, deadline
+        self._salt, self._over, self._known = salt, False, 0
+
+    def reader(self) -> AnswerReader:
+        """Reads the text of the answer: for the client, without stop texts, control tokens and calls."""
+        request = self.request
+        return self.service.renderer.reader(self.prompt, stops=request.stop, tools=bool(request.tools), salt=self._salt)
+
+    def new_tokens(self, seconds: float) -> list[tuple[int, float]]:
+        """Ids drawn since the last call, with their log-probabilities; empty after `seconds`, or once all are known.
+
+        An answer that comes has not waited too long: every id moves the deadline.
+        """
+        drawn = self.pending.new_tokens(self._known, seconds)
+        self._known += len(drawn)
+        if drawn:
+            self.deadline = self.service.deadline()
+        return drawn
+
+    def wait(self, seconds: float) -> Finished | None:
+        """The answer; None if it is not there after `seconds`.
+
+        Raises:
+            ApiError: 500 for an engine that failed, 503 when the deadline has passed. The request is over then.
+        """
+        try:
+            generation = self.pending.answer.result(seconds)
+        except FutureTimeout:
+            if self.service.now() < self.deadline:
+                return None
+            self.abandon("timed_out")
+            raise busy("the request waited too long for the engine", status=503, seconds=5) from None
+        except BaseException:
+            self._end("failed")
+            raise
+        try:
+            finished = self.service.record_turn(self, generation)
+        except BaseException:
+            self._end("failed")
+            raise
+        self._end("")
+        return finished
+
+    def abandon(self, why: str = "disconnected") -> None:
+        """Stop generating and drop the answer: its client is gone. Does nothing once the request is over."""
+        if not self._over:
+            self.pending.cancel()
+            # While it is being generated the session's next request must not reach the engine.
+            self.pending.answer.add_done_callback(lambda _: self._end(why))
+
+    def _end(self, why: str) -> None:
+        if not self._over:
+            self._over = True
+            if why:
+                self.service.release_engine(self.pending.request.session)
+            self.service.closed(self.session, why)
+
+
+# What a proxy counts about its requests, and what it says of clients that name no session.
+
+CLIENTS = 100
+"""Most clients that are counted by name."""
+SHOWN = ("main", "side", "sessions_ended", "underway")
+"""Counts that /healthz has under other names."""
+
+
+class RequestCounts:
+    """Counters of one service. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.ignored: Counter[str] = Counter()
+        """Fields of requests that were not honored."""
+        self.unnamed: Counter[str] = Counter()
+        """Requests that named no session, by what their client calls itself."""
+        self.notice: Callable[[str], None] = lambda text: None
+        """Gets lines for the log of the server."""
+        self._lock = threading.Lock()
+
+    def add(self, what: str) -> None:
+        """One more of `what`."""
+        with self._lock:
+            self.counts[what] += 1
+
+    def begin(self, most: int) -> None:
+        """One more request is under way. Raises ApiError (429) where `most` are already."""
+        with self._lock:
+            if self.counts["underway"] >= most:
+                self.counts["turned_away"] += 1
+                raise busy(f"{most} requests are under way already; ask again later")
+            self.counts["underway"] += 1
+
+    def end(self, dropped: str) -> None:
+        """A request is over; `dropped` says why it was not answered, if it was not."""
+        with self._lock:
+            self.counts["underway"] -= 1
+            if dropped:
+                self.counts[dropped] += 1
+
+    def note_ignored(self, fields: Sequence[str]) -> None:
+        with self._lock:
+            self.ignored.update(fields)
+
+    def note_unnamed(self, client: str, main: bool) -> None:
+        """Count a request that names no session, and say once of each client that it does not."""
+        with self._lock:
+            # what clients call themselves is theirs to choose: the table must not grow without end
+            client = client if len(self.unnamed) < CLIENTS else "others"
+            self.unnamed[client] += 1
+            new = self.unnamed[client] == 1
+        if new:
+            way = "told apart by their history" if main else "answered and not trained on"
+            self.notice(f"{client!r} names no session; its conversations are {way}. X-Session-Id names them exactly")
+
+    def as_json(self) -> tuple[Counter[str], dict[str, Any]]:
+        """(all counts, those that /healthz shows as they are, after the two tables)."""
+        with self._lock:
+            counts, tables = Counter(self.counts), {"ignored": dict(self.ignored), "unnamed": dict(self.unnamed)}
+        return counts, {**tables, **{name: value for name, value in sorted(counts.items()) if name not in SHOWN}}
+
+
+# The end of a session: in the records, for the engine and for the trainer.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnding:
+    """Ends sessions, or parts of long ones."""
+
+    recorder: Recorder
+    engine: EngineQueue
+    tally: RequestCounts
+    temperature: float | None
+    """As of `ProxyService`."""
+    tell: Callable[[Episode], None] | None
+    """Gets every session that ended with at least one main turn."""
+
+    def finish(self, session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), following: str = "") -> None:
+        """`session` is over: `why` as in `episode_of`, `final` what came last, `following` the key it goes on under."""
+        if not session.turns:
+            return
+        messages = [message.as_json() for message in final]
+        self.recorder.write({"kind": "end", "session": session.key, "why": why, "final": messages, "next": following})
+        self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
+        self.tally.add("sessions_ended")
+        if self.tell is not None:
+            self.tell(episode_of(session, why, final, temperature=self.temperature))
+
+    def split(self, session: ProxySession, key: str, messages: Sequence[ChatMessage]) -> None:
+        """A long session is handed on, and goes on under the new `key` with a request of these messages."""
+        self.finish(session, "part", session.new_messages(messages), key)
+        session.begin_part(key)
+
+
+# The record of a finished turn, from its request and what the engine drew.
+
+
+def turn_record(inflight: InflightRequest, generation: Generation) -> TurnRecord:
+    """What is written down of the turn that `generation` finishes."""
+    request, prompt, session = inflight.request, inflight.prompt, inflight.session
+    text, _ = inflight.service.renderer.decode(generation.ids)
+    reader = inflight.reader()
+    main = request.main and session is not None
+    return TurnRecord(
+        session="" if session is None else session.key,
+        main=main,
+        kept=prompt.kept,
+        messages=prompt.new_messages,
+        tools=prompt.tools if session is None or prompt.tools != session.history.tools else None,
+        opens=prompt.opens,
+        prompt_ids=prompt.added,
+        ids=generation.ids,
+        logprobs=generation.logprobs,
+        reply=reply_of([*reader.feed(text), *reader.end()]),
+        text=text,
+        finish=generation.finish,
+        version=generation.policy_version,
+        version_spans=generation.version_spans,
+        temperature=inflight.pending.request.sampling.temperature,
+        retry=prompt.retry,
+        owner=owner_of(request.user) if main and request.session_id is None else None,
+    )
+
+
+def owner_of(user: str) -> str:
+    """A hash of whom the conversations belong to; "" for nobody."""
+    return session_name(f"user/{user}") if user else ""
 
 
 class ProxyService:

@@ -1,1 +1,1 @@
-"""Conversations as token ids that only grow, with any chat template."""
+"""Prompts and responses as token ids: chat templates, dialects, and what a prompt keeps of an episode."""

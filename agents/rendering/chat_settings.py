@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from turngym.agents.agent import AgentError
-from turngym.agents.rendering.memory import memory_of
-from turngym.envs.common.folder_sums import FILE as SUMS
-from turngym.envs.suggest import did_you_mean
+from turngym.agents.rendering.chat_template import OBSERVATION, SYSTEM, USER, ChatTemplate, RenderError
+from turngym.agents.rendering.conversation import memory_of
+from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.envs.channels import ToolChannel, make_channel
+from turngym.envs.core.errors import AgentError, TurngymError, did_you_mean
+from turngym.envs.core.files import FILE as SUMS
+from turngym.envs.core.task import ToolSpec
+from turngym.envs.dialects import DIALECTS, HERMES
+from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 FILE = "turngym.json"
 
 
@@ -79,3 +89,232 @@ class ChatSettings:
                 hint = did_you_mean(str(name), names)
                 raise AgentError(f"{path}: unknown setting {name!r}; settings are {', '.join(names)}.{hint}")
         return cls(**values)
+
+
+# Which dialect of tool calls and thoughts a chat template writes, learned from the template itself.
+
+VALUE = "turngymvalue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """The dialect of a template, and how well it is known."""
+
+    dialect: Dialect
+    exact: bool
+    """Whether our writing is the template's, letter by letter; else it is only read."""
+
+
+def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
+    """`settings` with the channel that the tokenizer's chat template calls for (`tool` becomes `tool:glm`).
+
+    A channel that names a dialect (`tool:hermes`) is taken at its word.
+
+    Raises:
+        RenderError: the template knows no tools, or writes calls in a dialect that is not known here.
+    """
+    if settings.channel == "text":
+        style = thought_style(tokenizer, tool)
+        return replace(settings, channel=f"text:{style}") if style else settings
+    if settings.channel != "tool":
+        return settings
+    learned = learn_dialect(tokenizer, tool)
+    if not learned.exact:
+        warnings.warn(
+            f"this chat template's calls are read as {learned.dialect.name}, but it writes them a little otherwise "
+            "than we do: answers are read and kept as they were said, demonstrations (sft, luffy) differ from it",
+            stacklevel=2,
+        )
+    return settings if learned.dialect is HERMES else replace(settings, channel=f"tool:{learned.dialect.name}")
+
+
+def learn_dialect(tokenizer: Any, tool: ToolSpec) -> Learned:
+    """The dialect in which the chat template writes a call of `tool`: rendered once, and compared with every known one.
+
+    Raises RenderError as `with_dialect` does.
+    """
+    template = ChatTemplate(tokenizer, tool=tool)
+    written = list(_written_calls(template, tool))
+    for text in written:
+        exact = [d for d in DIALECTS.values() if d.write(tool.name, tool.argument, VALUE) in text]
+        if exact:
+            # bare JSON stands inside many others
+            longest = max(exact, key=lambda dialect: len(dialect.write(tool.name, tool.argument, VALUE)))
+            return Learned(dialect=longest, exact=True)
+    for text in written:
+        for dialect in DIALECTS.values():
+            if _reads(dialect, text, tool):
+                return Learned(dialect=dialect, exact=False)
+    if written:
+        raise RenderError(
+            f"the chat template of {template.name!r} writes tool calls in a dialect that is not known here: "
+            f"{written[0].strip()[:120]!r}; use the text channel (--channel text)"
+        )
+    raise RenderError(
+        f"the chat template of {template.name!r} knows no tools: use the text channel (--channel text), or "
+        "--channel tool:hermes for a model that was trained to call tools without its template's help"
+    )
+
+
+def thought_style(tokenizer: Any, tool: ToolSpec) -> str | None:
+    """The style of thoughts (`turngym.envs.tool_calls.STYLES`) that the template names; None: `<think>`."""
+    source = ChatTemplate(tokenizer).source
+    for name, thoughts in STYLES.items():
+        # the plain word behind a marker may be put together elsewhere in the template
+        if thoughts.opening.rpartition("<|message|>")[0] in source if name == "harmony" else thoughts.opening in source:
+            return name
+    return None
+
+
+def _written_calls(template: ChatTemplate, tool: ToolSpec) -> Iterator[str]:
+    """What the template writes for an assistant message with a call, in the forms that templates accept."""
+    opening = template.opening(SYSTEM, USER)
+    before = template.render(opening, generate=False)
+    argument = {tool.argument: VALUE}
+    forms = product((CALL_ID, f"functions.{tool.name}:0"), (argument, json.dumps(argument)), ("", None))
+    for id, arguments, content in forms:
+        call = {"type": "function", "id": id, "function": {"name": tool.name, "arguments": arguments}}
+        message = {"role": "assistant", "content": content, "tool_calls": [call]}
+        try:
+            text = template.render([*opening, message], generate=False)
+        except RenderError:
+            continue
+        # the system message may show an example call: what it has in common with the bare opening goes
+        same = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
+        text = text[same:]
+        if VALUE in text and tool.name in text:
+            yield text
+
+
+def _reads(dialect: Dialect, text: str, tool: ToolSpec) -> bool:
+    start = dialect.find(text)
+    call = dialect.read(text[start:]) if start >= 0 else None
+    if not isinstance(call, Call) or call.name != tool.name or not isinstance(call.arguments, dict):
+        return False
+    return call.arguments.get(tool.argument) == VALUE
+
+
+# A renderer as chat settings describe it, and settings as a chat template needs them.
+
+THOUGHT = "turngymthought"
+
+
+def open_renderer(
+    tokenizer: Any,
+    settings: ChatSettings,
+    tool: ToolSpec,
+    *,
+    history: Literal["template", "append"] | None = None,
+    stop_ids: Sequence[int] = (),
+) -> ChatRenderer:
+    """The renderer of `settings`, in which nothing is left to find out (see `resolved`); `history` overrides theirs.
+
+    Raises RenderError where the chat template cannot do what they ask.
+    """
+    channel: Any = make_channel(settings.channel, tool)
+    called = isinstance(channel, ToolChannel)
+    return ChatRenderer(
+        tokenizer,
+        tool=tool if called else None,
+        thinking=settings.thinking,
+        observation_role="user" if settings.observation_role == "auto" else settings.observation_role,
+        history=history or settings.history,
+        stop_ids=stop_ids,
+        dialect=channel.dialect if called else None,
+        thoughts=channel.dialect.thoughts if called else channel.thoughts,
+        memory=memory_of(settings.memory),
+    )
+
+
+def resolved(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
+    """`settings` with what the tokenizer's chat template decides: the dialect, and the role of observations.
+
+    A tool's results go into role `tool` where the template shows them there. In the text channel observations are
+    `user` messages, except where the template drops earlier thoughts for those and keeps them around tool results: then
+    an episode stays one growing text instead of one prompt for each turn.
+
+    Raises:
+        RenderError: the template knows no tools, writes calls in an unknown dialect, or shows observations in no role.
+    """
+    settings = with_dialect(settings, tokenizer, tool)
+    if settings.observation_role != "auto":
+        return settings
+    user, called = (_segments(replace(settings, observation_role=role), tokenizer, tool) for role in ("user", "tool"))
+    prefers_tool = called is not None and (user is None or settings.channel.startswith("tool") or called < user)
+    return replace(settings, observation_role="tool" if prefers_tool else "user")
+
+
+def describe(settings: ChatSettings) -> str:
+    """What was found out, in a line for people."""
+    thinking = {None: "as the template has it", True: "on", False: "off"}[settings.thinking]
+    return (
+        f"chat: channel {settings.channel}, observations as {settings.observation_role} messages, thinking {thinking}"
+    )
+
+
+def _segments(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> int | None:
+    """How many prompts of their own a short episode with thoughts needs; None where the template refuses it."""
+    channel = make_channel(settings.channel, tool)
+    action = tool.templates[0] if len(tool.tags) > 1 else "look"
+    thought = None if settings.thinking is False else THOUGHT
+    try:
+        renderer = open_renderer(tokenizer, settings, tool)
+        thread = renderer.open(SYSTEM, OBSERVATION)
+        for _ in range(2):
+            renderer.write(thread, renderer.template.fit(channel.format(action, thought)))
+            renderer.observe(thread, OBSERVATION)
+    except RenderError:
+        return None
+    except TurngymError:  # an environment whose example this channel cannot carry
+        return 1
+    return len(thread.segments)
+
+
+# A tiny lossless tokenizer whose tokens are whole phrases, for models small enough to train on a laptop.
+
+END = "<|end|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+PAD = "<|pad|>"
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|' + message.role + '|>' + message.content + '<|end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+"""One role token before and one end token after each message: two tokens of overhead, and append-only."""
+
+
+def build_phrase_tokenizer(phrases: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer that spends one token on each of `phrases` and falls back to bytes for any other text.
+
+    Every piece costs the same in the underlying unigram model, so the segmentation with the fewest tokens wins.
+    `decode(encode(text)) == text` for any text that does not spell out a byte token (`<0x41>`).
+    The order of `phrases` does not matter; the ids depend on the set alone.
+
+    Raises:
+        TurngymError: without phrases, or where a phrase collides with a special token.
+    """
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = sorted(set(phrases) - {""})
+    clashes = [piece for piece in pieces if piece in (PAD, END, *ROLES)]
+    if not pieces or clashes:
+        raise TurngymError(f"a phrase tokenizer needs phrases that are not special tokens; got {clashes or 'none'}")
+    special = [PAD, END, *ROLES]
+    byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    # Unigram charges an unknown character 10 more than the worst piece: with -100 phrases always win over bytes
+    scored = [(piece, -1.0) for piece in special + pieces] + [(piece, -100.0) for piece in byte_pieces]
+    # Unigram wants an unk id to get past unknown text; with byte_fallback the id itself is never given out
+    tokenizer = Tokenizer(models.Unigram(scored, unk_id=len(scored) - 256, byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(special)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        clean_up_tokenization_spaces=False,
+        extra_special_tokens=list(ROLES),
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.rendering.chat_template import ChatTemplate, ObservationRole
-from turngym.agents.rendering.memory import ALL, Memory
-from turngym.agents.rendering.template_text import CACHE, OBSERVATION, SYSTEM, RenderError
-from turngym.agents.rendering.token_history import IdBuffer, TokenHistory
-from turngym.envs.core import ToolSpec
-from turngym.envs.dialects.dialect import Dialect
-from turngym.envs.dialects.thoughts import THINK, Thoughts
+from turngym.agents.rendering.chat_template import (
+    CACHE,
+    OBSERVATION,
+    SYSTEM,
+    ChatTemplate,
+    ObservationRole,
+    RenderError,
+)
+from turngym.agents.rendering.conversation import ALL, IdBuffer, Memory, TokenHistory
+from turngym.envs.channels import Channel, make_channel, split_thought
+from turngym.envs.core.episode import Episode, Origin, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import ToolSpec
+from turngym.envs.tool_calls import THINK, Dialect, Thoughts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = ["ChatRenderer", "RenderError", "TokenHistory"]
-
 # samples of what templates may rewrite: line ends, quotes
 PROBE_OBSERVATIONS = (OBSERVATION, "You arrive at shelf 1.\nOn the shelf 1, you see nothing.", "-= A =- 'b' \"c\"")
 
@@ -220,3 +225,163 @@ class ChatRenderer:
                 f"the chat template of {self.template.name!r} is not append-only: at character {at} it shows "
                 f"{full[at : at + 40]!r} where {fast[at : at + 40]!r} was said"
             )
+
+
+# A turn of a demonstration as a student would have said it, and a response that a demonstrator only begins.
+
+Ids = tuple[int, ...]
+"""Token ids of the student; a tuple, so that jobs can be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One turn that is replayed."""
+
+    response: str
+    """In the student's channel, thought included."""
+    ids: Ids
+    """The response as the student's ids, with the id that ended it if there was one."""
+    exact: bool = False
+    """Whether these are the ids that the demonstrator drew."""
+    origin: Origin = "demonstration"
+
+
+def begun_response(renderer: ChatRenderer, shown: Shown, count: int, stops: Sequence[str]) -> tuple[Ids, bool]:
+    """The first `count` ids of a response, and whether nothing of it is missing but how it ends.
+
+    A response ends at the first of the texts `stops`. A cut through one of them moves in front of it: engines look for
+    a stop text in what they drew, and would miss one that was begun for them.
+    """
+    ids = shown.ids[:count]
+    text = _text(renderer, ids)
+    if any(stop in text for stop in stops):
+        return ids, True
+    # nothing at all ends in no stop text
+    sizes = (size for size in range(len(ids), -1, -1) if not _within(_text(renderer, ids[:size]), stops))
+    return ids[: next(sizes)], False
+
+
+def _within(text: str, stops: Sequence[str]) -> bool:
+    """Whether `text` ends where one of `stops` has begun."""
+    return any(text.endswith(stop[:cut]) for stop in stops for cut in range(1, len(stop)))
+
+
+def _text(renderer: ChatRenderer, ids: Ids) -> str:
+    return renderer.template.decode(list(ids))
+
+
+def read_exactly(renderer: ChatRenderer, ids: Sequence[int], response: str) -> bool:
+    """Whether the renderer's tokenizer reads `ids` as `response`, letter by letter, and by no more than an end id."""
+    listed = [int(token) for token in ids]
+    size = len(renderer.template.tokenizer)
+    if not listed or not all(0 <= token < size for token in listed):
+        return False
+    said = listed[:-1] if listed[-1] in renderer.stop_ids else listed
+    return not set(said) & set(renderer.stop_ids) and _text(renderer, tuple(said)) == response
+
+
+# Episodes of text alone, written as a model's token ids: what another agent said, as something to train on.
+
+CHANNELS = ("text", "tool")
+GENERATION_PROMPT = 64
+"""More ids than any template writes between an observation and the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEpisodes:
+    """Gives ids to episodes that have none (experts, endpoints, people); others stay as they are.
+
+    Each observation is rendered and each response tokenized as it stands, thought included, with the end id that the
+    model would have to draw. Nobody sampled these ids, so they have no log-probabilities. Where `channel` does not read
+    the recorded action in a response (bare actions, calls in place of tags), the action is written anew, after the same
+    thought. The system message is `system`, else the recorded one with the instructions of this channel. A turn that
+    does not fit `max_context` ids, and what follows it, is left out.
+    """
+
+    renderer: ChatRenderer
+    channel: Channel
+    tool: ToolSpec
+    system: str | None = None
+    max_context: int | None = None
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
+        return [self.write(episode) for episode in episodes]
+
+    def write(self, episode: Episode) -> Episode:
+        """`episode` with segments and spans."""
+        return episode if episode.segments or not episode.turns else self.rewrite(episode)
+
+    def rewrite(self, episode: Episode) -> Episode:
+        """`episode` as if this model had lived it: responses as by `shown`, between this model's own prompts."""
+        system = self._instructed(episode.system) if self.system is None else self.system
+        history: TokenHistory | None = None
+        turns: list[Turn] = []
+        for turn in episode.turns:
+            if history is None:
+                history = self.renderer.open(system, turn.observation)
+            else:
+                self.renderer.observe(history, turn.observation)
+            shown = self.shown(episode, turn)
+            self.renderer.respond(history, np.array(shown.ids, np.int32))
+            if self.max_context is not None and history.buffer.size > self.max_context:
+                break
+            spans = (history.prompt_span, history.response_span)
+            written = replace(turn, response=shown.response, segment=history.segment, logprobs=None)
+            turns.append(replace(written, prompt_span=spans[0], response_span=spans[1]))
+        if history is None or not turns:
+            return episode
+        ends = {turn.segment: turn.response_span[1] for turn in turns}
+        segments = tuple(buffer.array()[: ends[n]] for n, buffer in enumerate(history.segments[: max(ends) + 1]))
+        last = episode.final_observation if len(turns) == episode.depth else episode.turns[len(turns)].observation
+        return replace(episode, system=system, turns=tuple(turns), segments=segments, final_observation=last)
+
+    def fits(self, episode: Episode) -> bool:
+        """Whether all turns of `episode`, written so, fit `max_context` ids."""
+        return self.max_context is None or self.rewrite(episode).depth == episode.depth
+
+    def shown(self, episode: Episode, turn: Turn) -> Shown:
+        """A turn of `episode` as this model would have said it.
+
+        Where a model drew it, this tokenizer reads the same ids as the same text, this channel reads it, and it went on
+        from the same generation prompt, the ids stay as they were drawn. Else it is tokenized, with the end id.
+        """
+        origin: Origin = "noise" if turn.origin == "noise" else "demonstration"
+        response = self.response(turn)
+        if response == turn.response and self._drawn_alike(episode, turn):
+            ids = tuple(episode.response_ids(turn).tolist())
+            return Shown(response=response, ids=ids, exact=True, origin=origin)
+        template = self.renderer.template
+        response = template.fit(response)
+        end = () if template.end_id is None else (int(template.end_id),)
+        return Shown(response=response, ids=(*template.encode(response).tolist(), *end), origin=origin)
+
+    def _drawn_alike(self, episode: Episode, turn: Turn) -> bool:
+        if not turn.response_length or not read_exactly(
+            self.renderer, episode.response_ids(turn).tolist(), turn.response
+        ):
+            return False
+        size, before = len(self.renderer.template.tokenizer), episode.prompt_ids(turn)[-GENERATION_PROMPT:]
+        if before.max(initial=0) >= size:
+            return False
+        # its last part is what the template writes before every answer
+        return self.renderer.template.decode(before.tolist()).endswith(self.renderer.template.generation_prompt)
+
+    def response(self, turn: Turn) -> str:
+        """The recorded response in this channel, its thought included."""
+        read, thought = self.channel.parse(turn.response), split_thought(turn.response, self.tool.tags)[0]
+        # a thought in the usual tags is none in the words of some families
+        if turn.action is None or (read.action is not None and (read.thought is not None or thought is None)):
+            return turn.response
+        try:
+            return self.channel.format(turn.action, thought or None)
+        except TurngymError:
+            # an action that this channel cannot carry stays what it was
+            return turn.response
+
+    def _instructed(self, system: str) -> str:
+        """The recorded message, with the instructions of this channel in the place of another's."""
+        for channel in (self.channel, *(make_channel(name, self.tool) for name in CHANNELS)):
+            system = system.removesuffix(channel.instructions(self.tool)).rstrip()
+        if self.renderer.describes_tool:
+            return system
+        return f"{system}\n\n{self.channel.instructions(self.tool)}".lstrip()

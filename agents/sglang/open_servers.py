@@ -10,19 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.sglang.client.fleet import Fleet
-from turngym.agents.sglang.client.stop_strings import StopFinder
-from turngym.agents.sglang.compatibility import check_model, check_names, check_tokenizer, model_config
-from turngym.agents.sglang.errors import ServerError
-from turngym.agents.sglang.options import PolicyServer, TrainServers
-from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.scorer import SglangScorer
-from turngym.agents.sglang.settings import SglangSettings
-from turngym.agents.sglang.weights.live_policy import LivePolicy
-from turngym.agents.sglang.weights.sync import DiskSync
-from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
-from turngym.envs.common.weights_hash import weights_hash
-from turngym.envs.protocols import Scorer, WeightSink, WeightSource
+from turngym.agents.sglang.client import PolicyServer, ServerError, SglangSettings, TrainServers
+from turngym.agents.sglang.fleet import Fleet, check_model, check_names, check_tokenizer, model_config
+from turngym.agents.sglang.policy import SglangPolicy, SglangScorer, StopFinder
+from turngym.agents.sglang.weights import DiskSync, LivePolicy, SyncedPolicy
+from turngym.envs.core.files import weights_hash
+from turngym.envs.core.protocols import Scorer, WeightSink, WeightSource
 
 TOLERANCE = {"float32": 1e-3, "auto": 0.5}
 """Most that a log-probability of a server may differ from ours, by its precision; 0.5 where that is a half one."""
@@ -163,7 +156,7 @@ def _sink(options: TrainServers, fleet: Fleet, weights: WeightSource, out: Path)
     if options.weight_sync == "disk":
         folder = options.weight_folder or out / "weights"
         return DiskSync(fleet=fleet, save=weights.save, folder=folder, busy=options.when_busy)
-    from turngym.agents.sglang.weights.broadcast import BroadcastSync
+    from turngym.agents.sglang.weights import BroadcastSync
 
     return BroadcastSync(
         fleet=fleet,

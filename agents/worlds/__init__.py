@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from turngym.agents.worlds.world import EmbeddedWorld
-from turngym.envs.core import TurngymError
-from turngym.envs.suggest import did_you_mean
+from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.errors import TurngymError, did_you_mean
 
 WORLDS = {
     "alfworld": "turngym.agents.worlds.alfworld",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
-from turngym.envs.alfworld.generate.games import SMALL, generate
-from turngym.envs.alfworld.generate.vocabulary import vocabulary
-from turngym.envs.alfworld.native.engine import NativeEngine
-from turngym.envs.alfworld.native.game import load_game
+from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.game import load_game
+from turngym.envs.alfworld.generate import generate
+from turngym.envs.alfworld.priors import SMALL, vocabulary
 
 
 def _phrases() -> Iterable[str]:

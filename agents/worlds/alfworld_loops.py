@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from turngym.agents.worlds.alfworld import WORLD as HOUSEHOLD
-from turngym.agents.worlds.loop_recipes import loop_recipes
+from turngym.agents.worlds.worlds import loop_recipes
 
 WORLD = replace(
     HOUSEHOLD,

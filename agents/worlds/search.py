@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
-from turngym.envs.search.vocabulary import vocabulary
-from turngym.envs.search.world.config import TINY
+from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
+from turngym.envs.search.world import TINY
+from turngym.envs.search.world_questions import vocabulary
 
 
 def _phrases() -> Iterable[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from turngym.agents.worlds.loop_recipes import loop_recipes
 from turngym.agents.worlds.search import WORLD as SEARCH
-from turngym.agents.worlds.world import DistillRecipe
+from turngym.agents.worlds.worlds import DistillRecipe, loop_recipes
 
 WORLD = replace(
     SEARCH,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.worlds.world import EmbeddedWorld, TinyRecipe
-from turngym.envs.webshop.generate.shop import SMALL
-from turngym.envs.webshop.generate.vocabulary import vocabulary
+from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
+from turngym.envs.webshop.generate import SMALL, vocabulary
 
 
 def _phrases() -> Iterable[str]:

@@ -9,26 +9,21 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from turngym.envs.alfworld.data import SPLITS, find_root, game_folder, unknown_split
-from turngym.envs.alfworld.errors import GameUnsupported
-from turngym.envs.alfworld.generate.games import GeneratorConfig, Part, preset
-from turngym.envs.alfworld.generate.unseen import SPLIT as UNSEEN
-from turngym.envs.alfworld.generate.unseen import unseen
-from turngym.envs.alfworld.native.engine import NativeEngine
-from turngym.envs.alfworld.native.game import Game, game_hash
-from turngym.envs.alfworld.native.goal import category
-from turngym.envs.alfworld.native.problem import parse_problem
-from turngym.envs.alfworld.players.expert import SearchingPlayer, next_action
-from turngym.envs.alfworld.players.mistakes import plausible_mistake
-from turngym.envs.alfworld.reference.engine import Reference, acquire, release
-from turngym.envs.alfworld.source import GameSource, GeneratedGames, RealGames
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.game import SPLITS, Game, find_root, game_folder, game_hash, unknown_split
+from turngym.envs.alfworld.games import GameSource, GeneratedGames, RealGames
+from turngym.envs.alfworld.generate import SPLIT as UNSEEN
+from turngym.envs.alfworld.generate import unseen
+from turngym.envs.alfworld.pddl import GameUnsupported, category, parse_problem
+from turngym.envs.alfworld.players import SearchingPlayer, next_action, plausible_mistake
+from turngym.envs.alfworld.priors import GeneratorConfig, Part, preset
+from turngym.envs.alfworld.textworld import Reference, acquire, release
 from turngym.envs.base import Outcome, Player, TextEnv
-from turngym.envs.core import Task, TaskError, ToolSpec, Verdict
-from turngym.envs.suggest import did_you_mean
+from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.core.task import Task, ToolSpec, Verdict
 
 Engine = Literal["native", "textworld"]
 _PUT = re.compile(r"put (?P<o>.+) in/on (?P<r>.+)")
-
 INSTRUCTIONS = """You are in a house and have a household task to do, such as putting a clean mug in a cabinet. \
 You act by short text commands, one at a time, and read what happens.
 Commands:

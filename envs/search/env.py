@@ -10,17 +10,15 @@ import numpy as np
 
 from turngym.envs.base import Outcome, Player, TextEnv, quote
 from turngym.envs.channels import Channel
-from turngym.envs.common.checked import whole
-from turngym.envs.core import Task, TaskError, ToolSpec, Verdict
+from turngym.envs.core.errors import TaskError, whole
+from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.search import players, protocol
-from turngym.envs.search.documents import Count, check_format, render
-from turngym.envs.search.parquet import PROMPT, asked
-from turngym.envs.search.questions import Question, assert_disjoint
+from turngym.envs.search.protocol import Count, check_format, render
+from turngym.envs.search.questions import Question, RewardKind, RewardRule, assert_disjoint
 from turngym.envs.search.retrievers import Searcher
-from turngym.envs.search.reward import RewardKind, RewardRule
-from turngym.envs.search.sources import open_source
+from turngym.envs.search.sources import PROMPT, asked, open_source
 from turngym.retrieval.core import Hit, Passage, Retriever
-from turngym.retrieval.rerank import Reranker
+from turngym.retrieval.hybrid import Reranker
 
 INSTRUCTIONS = """Answer a question with the help of a search engine.
 Think between <think> and </think> first, and again whenever you have got new information. If you lack some knowledge, \

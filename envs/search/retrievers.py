@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from turngym.envs.core import EnvBackendError, TaskError, TurngymError
+from turngym.envs.core.errors import EnvBackendError, TaskError, TurngymError
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import Corpus, Source
 from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Hit, RetrievalError, Retriever, RetrieverUnavailable
+from turngym.retrieval.hybrid import Reranker, RerankingRetriever, open_reranker
 from turngym.retrieval.open import open_retriever
-from turngym.retrieval.rerank import Reranker, RerankingRetriever, open_reranker
 
 _OWN: dict[str, tuple[int, Retriever]] = {}
 _KEPT = 50_000

@@ -8,21 +8,23 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from turngym.envs.webshop.pages.actions import (
+from turngym.envs.webshop.goals import Goal
+from turngym.envs.webshop.products import Product
+from turngym.envs.webshop.session import (
     BACK_TO_SEARCH,
     BUY_NOW,
     NEXT_PAGE,
+    PER_PAGE,
     PREV_PAGE,
     SEARCH_BUTTON,
     SUB_PAGES,
-    click,
+    State,
+    Target,
+    click_action,
     parse_action,
-    search,
+    search_action,
 )
-from turngym.envs.webshop.pages.session import PER_PAGE, State, Target
-from turngym.envs.webshop.shop.catalog import Product
-from turngym.envs.webshop.shop.goals import Goal
-from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.shop import Shop
 
 OracleQuery = Literal["title", "instruction"]
 _TITLE_WORDS = 12
@@ -56,25 +58,25 @@ def oracle_action(scene: Scene, query: OracleQuery) -> str | None:
     if state.kind == "search":
         return _search(scene, query)
     if state.asin == goal.asin:
-        return click(PREV_PAGE) if state.kind == "sub" else _choose_or_buy(scene)
+        return click_action(PREV_PAGE) if state.kind == "sub" else _choose_or_buy(scene)
     if goal.asin not in state.found:
-        return click(BACK_TO_SEARCH)
+        return click_action(BACK_TO_SEARCH)
     if state.kind != "results":
-        return click(PREV_PAGE)
+        return click_action(PREV_PAGE)
     wanted = state.found.index(goal.asin) // PER_PAGE + 1
     if wanted == state.page:
-        return click(goal.asin)
-    return click(NEXT_PAGE if wanted > state.page else PREV_PAGE)
+        return click_action(goal.asin)
+    return click_action(NEXT_PAGE if wanted > state.page else PREV_PAGE)
 
 
 def _choose_or_buy(scene: Scene) -> str:
     chosen = dict(scene.state.options)
     for name, value in scene.shop.attainable(scene.goal)[1].items():
-        action = click(value)
+        action = click_action(value)
         reachable = scene.clickables.get(value) == ("option", name) and parse_action(action) == ("click", value)
         if reachable and chosen.get(name) != value and value not in _NAVIGATION:
             return action
-    return click(BUY_NOW)
+    return click_action(BUY_NOW)
 
 
 _NAVIGATION = frozenset(
@@ -89,7 +91,7 @@ def _search(scene: Scene, query: OracleQuery) -> str | None:
     if query == "title":
         texts = _title_queries(scene.goal)
     for text in texts:
-        action = search(text)
+        action = search_action(text)
         parsed = parse_action(action)
         if parsed is not None and scene.goal.asin in scene.shop.search(parsed[1]):
             return action
@@ -141,18 +143,18 @@ class FirstHitPlayer:
     def act(self) -> str | None:
         state, goal = self._env.scene.state, self._env.scene.goal
         if state.kind == "search":
-            return search(goal.instruction_text)
+            return search_action(goal.instruction_text)
         if state.kind == "results":
-            return click(state.on_page[0]) if state.on_page else click(BACK_TO_SEARCH)
+            return click_action(state.on_page[0]) if state.on_page else click_action(BACK_TO_SEARCH)
         if state.kind == "item":
-            return click(BUY_NOW)
-        return click(PREV_PAGE) if state.kind == "sub" else None
+            return click_action(BUY_NOW)
+        return click_action(PREV_PAGE) if state.kind == "sub" else None
 
 
 def random_action(scene: Scene, admissible: Sequence[str], rng: np.random.Generator) -> str | None:
     """A search for one to six words of the instruction where there is a search bar, else any click."""
     if scene.state.has_search_bar:
-        return search(_some_words(scene.goal.instruction_text, rng))
+        return search_action(_some_words(scene.goal.instruction_text, rng))
     return admissible[int(rng.integers(len(admissible)))] if admissible else None
 
 
@@ -166,16 +168,16 @@ def plausible_mistake(scene: Scene, rng: np.random.Generator) -> str:
     """A plausible mistake: a product or option that is not here, a search without a bar, a misspelt label."""
     kind = int(rng.integers(4))
     if kind == 0:
-        return click(_product(scene.shop, rng).asin)
+        return click_action(_product(scene.shop, rng).asin)
     if kind == 1 and not scene.state.has_search_bar:
-        return search(_some_words(scene.goal.instruction_text, rng))
+        return search_action(_some_words(scene.goal.instruction_text, rng))
     if kind == 2:
         values = [value for values in _product(scene.shop, rng).options.values() for value in values]
-        return click(values[int(rng.integers(len(values)))]) if values else click(BUY_NOW)
+        return click_action(values[int(rng.integers(len(values)))]) if values else click_action(BUY_NOW)
     labels = [label for label in scene.clickables if len(label) > 1] or [BUY_NOW.lower()]
     label = labels[int(rng.integers(len(labels)))]
     place = int(rng.integers(len(label)))
-    return click(label[:place] + label[place + 1 :])
+    return click_action(label[:place] + label[place + 1 :])
 
 
 def _product(shop: Shop, rng: np.random.Generator) -> Product:

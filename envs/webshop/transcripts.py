@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.webshop.compat import ShopSession
-from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.shop.shop import Shop, open_shop
+from turngym.envs.webshop.env import ShopSession
+from turngym.envs.webshop.products import ShopDataError
+from turngym.envs.webshop.shop import Shop, open_shop
 
 _FILE = "transcripts.jsonl.xz"
 _TYPE = ("r_type", "title_score")

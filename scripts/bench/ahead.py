@@ -16,9 +16,9 @@ from typing import Any
 
 import tyro
 
-from turngym.agents.evaluation.tables import print_table
 from turngym.agents.worlds.alfworld import WORLD
-from turngym.agents.worlds.world import CHECKPOINTS
+from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.envs.core.tables import print_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ HEADER = ["who plays", "s/step", "waited", "steps/s ratio", "staleness", "gap", 
 def main(argv: Sequence[str]) -> int:
     bench = tyro.cli(AheadBench, args=list(argv), prog="turngym bench ahead", description=__doc__)
     from turngym.scripts import train
-    from turngym.trainers.run.metrics import read_metrics
+    from turngym.trainers.metrics import read_metrics
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if bench.out is None else bench.out

@@ -27,15 +27,14 @@ import tyro
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
 import turngym.envs  # noqa: F401  (registers the ids)
-from turngym.envs.alfworld.data import SPLITS, VARIABLE
+from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.env import open_split
-from turngym.envs.alfworld.native.engine import NativeEngine
-from turngym.envs.alfworld.native.game import Game
+from turngym.envs.alfworld.game import SPLITS, VARIABLE, Game
+from turngym.envs.alfworld.games import GameSource
 from turngym.envs.alfworld.reference.differential import Play, plan, run, summary
-from turngym.envs.alfworld.reference.engine import Reference
 from turngym.envs.alfworld.reference.probes import anything
-from turngym.envs.alfworld.source import GameSource
-from turngym.envs.core import TaskError, TurngymError
+from turngym.envs.alfworld.textworld import Reference
+from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.guard import guard_of
 
 STEP_TARGET, RESET_TARGET, RATE_TARGET, GROWTH_TARGET = 2000, 500, 5000, 2.0

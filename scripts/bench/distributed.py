@@ -20,10 +20,10 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from turngym.agents.worlds.world import CHECKPOINTS
-from turngym.envs.core import TurngymError
-from turngym.trainers.run.checkpoint import latest_model
-from turngym.trainers.run.metrics import read_metrics
+from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.envs.core.errors import TurngymError
+from turngym.trainers.checkpoint import latest_model
+from turngym.trainers.metrics import read_metrics
 
 LOGGED = ("loss", "grad_norm", "critic_loss", "term/lpt")
 EQUAL = ("tokens", "turns_mean", "success", "valid_actions", "depth/cap")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from turngym.scripts.train import parse, run
-from turngym.trainers.distributed.processes import world_of
+from turngym.trainers.distributed import world_of
 
 
 def main(path: Path) -> None:

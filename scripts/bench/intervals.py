@@ -16,9 +16,8 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from turngym.agents.evaluation.mean_bounds import mean_covered
-from turngym.agents.evaluation.statistics import clustered, pass_at_k
-from turngym.agents.evaluation.tables import Table, markdown
+from turngym.agents.evaluation.statistics import clustered, mean_covered, pass_at_k
+from turngym.envs.core.tables import Table, markdown
 
 RATES = (0.0, 0.01, 0.02, 0.05, 0.5, 0.95, 0.98, 0.99, 1.0)
 Measure = Literal["avg", "pass", "difference"]

@@ -20,16 +20,16 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, Turn
-from turngym.envs.trace import read_trace
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.task import Task, Verdict
+from turngym.envs.core.trace import read_trace
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import Packing, RunConfig
-from turngym.trainers.models.model import load_model, tiny_qwen3
-from turngym.trainers.models.packing import padding, split_by
-from turngym.trainers.run.optimizer_step import Forward, accumulate
+from turngym.trainers.microbatch import padding, split_by
+from turngym.trainers.models import load_model, tiny_qwen3
+from turngym.trainers.optimizer_step import Forward, accumulate
 
 VOCABULARY = 512
 KINDS: tuple[Packing, ...] = ("off", "on", "auto")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turngym.agents.worlds import load_world
-from turngym.agents.worlds.world import EmbeddedWorld
+from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.words import shown
-from turngym.scripts.options.world import distill_words
+from turngym.scripts.options import distill_words
 from turngym.scripts.study.locks import FolderLock
 from turngym.scripts.study.methods import GROUPS, Method, chosen_methods
 from turngym.scripts.study.options import StudyOptions

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngym.agents.worlds import WORLDS
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.study.methods import GROUPS, methods
 from turngym.scripts.study.records import Record
 

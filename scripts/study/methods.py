@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.envs.core import TurngymError
-from turngym.envs.suggest import did_you_mean
+from turngym.envs.core.errors import TurngymError, did_you_mean
 
 Group = Literal["main", "ablation", "sweep", "fixed", "family"]
 GROUPS: tuple[Group, ...] = ("main", "ablation", "family", "fixed", "sweep")

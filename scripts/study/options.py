@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from turngym.agents.worlds import WORLDS
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

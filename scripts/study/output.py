@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.evaluation.tables import Table, markdown, write_json
-from turngym.envs.common.provenance import provenance
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import provenance
+from turngym.envs.core.tables import Table, markdown, write_json
 from turngym.scripts.study.estimates import by_world
 from turngym.scripts.study.merge import Study
 from turngym.scripts.study.records import Record, from_json, to_json

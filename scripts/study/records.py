@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.evaluation.outcomes import Outcomes
-from turngym.agents.evaluation.scores import task_means
-from turngym.agents.evaluation.tables import write_json
-from turngym.envs.core import TurngymError
-from turngym.envs.trace import iter_episodes
+from turngym.agents.evaluation.scores import Outcomes, task_means
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import write_json
+from turngym.envs.core.trace import iter_episodes
 from turngym.scripts.study.cells import RECORD, Cell
-from turngym.trainers.rollout_plan.regime import TurnSums, full_depth_rows, turn_sums
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.diagnostics.depth import TurnSums, full_depth_rows, turn_sums
+from turngym.trainers.metrics import read_metrics
 
 SCHEMA = 1
 PHASES = ("rollout", "teacher", "update")

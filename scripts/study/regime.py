@@ -19,11 +19,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from turngym.agents.evaluation.tables import Table, markdown
 from turngym.agents.worlds import load_world
-from turngym.envs.core import TurngymError
-from turngym.trainers.rollout_plan.regime import Regime, full_depth_rows, measure_regime, turn_sums
-from turngym.trainers.run.metrics import read_metrics
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import Table, markdown
+from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, turn_sums
+from turngym.trainers.metrics import read_metrics
 
 WINDOWS = ("early", "late", "all")
 ABOUT = """\
@@ -101,7 +101,7 @@ def regime_of_pair(world: str, options: RegimeOptions) -> Regime:
     """The regime of a teacher and a student before any update, on full-depth episodes of the student."""
     import tempfile
 
-    from turngym.trainers import train
+    from turngym.trainers.train import train
 
     place = load_world(world)
     given: dict[str, Any] = {**place.settings(), **({"max_turns": options.max_turns} if options.max_turns else {})}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.learn.jobs import borrow_start, check_command, launch, log_of, stop
 from turngym.scripts.study.cells import Cell
 from turngym.scripts.study.locks import STALE, FolderLock
@@ -41,7 +41,7 @@ class CellRunner:
 
     def run(self) -> None:
         """Until every cell is done, failed, or another process's. Raises TurngymError if one of ours failed."""
-        from turngym.trainers.run.interrupts import Interrupts
+        from turngym.trainers.train_loop import Interrupts
 
         for cell in self.cells:
             check_command(cell.job)

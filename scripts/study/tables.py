@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from turngym.agents.evaluation.statistics import Interval
-from turngym.agents.evaluation.tables import Table
+from turngym.envs.core.tables import Table
 from turngym.scripts.study.estimates import (
     MEASURES,
     Rows,
@@ -22,7 +22,7 @@ from turngym.scripts.study.estimates import (
 from turngym.scripts.study.methods import BASE
 from turngym.scripts.study.records import PHASES, Cost, Record, pooled_sums
 from turngym.scripts.study.regime import WINDOWS, regime_table
-from turngym.trainers.rollout_plan.regime import Regime, measure_regime
+from turngym.trainers.diagnostics.depth import Regime, measure_regime
 
 NAMES = {"turns": "turns", "tokens": "tokens", "seconds": "wall clock", "cpu": "CPU"}
 

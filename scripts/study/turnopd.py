@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.study.cells import cells_of
 from turngym.scripts.study.merge import Study, merge_studies
 from turngym.scripts.study.options import StudyOptions, shortened

@@ -8,7 +8,7 @@ from statistics import fmean
 from turngym.agents.evaluation.statistics import Interval
 from turngym.scripts.study.estimates import Estimate, Rows, least_time, reached, same_step, total_cost
 from turngym.scripts.study.methods import BASE
-from turngym.trainers.rollout_plan.regime import Regime
+from turngym.trainers.diagnostics.depth import Regime
 
 OURS = "turnopd"
 HALF = 0.5

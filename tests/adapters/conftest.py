@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import GenerateRequest, Generation
-from turngym.trainers.adapters.trajectory import Trajectory
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import GenerateRequest, Generation
+from turngym.trainers.adapters.token_session import Trajectory
 
 STUDENT = Path(__file__).resolve().parents[2] / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
 HOUSE = {"split": "generated", "config": "small", "on_invalid": "noop", "max_turns": 12}
@@ -84,7 +84,7 @@ def recorded(student: SimpleNamespace, sessions: SessionPool) -> list[Episode]:
     """Six episodes that our own rollout driver played with the student: won, lost, with refused actions in them."""
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
-    from turngym.agents.rollout import Job, rollout
+    from turngym.agents.playing.rollout import Job, rollout
     from turngym.envs.channels import TextChannel
 
     engine = LocalEngine(student.load(), tokenizer=student.tokenizer, max_length=1024, policy_version=5)

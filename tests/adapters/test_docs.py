@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.episode import Episode
-from turngym.envs.trace import TraceWriter
-from turngym.trainers.adapters.extras import MissingExtra, need
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.plugins import MissingExtra, need
+from turngym.envs.core.trace import TraceWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")

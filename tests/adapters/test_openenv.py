@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from malformed import MALFORMED
 
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
+from turngym.agents.playing.episode_session import SessionPool
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
 from turngym.trainers.adapters import openenv as adapter
-from turngym.trainers.adapters.trajectory import Trajectory
+from turngym.trainers.adapters.token_session import Trajectory
 
 SEED = 3
 
@@ -167,8 +167,8 @@ def test_the_example_of_the_documentation(url: str, capsys: pytest.CaptureFixtur
 
 
 def test_the_verb_opens_what_it_was_asked_for(student: Any) -> None:
-    from turngym.agents.environments import EnvOptions
-    from turngym.scripts.serve.openenv import ServeOpenEnv, open_sessions
+    from turngym.agents.playing.environments import EnvOptions
+    from turngym.scripts.serve_openenv import ServeOpenEnv, open_sessions
 
     world = EnvOptions(env="turngym/ALFWorld-v0", split="generated", env_kwargs='{"config": "small"}')
     opened = open_sessions(ServeOpenEnv(world=world, model=str(student.folder)))

@@ -13,14 +13,13 @@ import pytest
 import slime_contract as contract
 
 from turngym.agents.adapters.panel_sessions import PanelSessions
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.core import Verdict
-from turngym.envs.episode import Episode, Status, Turn
+from turngym.agents.playing.episode_session import SessionPool
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.task import Verdict
+from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import make_panel
-from turngym.envs.trace import read_trace
 from turngym.trainers.adapters import datasets, openenv, skyrl, slime, trl, verl
-from turngym.trainers.adapters.session import play
-from turngym.trainers.adapters.trajectory import Trajectory
+from turngym.trainers.adapters.token_session import Trajectory, play
 
 Played = list[dict[str, Any]]
 SEED = 3

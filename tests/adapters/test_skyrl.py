@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
 from turngym.trainers.adapters import skyrl as adapter
-from turngym.trainers.adapters.trajectory import Trajectory
+from turngym.trainers.adapters.token_session import Trajectory
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import slime_contract as contract
 
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
+from turngym.agents.playing.episode_session import SessionPool
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
 from turngym.trainers.adapters import slime as adapter
-from turngym.trainers.adapters.slime_rollout import rollout_function
-from turngym.trainers.adapters.trajectory import Trajectory
+from turngym.trainers.adapters.slime import rollout_function
+from turngym.trainers.adapters.token_session import Trajectory
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 2000, "stop": None, "stop_token_ids": None}
 SEED = 3
@@ -107,7 +107,7 @@ def test_the_budget_is_that_of_the_whole_response(sessions: SessionPool, recorde
 def test_a_failed_environment_is_neither_rewarded_nor_trained_on(
     sessions: SessionPool, recorded: list[Episode], replay: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from turngym.envs.core import EnvBackendError
+    from turngym.envs.core.errors import EnvBackendError
     from turngym.envs.guard import ActionGuard
 
     step, calls = ActionGuard.step, []
@@ -128,7 +128,7 @@ def test_a_failed_environment_is_neither_rewarded_nor_trained_on(
 def test_sticky_sessions_and_stop_strings(sessions: SessionPool) -> None:
     request = sessions.open(sessions.task_ids()[0]).request
     assert request is not None
-    body = importlib.import_module("turngym.trainers.adapters.slime_server").payload(
+    body = importlib.import_module("turngym.trainers.adapters.slime").payload(
         request, {"stop": "###", "stop_token_ids": [9], "max_new_tokens": 99, "top_p": 1.0}, 40
     )
     assert body["input_ids"] == request.prompt_ids.tolist()

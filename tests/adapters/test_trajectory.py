@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.agent import AgentError
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, Turn
-from turngym.envs.protocols import Generation, PartialFailure
+from turngym.agents.playing.episode_session import SessionPool
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import Generation, PartialFailure
+from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.adapters import datasets
-from turngym.trainers.adapters.session import play
-from turngym.trainers.adapters.trajectory import Trajectory, TrajectoryError
+from turngym.trainers.adapters.token_session import Trajectory, TrajectoryError, play
 
 
 def turn(index: int, prompt: tuple[int, int], response: tuple[int, int], **more: Any) -> Turn:

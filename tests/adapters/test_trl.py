@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.trainers.adapters import trl as adapter
-from turngym.trainers.adapters import trl_tools
-from turngym.trainers.adapters.trajectory import Trajectory
+from turngym.trainers.adapters import trl as trl_tools
+from turngym.trainers.adapters.token_session import Trajectory
 
 HOUSE = {"split": "generated", "config": "small", "on_invalid": "noop"}
 
@@ -134,7 +134,7 @@ def test_environment_factory_trains_on_the_ids_that_a_session_gives(tmp_path: Pa
         processing_class=tokenizer,
         environment_factory=trl_tools.environment_factory(sessions),
         args=config(tmp_path, max_completion_length=8000, per_device_train_batch_size=2, temperature=1.0),
-        train_dataset=datasets.Dataset.from_list(trl_tools.rows(sessions, [task])),
+        train_dataset=datasets.Dataset.from_list(trl_tools.tool_rows(sessions, [task])),
     )
     out: list[Any] = []
     generate = trainer._generate
@@ -168,8 +168,8 @@ def test_environment_factory_trains_on_the_ids_that_a_session_gives(tmp_path: Pa
 def played(sessions: SessionPool, tokenizer: Any, task: str) -> tuple[Trajectory, dict[int, list[int]]]:
     """An expert's episode with one refused action, and what is said after a prompt of each length."""
     from turngym.envs.channels import make_channel
+    from turngym.envs.core.protocols import Generation
     from turngym.envs.guard import guard_of
-    from turngym.envs.protocols import Generation
 
     session, channel, said = sessions.open(task), make_channel("tool", sessions.tool), {}
     actions = iter(["fly to the moon"])

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.core import EnvBackendError, TurngymError
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import EnvBackendError, TurngymError
 from turngym.envs.guard import ActionGuard
-from turngym.trainers.adapters import trl_tools as adapter
+from turngym.trainers.adapters import trl as adapter
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def test_the_tool_is_described_as_the_environment_describes_it(tools: SessionPoo
 def test_a_won_episode_is_worth_what_the_environment_says(tools: SessionPool, recorded: list[Episode]) -> None:
     won = next(episode for episode in recorded if episode.success)
     playing = adapter.environment_factory(tools, seed=3)()
-    row = adapter.rows(tools, [won.task.task_id])[0]
+    row = adapter.tool_rows(tools, [won.task.task_id])[0]
     assert row["prompt"][0] == {"role": "system", "content": tools.open(won.task.task_id).messages[0]["content"]}
     assert playing.reset(**row) == won.turns[0].observation
     for turn in won.turns:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.session_pool import SessionPool
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode, Status
-from turngym.envs.protocols import GenerateRequest, Sampling
-from turngym.envs.trace import TraceWriter
+from turngym.agents.playing.episode_session import SessionPool
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.envs.core.trace import TraceWriter
 from turngym.trainers.adapters import verl as adapter
-from turngym.trainers.adapters.trajectory import Trajectory
+from turngym.trainers.adapters.token_session import Trajectory
 
 REQUEST = GenerateRequest(
     session="0:a:0/0",

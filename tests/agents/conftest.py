@@ -11,9 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from turngym.envs.base import Outcome, TextEnv
-from turngym.envs.core import EnvBackendError, Task, ToolSpec, Verdict, content_hash
+from turngym.envs.core.errors import EnvBackendError
+from turngym.envs.core.protocols import GenerateRequest, Generation
+from turngym.envs.core.task import Task, ToolSpec, Verdict, content_hash
 from turngym.envs.guard import ActionGuard
-from turngym.envs.protocols import GenerateRequest, Generation
 
 CHATML = (
     "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}{%- endfor -%}"

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from turngym.agents.model_agent import ModelAgent
+from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
 from turngym.envs.channels import make_channel
-from turngym.envs.episode import Episode, Status
-from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Sampling
-from turngym.envs.trace import TraceWriter, read_trace
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling
+from turngym.envs.core.trace import TraceWriter, read_trace
 
 
 class Breaking:

@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 
 from turngym.agents.collect import ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, step_jobs
-from turngym.agents.evaluation.panel_evaluation import PanelEvaluation
-from turngym.agents.players.mix import PlayerMix
+from turngym.agents.evaluation.evaluate import PanelEvaluation
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent, PlayerMix
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent
-from turngym.envs.common.task_order import task_order
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import SHORT, Episode
-from turngym.envs.panels import PanelError, collect_tasks, make_panel
-from turngym.envs.protocols import CollectRequest
-from turngym.envs.trace import read_trace
+from turngym.envs.core.episode import SHORT, Episode
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.trace import read_trace
+from turngym.envs.panels import PanelError, collect_tasks, make_panel, task_order
 
 OPEN = tuple(f"open door {n}" for n in range(1, 11))
 

@@ -10,21 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.agent import AgentError
 from turngym.agents.collect import LiveCollect
-from turngym.agents.demonstrations.filters import DemonstrationFilter, left_out
-from turngym.agents.demonstrations.plans import Demonstrations, Plan
-from turngym.agents.demonstrations.sources import APART, LiveDemonstrator, RecordedDemonstrator
+from turngym.agents.demonstrations import (
+    APART,
+    DemonstrationFilter,
+    Demonstrations,
+    LiveDemonstrator,
+    Plan,
+    RecordedDemonstrator,
+    left_out,
+)
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rendering.shown import Shown, begun_response, read_exactly
-from turngym.agents.rendering.text_episodes import TextEpisodes
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent
+from turngym.agents.rendering.renderer import ChatRenderer, Shown, TextEpisodes, begun_response, read_exactly
 from turngym.envs.channels import TextChannel, make_channel
-from turngym.envs.core import ToolSpec
-from turngym.envs.episode import Episode, Status
-from turngym.envs.protocols import CollectRequest, GenerateRequest, Generation, Sampling
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import CollectRequest, GenerateRequest, Generation, Sampling
+from turngym.envs.core.task import ToolSpec
 
 TOOL = ToolSpec(name="door", description="Open a door.", argument="action", argument_description="what to do")
 SAID = "<action>open door 1</action>"

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from thread_world import in_world
 
-from turngym.agents.evaluation.held import gather_shares, share_trace
-from turngym.agents.evaluation.panel_evaluation import PanelEvaluation
-from turngym.agents.rollout import rollout
-from turngym.agents.scripted import RandomAgent
-from turngym.envs.core import EnvBackendError
+from turngym.agents.evaluation.evaluate import PanelEvaluation
+from turngym.agents.evaluation.play_panel import gather_shares, share_trace
+from turngym.agents.playing.rollout import rollout
+from turngym.agents.playing.scripted import RandomAgent
+from turngym.envs.core.errors import EnvBackendError
+from turngym.envs.core.protocols import EvalPoint
+from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import Panel, collect_tasks, make_panel
-from turngym.envs.protocols import EvalPoint
-from turngym.envs.trace import TraceWriter, read_trace
-from turngym.trainers.distributed.run import SharedEvaluation
-from turngym.trainers.distributed.world import DistributedError
+from turngym.trainers.distributed import SharedEvaluation
+from turngym.trainers.world import DistributedError
 
 SAMPLES, TASKS = 3, 5
 

@@ -14,17 +14,16 @@ import pytest
 
 import turngym.agents as door
 from turngym.agents import AgentOptions, ExpertAgent, ModelAgent, OpenedAgent, evaluate, open_agent, play_episodes
-from turngym.agents.agent import AgentError
-from turngym.agents.environments import env_maker, probe
-from turngym.agents.named_agent import as_opened
-from turngym.agents.scripted import named_player
+from turngym.agents.open_agent import as_opened
+from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.scripted import named_player
 from turngym.envs.channels import make_channel
-from turngym.envs.common.plugins import PluginError
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import AgentError, TurngymError
+from turngym.envs.core.plugins import PluginError
+from turngym.envs.core.protocols import Sampling
+from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import Panel, make_panel
-from turngym.envs.protocols import Sampling
-from turngym.envs.trace import read_trace
 
 TOY = """
 import gymnasium

@@ -15,15 +15,15 @@ pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
 
 from openai_fake import FakeOpenAI, Fault, error, served
 
-from turngym.agents.agent import AgentError
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.endpoint.client import Address
-from turngym.agents.endpoint.parameters import ChatParameters
-from turngym.agents.endpoint.usage import Prices, usage_of
-from turngym.agents.evaluation.tasks import EvaluationError, evaluate_tasks
-from turngym.agents.rollout import Job, rollout
+from turngym.agents.endpoint.client import Address, ChatParameters
+from turngym.agents.endpoint.messages import Prices, usage_of
+from turngym.agents.evaluation.play_panel import evaluate_tasks
+from turngym.agents.evaluation.scores import EvaluationError
+from turngym.agents.playing.rollout import Job, rollout
 from turngym.envs.channels import make_channel
-from turngym.envs.episode import Episode, Status
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.errors import AgentError
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import collect_tasks
 

@@ -12,19 +12,30 @@ import pytest
 
 pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
 
-from turngym.agents.agent import AgentError
-from turngym.agents.endpoint.answer import Answer, UnreadableAnswer, read_answer
-from turngym.agents.endpoint.client import Address
-from turngym.agents.endpoint.errors import refused
-from turngym.agents.endpoint.messages import content_of
-from turngym.agents.endpoint.options import EndpointOptions, EndpointSettings
-from turngym.agents.endpoint.parameters import ChatParameters
-from turngym.agents.endpoint.retry import RateGate, pauses, retry_after
-from turngym.agents.endpoint.tokens import add_ids
-from turngym.agents.endpoint.usage import Prices, Usage, read_usage
-from turngym.agents.named_agent import as_opened
+from turngym.agents.endpoint.client import (
+    Address,
+    ChatParameters,
+    EndpointOptions,
+    EndpointSettings,
+    RateGate,
+    pauses,
+    refused,
+    retry_after,
+)
+from turngym.agents.endpoint.messages import (
+    Answer,
+    Prices,
+    UnreadableAnswer,
+    Usage,
+    add_ids,
+    content_of,
+    read_answer,
+    read_usage,
+)
+from turngym.agents.open_agent import as_opened
 from turngym.envs.channels import TextChannel, ToolChannel
-from turngym.envs.core import ToolSpec, TurngymError
+from turngym.envs.core.errors import AgentError, TurngymError
+from turngym.envs.core.task import ToolSpec
 
 VERBS = TextChannel(tags=("search", "answer"))
 TOOL = ToolChannel(tool=ToolSpec(name="t", description="", argument="query", argument_description=""))

@@ -17,17 +17,17 @@ pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
 pytest.importorskip("torch", reason="the tiny model needs turngym[train]")
 
 from turngym.agents import EvalResult, evaluate
-from turngym.agents.proxy.http.app import create_app
-from turngym.agents.proxy.settings import ProxySettings
+from turngym.agents.proxy.app import create_app
+from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.serving import DrainingServer
 from turngym.agents.worlds import load_world
-from turngym.envs.core import TurngymError
-from turngym.envs.trace import read_trace
-from turngym.scripts.options.serve_proxy import ServeProxy
-from turngym.scripts.serve.draining import DrainingServer
-from turngym.scripts.serve.fronts import proxy_front
-from turngym.scripts.serve.live.build import build
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.trace import read_trace
+from turngym.scripts.serve_proxy import proxy_front
 from turngym.trainers.batch import pack
+from turngym.trainers.live.config import ServeProxy
+from turngym.trainers.live.run import build
 
 STUDENT = Path(load_world("alfworld").checkpoint("student"))
 PANEL: dict[str, Any] = {"limit": 4, "samples": 1, "progress": False}

@@ -15,13 +15,14 @@ pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
 from openai_fake import FakeOpenAI, served
 from test_endpoint import agent_for
 
-from turngym.agents.agent import AgentError
 from turngym.agents.endpoint.messages import INVALID, SKIPPED
-from turngym.agents.environments import env_maker
-from turngym.agents.executor.open_workers import WorkerOptions, open_workers
-from turngym.agents.rollout import Job, rollout
-from turngym.envs.core import Verdict
-from turngym.envs.episode import Status
+from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.executor.workers import open_workers
+from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.task import Verdict
 
 JOB = [Job(task_id="doors/2", seed=7)]
 

@@ -15,12 +15,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="the local engine needs turngym[train]")
 pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
 
-from turngym.agents.local_engine.child_process.engine_process import EngineProcess  # noqa: E402
-from turngym.agents.local_engine.child_process.shared_weights import mapped_model, share_parameters, skeleton  # noqa: E402
+from turngym.agents.executor.engine_process import (  # noqa: E402
+    EngineProcess,
+    mapped_model,
+    share_parameters,
+    skeleton,
+)
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.local_engine.model import EngineError  # noqa: E402
-from turngym.envs.protocols import GenerateRequest, Sampling  # noqa: E402
-from turngym.trainers.models.model import tiny_qwen3  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
+from turngym.trainers.models import tiny_qwen3  # noqa: E402
 
 
 def request(name: str, *ids: int, count: int = 12) -> GenerateRequest:

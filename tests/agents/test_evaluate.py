@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.evaluation.tables import behavior_table, markdown, success_table
-from turngym.agents.evaluation.tasks import EvaluationError, evaluate_tasks
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent, RandomAgent
-from turngym.envs.core import EnvBackendError, Task, TaskError
+from turngym.agents.evaluation.play_panel import evaluate_tasks
+from turngym.agents.evaluation.scores import EvaluationError, behavior_table, success_table
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
+from turngym.envs.core.errors import EnvBackendError, TaskError
+from turngym.envs.core.tables import markdown
+from turngym.envs.core.task import Task
+from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import collect_tasks, make_panel
-from turngym.envs.trace import read_trace
 
 
 @pytest.fixture

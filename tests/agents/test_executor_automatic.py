@@ -13,19 +13,21 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from turngym.agents import evaluate, load_world, play_episodes  # noqa: E402
-from turngym.agents.environments import probe  # noqa: E402
-from turngym.agents.executor import (  # noqa: E402
-    ParallelRollout,
-    automatic,
-    cores,
-    open_workers,
+from turngym.agents.executor import options as automatic
+from turngym.agents.executor import options as cores
+from turngym.agents.executor import workers as open_workers
+from turngym.agents.executor.options import (  # noqa: E402
+    Choice,
+    Playing,
+    WorkerOptions,
+    available_cores,
+    choose_workers,
 )
-from turngym.agents.executor.automatic import Choice, Playing, choose_workers  # noqa: E402
-from turngym.agents.executor.cores import available_cores  # noqa: E402
-from turngym.agents.executor.open_workers import WorkerOptions  # noqa: E402
-from turngym.agents.model_player import ModelPlayer  # noqa: E402
+from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
+from turngym.agents.model_agent import ModelPlayer  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
-from turngym.agents.rollout import rollout  # noqa: E402
+from turngym.agents.playing.environments import probe  # noqa: E402
+from turngym.agents.playing.rollout import rollout  # noqa: E402
 
 
 def sized(parameters: int, device: str = "cpu") -> Any:

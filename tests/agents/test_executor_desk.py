@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.executor import Answer, EnvSpec, ExecutorError, LocalWorkers, ParallelRollout
-from turngym.agents.executor.worker import Worker
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent
-from turngym.envs.core import TaskError
-from turngym.envs.episode import Episode, Status
+from turngym.agents.executor.parallel import ParallelRollout
+from turngym.agents.executor.processes import Answer, ExecutorError, LocalWorkers, Worker
+from turngym.agents.playing.environments import EnvSpec
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.errors import TaskError
 
 
 class ThreadlessWorkers:
@@ -206,7 +207,7 @@ def test_a_stuck_worker_is_ended_and_its_episodes_played_elsewhere(
     spec: EnvSpec, jobs: list[Job], expected: list[Episode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("turngym.agents.executor.scheduler.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("turngym.agents.executor.parallel.time.monotonic", lambda: clock[0])
     stuck = [True]
 
     def fate(worker: int, method: str, args: tuple[Any, ...]) -> str:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.executor import EnvSpec, ExecutorError, LocalWorkers, ParallelRollout
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent
-from turngym.envs.core import TaskError
-from turngym.envs.episode import Episode
+from turngym.agents.executor.parallel import ParallelRollout
+from turngym.agents.executor.processes import ExecutorError, LocalWorkers
+from turngym.agents.playing.environments import EnvSpec
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TaskError
 
 SPEC = EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
 EXPERT = ExpertAgent(noise=0.4)
@@ -77,12 +79,11 @@ def test_copies_of_an_engine_follow_its_weights() -> None:
     transformers = pytest.importorskip("transformers")
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
-    from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+    from turngym.agents.rendering.chat_settings import build_phrase_tokenizer
     from turngym.agents.rendering.renderer import ChatRenderer
-    from turngym.envs.alfworld.generate.config import SMALL
-    from turngym.envs.alfworld.generate.vocabulary import vocabulary
+    from turngym.envs.alfworld.priors import SMALL, vocabulary
     from turngym.envs.channels import TextChannel
-    from turngym.envs.protocols import Sampling
+    from turngym.envs.core.protocols import Sampling
 
     tokenizer = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>"])
     torch.manual_seed(0)

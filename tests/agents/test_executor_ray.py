@@ -13,12 +13,14 @@ import pytest
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # read when Ray is imported; a test cluster has no tokens
 ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'turngym[ray]')")
 
-from turngym.agents.executor import EnvSpec, ExecutorError, ParallelRollout  # noqa: E402
+from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
+from turngym.agents.executor.processes import ExecutorError  # noqa: E402
 from turngym.agents.executor.ray_cluster import RayWorkers  # noqa: E402
-from turngym.agents.rollout import Job, rollout  # noqa: E402
-from turngym.agents.scripted import ExpertAgent  # noqa: E402
-from turngym.envs.core import TaskError  # noqa: E402
-from turngym.envs.episode import Episode  # noqa: E402
+from turngym.agents.playing.environments import EnvSpec  # noqa: E402
+from turngym.agents.playing.rollout import Job, rollout  # noqa: E402
+from turngym.agents.playing.scripted import ExpertAgent  # noqa: E402
+from turngym.envs.core.episode import Episode  # noqa: E402
+from turngym.envs.core.errors import TaskError  # noqa: E402
 
 SPEC = EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
 EXPERT = ExpertAgent(noise=0.4)

@@ -13,14 +13,21 @@ import pytest
 from conftest import DoorEnv
 from families import FAMILIES, family_tokenizer
 
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.open_renderer import describe, open_renderer, resolved
-from turngym.agents.rendering.renderer import ChatRenderer, RenderError, TokenHistory
-from turngym.agents.rendering.template_dialect import learn_dialect, with_dialect
+from turngym.agents.rendering.chat_settings import (
+    ChatSettings,
+    describe,
+    learn_dialect,
+    open_renderer,
+    resolved,
+    with_dialect,
+)
+from turngym.agents.rendering.chat_template import RenderError
+from turngym.agents.rendering.conversation import TokenHistory
+from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.channels import ToolChannel, make_channel
-from turngym.envs.core import ToolSpec
-from turngym.envs.dialects.json_calls import CALL_ID
+from turngym.envs.core.task import ToolSpec
 from turngym.envs.guard import ActionGuard
+from turngym.envs.tool_calls import CALL_ID
 
 TOOL = ToolSpec(
     name="alfworld_step", description="Act.", argument="action", argument_description="what", examples=("look",)

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the local engine needs turngym[train]")
 
-from turngym.agents.agent import AgentError
-from turngym.agents.local_engine.guided_policy import GuidedPolicy
 from turngym.agents.local_engine.sampling import uniforms
-from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Sampling
+from turngym.agents.mixed_policy import GuidedPolicy
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling
 
 
 class Voice:

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from turngym.agents import load_world
-from turngym.agents.agent_options import AgentOptions
-from turngym.agents.endpoint.options import EndpointOptions
-from turngym.agents.environments import probe
-from turngym.agents.evaluation.evaluate import _note, evaluate
-from turngym.agents.evaluation.panel_evaluation import check_panel
-from turngym.agents.evaluation.tasks import EvaluationError
+from turngym.agents.endpoint.client import EndpointOptions
+from turngym.agents.evaluation.evaluate import _note, check_panel, evaluate
+from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.models import trained_on
-from turngym.agents.named_agent import open_agent
-from turngym.envs.core import TurngymError
+from turngym.agents.open_agent import open_agent
+from turngym.agents.options import AgentOptions
+from turngym.agents.playing.environments import probe
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.panels import load_panel
 
 ALFWORLD, PANEL = "turngym/ALFWorld-v0", "alfworld-quickstart"

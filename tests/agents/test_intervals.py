@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.evaluation.mean_bounds import mean_bounds, mean_covered, upper_bound
-from turngym.agents.evaluation.statistics import clustered, paired_difference
+from turngym.agents.evaluation.statistics import clustered, mean_bounds, mean_covered, paired_difference, upper_bound
 from turngym.scripts.bench import intervals
 from turngym.scripts.bench.intervals import RATES, Options, coverages, main, task_rates, true_pass
 

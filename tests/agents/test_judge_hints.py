@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.agent import AgentError
-from turngym.agents.judges.expert import ExpertJudge, expert_hint, in_a_row
-from turngym.agents.judges.hint_prompts import HINT_HEAD, HintPrompts
-from turngym.agents.judges.hinted_env import HintedObservations
+from turngym.agents.judges.hints import HINT_HEAD, HintedObservations, HintPrompts
+from turngym.agents.judges.judges import ExpertJudge, expert_hint, in_a_row
 from turngym.agents.model_agent import ModelAgent
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent
 from turngym.envs.channels import make_channel
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import JudgeRequest
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import JudgeRequest
 
 Make = Callable[..., Any]
 

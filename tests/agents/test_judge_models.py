@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.agent import AgentError
-from turngym.agents.judges.http import KEY, HttpJudge
-from turngym.agents.judges.local import PolicyJudge
-from turngym.agents.judges.prompts import LIMIT, messages
+from turngym.agents.judges.model_judges import KEY, LIMIT, HttpJudge, PolicyJudge, messages
 from turngym.agents.rendering.chat_template import ChatTemplate
-from turngym.envs.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
 
 
 def ask(number: int = 0, **more: Any) -> JudgeRequest:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.judges.expert import ExpertJudge
-from turngym.agents.judges.http import HttpJudge
-from turngym.agents.judges.make_judge import JudgeContext, JudgeOptions, make_judge
-from turngym.agents.judges.rules import RuleJudge
-from turngym.envs.common.plugins import PluginError
-from turngym.envs.core import TurngymError
-from turngym.envs.protocols import JudgeRequest
+from turngym.agents.judges.judges import ExpertJudge, JudgeContext, RuleJudge, make_judge
+from turngym.agents.judges.model_judges import HttpJudge
+from turngym.agents.options import JudgeOptions
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import PluginError
+from turngym.envs.core.protocols import JudgeRequest
 
 CODE = """
 from dataclasses import dataclass

@@ -13,9 +13,9 @@ transformers = pytest.importorskip("transformers")
 
 from engine_requests import reference_ids, request  # noqa: E402
 
-from turngym.agents.local_engine import prefill  # noqa: E402
+from turngym.agents.local_engine import model as prefill  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.envs.protocols import Generation  # noqa: E402
+from turngym.envs.core.protocols import Generation  # noqa: E402
 
 VOCAB = 61
 EOS = (3, 4, 5)

@@ -16,15 +16,17 @@ transformers = pytest.importorskip("transformers")
 from engine_requests import reference_ids, request  # noqa: E402
 
 from turngym.agents import load_world  # noqa: E402
-from turngym.agents.local_engine.dense import weights as dense_weights  # noqa: E402
-from turngym.agents.local_engine.dense.decoder import attention  # noqa: E402
-from turngym.agents.local_engine.dense.parts import Linear  # noqa: E402
-from turngym.agents.local_engine.dense.segments import Segment, segments  # noqa: E402
-from turngym.agents.local_engine.dense.weights import dense_problem  # noqa: E402
+from turngym.agents.local_engine import decoder as dense_weights  # noqa: E402
+from turngym.agents.local_engine.cache import Segment, segments  # noqa: E402
+from turngym.agents.local_engine.decoder import (
+    Linear,
+    attention,
+    dense_problem,
+)
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
-from turngym.envs.protocols import Generation  # noqa: E402
-from turngym.trainers.models.model import final_states, head  # noqa: E402
+from turngym.envs.core.protocols import Generation  # noqa: E402
+from turngym.trainers.models import final_states, head  # noqa: E402
 
 VOCAB = 61
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,18 +12,21 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from turngym.agents import load_world  # noqa: E402
-from turngym.agents.environments import probe  # noqa: E402
-from turngym.agents.local_engine.casting import cast_copy, follow  # noqa: E402
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.agents.local_engine.replica import pack_engine, unpack_engine  # noqa: E402
+from turngym.agents.local_engine.engine import (  # noqa: E402
+    LocalEngine,
+    pack_engine,
+    unpack_engine,
+)
+from turngym.agents.local_engine.model import cast_copy, follow  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
-from turngym.agents.named_agent import AgentOptions, open_agent  # noqa: E402
-from turngym.agents.training.options import PlayConfig, RolloutConfig  # noqa: E402
-from turngym.agents.training.provider import open_rollouts  # noqa: E402
-from turngym.envs.common.rollout_side import PlayedModel, StudentRun  # noqa: E402
-from turngym.envs.core import TurngymError  # noqa: E402
-from turngym.envs.protocols import CollectRequest, GenerateRequest, Generation, Sampling  # noqa: E402
-from turngym.trainers.models.model import autocast, final_states, head  # noqa: E402
+from turngym.agents.open_agent import open_agent  # noqa: E402
+from turngym.agents.options import AgentOptions  # noqa: E402
+from turngym.agents.playing.environments import probe  # noqa: E402
+from turngym.envs.core.errors import TurngymError  # noqa: E402
+from turngym.envs.core.protocols import CollectRequest, GenerateRequest, Generation, Sampling  # noqa: E402
+from turngym.trainers.models import autocast, final_states, head  # noqa: E402
+from turngym.trainers.rollouts import open_rollouts  # noqa: E402
+from turngym.trainers.train_config import PlayConfig, PlayedModel, RolloutConfig, StudentRun  # noqa: E402  # noqa: E402
 
 VOCAB = 61
 TOLERANCE = 0.04

@@ -13,11 +13,15 @@ transformers = pytest.importorskip("transformers")
 
 from engine_requests import reference_ids, request  # noqa: E402
 
-from turngym.agents.local_engine.engine import EngineError, LocalEngine  # noqa: E402
-from turngym.agents.local_engine.hybrid_cache import HybridCache, StateRows  # noqa: E402
-from turngym.agents.local_engine.kv_cache import Step  # noqa: E402
-from turngym.agents.local_engine.slots import Held  # noqa: E402
-from turngym.envs.protocols import GenerateRequest, Generation  # noqa: E402
+from turngym.agents.local_engine.cache import (  # noqa: E402
+    Held,
+    HybridCache,
+    StateRows,
+    Step,
+)
+from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
+from turngym.agents.local_engine.model import EngineError  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, Generation  # noqa: E402
 
 VOCAB = 61
 EOS = (3, 4, 5)

@@ -11,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from turngym.agents.local_engine.engine import EngineError, LocalEngine  # noqa: E402
-from turngym.envs.protocols import GenerateRequest, Sampling  # noqa: E402
+from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
+from turngym.agents.local_engine.model import EngineError  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
 
 VOCAB = 40
 

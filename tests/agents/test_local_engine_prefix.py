@@ -13,9 +13,15 @@ transformers = pytest.importorskip("transformers")
 
 from engine_requests import reference_ids, request  # noqa: E402
 
+from turngym.agents.local_engine.cache import (  # noqa: E402
+    LEAST,
+    WORTH,
+    Held,
+    Loan,
+    Newcomer,
+    find_loans,
+)
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.agents.local_engine.prefix import LEAST, WORTH, Loan, Newcomer, find_loans  # noqa: E402
-from turngym.agents.local_engine.slots import Held  # noqa: E402
 
 VOCAB = 61
 SYSTEM = [(7 * n + 3) % VOCAB for n in range(40)]

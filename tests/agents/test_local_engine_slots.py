@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from turngym.agents.local_engine.slots import Held, Moves, SlotTable
+from turngym.agents.local_engine.cache import Held, Moves, SlotTable
 
 torch = pytest.importorskip("torch")
 
@@ -118,7 +118,7 @@ def test_common_prefix() -> None:
 
 
 def test_cache_grows_and_moves_without_losing_rows() -> None:
-    from turngym.agents.local_engine.kv_cache import RaggedCache, Step
+    from turngym.agents.local_engine.cache import RaggedCache, Step
 
     cache = RaggedCache(max_slots=6, max_capacity=200)
     cache.reserve(2, 3)

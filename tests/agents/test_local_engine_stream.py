@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the local engine needs turngym[trai
 transformers = pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
 
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.envs.protocols import GenerateRequest, Sampling, StreamingPolicy  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, Sampling, StreamingPolicy  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from turngym.agents import SessionPool, evaluate, load_world
-from turngym.agents.agent import AgentError, Conversation
 from turngym.agents.model_agent import ModelAgent
+from turngym.agents.playing.agent import Conversation
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.memory import (
+from turngym.agents.rendering.conversation import (
     ALL,
     FullHistory,
     PastTurn,
@@ -23,10 +25,8 @@ from turngym.agents.rendering.memory import (
     memory_of,
 )
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent
 from turngym.envs.channels import TextChannel
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.trainers import train
 from turngym.trainers.batch import pack
 

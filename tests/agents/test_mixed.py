@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the local engine needs turngym[train]")
 transformers = pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
 
-from turngym.agents.agent import AgentError  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.agents.local_engine.mixed_policy import MixedPolicy  # noqa: E402
 from turngym.agents.local_engine.sampling import uniforms  # noqa: E402
-from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Sampling  # noqa: E402
+from turngym.agents.mixed_policy import MixedPolicy  # noqa: E402
+from turngym.envs.core.errors import AgentError  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling  # noqa: E402
 
 
 class Urn:
@@ -78,7 +78,7 @@ def test_ids_are_drawn_from_the_mixture() -> None:
 
 
 def test_weights_of_the_mixture_have_mean_one() -> None:
-    from turngym.trainers.targets.teacher_reward import mixture_weight
+    from turngym.trainers.algorithms.kd_reward import mixture_weight
 
     mixed = MixedPolicy(Urn(*STUDENT), Urn(*TEACHER), 0.2)
     ids = np.concatenate([one.ids for one in mixed.generate([request(n, room=8) for n in range(2500)])])

@@ -11,12 +11,11 @@ import pytest
 import turngym.envs
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
 from turngym.envs.channels import TextChannel
-from turngym.envs.protocols import Sampling
+from turngym.envs.core.protocols import Sampling
 from turngym.scripts.main import main
 
 assert turngym.envs
@@ -82,7 +81,7 @@ def test_a_model_folder_is_evaluated_as_it_was_trained(parts: Any, tmp_path: Pat
     out = tmp_path / "t.jsonl"
     argv = ["--agent", f"model:{folder}", "--out", str(out), "--tasks", "2", "--max-turns", "2", "--device", "cpu"]
     assert main(["rollout", *argv]) == 0
-    from turngym.envs.trace import read_trace
+    from turngym.envs.core.trace import read_trace
 
     episodes = read_trace(out)[0]
     assert [e.system for e in episodes] == ["play", "play"]

@@ -8,8 +8,8 @@ import mutants as tools
 import pytest
 
 from turngym.agents import collect
-from turngym.agents.demonstrations import plans
-from turngym.envs.common import task_order
+from turngym.agents import demonstrations as plans
+from turngym.envs import panels as task_order
 
 ONE_EACH = "every job has one episode"
 SAME = {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import mutants as tools
 import pytest
 
-from turngym.agents.demonstrations import filters, plans, sources
-from turngym.agents.rendering import shown
+from turngym.agents import demonstrations as filters
+from turngym.agents import demonstrations as plans
+from turngym.agents import demonstrations as sources
+from turngym.agents.rendering import renderer as shown
 
 SAME = {
     "begun_response: range(len(ids), -1, -1) -> range(len(ids), -1, -1)": "both are -1",

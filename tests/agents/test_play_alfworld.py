@@ -9,15 +9,13 @@ import gymnasium as gym
 import pytest
 
 import turngym.envs
-from turngym.agents.judges.expert import ExpertJudge, expert_hint
-from turngym.agents.judges.hint_prompts import HINT_HEAD
-from turngym.agents.judges.hinted_env import HintedObservations
-from turngym.agents.players.human import HumanAgent
+from turngym.agents.judges.hints import HINT_HEAD, HintedObservations
+from turngym.agents.judges.judges import ExpertJudge, expert_hint
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent, HumanAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, named_player
-from turngym.envs.episode import Status
-from turngym.trainers.judge.episodes import requests
+from turngym.envs.core.episode import Status
+from turngym.trainers.judged import requests
 
 assert turngym.envs
 

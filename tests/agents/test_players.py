@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.agent import AgentError
 from turngym.agents.collect import ExpertCollect
-from turngym.agents.players.mix import Part, PlayerMix
-from turngym.agents.players.mixed_agent import MixedAgent
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, Part, PlayerMix
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent
-from turngym.envs.protocols import CollectRequest
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import CollectRequest
 from turngym.trainers.algorithms.sft import TRAIN_ON
 from turngym.trainers.batch import pack
 

@@ -10,27 +10,25 @@ from typing import Any
 import pytest
 
 from turngym.agents import ExpertAgent, Preset, evaluate, find_preset, load_world, play_episodes
-from turngym.agents.agent import AgentError
-from turngym.agents.endpoint.options import EndpointOptions
-from turngym.agents.environments import probe
-from turngym.agents.evaluation.panel_evaluation import eval_make, eval_note
-from turngym.agents.evaluation.tables import markdown
+from turngym.agents import presets as published
+from turngym.agents.endpoint.client import EndpointOptions
+from turngym.agents.evaluation.evaluate import eval_note
 from turngym.agents.models import load_policy
-from turngym.agents.named_agent import AgentOptions, open_agent
-from turngym.agents.presets import published
-from turngym.agents.presets.published import PRESETS, preset_table
+from turngym.agents.open_agent import open_agent
+from turngym.agents.options import AgentOptions
+from turngym.agents.playing.environments import probe
+from turngym.agents.presets import PRESETS, preset_table
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.training.options import PlayConfig, RolloutConfig
-from turngym.agents.training.provider import open_rollouts
-from turngym.envs.common.rollout_side import PlayedModel, StudentRun
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import AgentError, TurngymError
+from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.tables import markdown
+from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import load_panel
-from turngym.envs.protocols import CollectRequest
-from turngym.envs.trace import read_trace
 from turngym.scripts import main as command
 from turngym.trainers import train
-from turngym.trainers.assembly import build_algorithm, run_of
-from turngym.trainers.train_config import train_config
+from turngym.trainers.rollouts import eval_make, open_rollouts
+from turngym.trainers.train import build_algorithm, run_of
+from turngym.trainers.train_config import PlayConfig, PlayedModel, RolloutConfig, StudentRun, train_config
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.proxy.conversation.answer import UNKNOWN, AnswerReader, IncrementalDecoder, reply_of, text_of
-from turngym.agents.proxy.conversation.messages import ChatMessage
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
+from turngym.agents.proxy.conversation import UNKNOWN, AnswerReader, IncrementalDecoder, reply_of, text_of
+from turngym.agents.proxy.turn_records import ChatMessage
+from turngym.agents.rendering.chat_settings import build_phrase_tokenizer
 
 CONTROL = ("<|im_end|>", "<|im_start|>", "<s>", "<s>x")
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.proxy.conversation.chat import ChatHistory, ChatListRenderer
-from turngym.agents.proxy.conversation.messages import ChatMessage, ToolCall
-from turngym.agents.proxy.errors import ApiError
+from turngym.agents.proxy.config import ApiError
+from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer
+from turngym.agents.proxy.turn_records import ChatMessage, ToolCall
 
 Bench, user = tools.Bench, tools.user
 

@@ -14,16 +14,15 @@ import pytest
 pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 pytest.importorskip("torch", reason="judging is part of training")
 
-from turngym.agents.proxy.errors import ApiError
-from turngym.agents.proxy.http.app import create_app
-from turngym.agents.proxy.inflight import answer_id
-from turngym.agents.proxy.sessions.feedback import Feedback
-from turngym.agents.proxy.sessions.records import read_records
-from turngym.agents.proxy.sessions.session_buffer import SessionBuffer
-from turngym.agents.proxy.sessions.turn_judging import TurnJudging
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import Judgment
-from turngym.scripts.serve.live.judge import SessionJudge
+from turngym.agents.proxy.app import create_app
+from turngym.agents.proxy.config import ApiError
+from turngym.agents.proxy.judging import SessionBuffer, TurnJudging
+from turngym.agents.proxy.service import answer_id
+from turngym.agents.proxy.sessions import Feedback
+from turngym.agents.proxy.turn_records import read_records
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import Judgment
+from turngym.trainers.live.turns import SessionJudge
 
 user = tools.user
 UP, DOWN = Feedback(score=1), Feedback(score=-1, text="it was the other drawer")

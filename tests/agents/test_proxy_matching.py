@@ -9,8 +9,8 @@ from typing import Any
 import proxy_tools as tools
 import pytest
 
-from turngym.agents.proxy.conversation.messages import ChatMessage
-from turngym.agents.proxy.sessions.matching import HistoryMatch
+from turngym.agents.proxy.sessions import HistoryMatch
+from turngym.agents.proxy.turn_records import ChatMessage
 
 user = tools.user
 

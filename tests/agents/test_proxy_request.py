@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.proxy.errors import ApiError, ProxyError
-from turngym.agents.proxy.http.request import read_json, read_request
-from turngym.agents.proxy.settings import ProxySettings
+from turngym.agents.proxy.config import ApiError, ProxyError, ProxySettings
+from turngym.agents.proxy.openai_api import read_json, read_request
 
 USER = {"role": "user", "content": "hi"}
 

@@ -13,10 +13,9 @@ import numpy as np
 import proxy_tools as tools
 import pytest
 
-from turngym.agents.proxy.conversation.messages import ChatMessage
-from turngym.agents.proxy.errors import ApiError, ProxyError
-from turngym.agents.proxy.sessions.records import read_records
-from turngym.envs.trace import episode_to_json
+from turngym.agents.proxy.config import ApiError, ProxyError
+from turngym.agents.proxy.turn_records import ChatMessage, read_records
+from turngym.envs.core.trace import episode_to_json
 
 user = tools.user
 

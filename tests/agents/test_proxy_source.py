@@ -12,12 +12,11 @@ import numpy as np
 import proxy_tools as tools
 import pytest
 
-from turngym.agents.judges.keyword import WordJudge
-from turngym.agents.proxy.sessions.hints import SessionHints
-from turngym.agents.proxy.sessions.session_buffer import SessionBuffer
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, Turn
-from turngym.envs.protocols import CollectRequest, JudgeRequest
+from turngym.agents.judges.judges import WordJudge
+from turngym.agents.proxy.judging import SessionBuffer, SessionHints
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.protocols import CollectRequest, JudgeRequest
+from turngym.envs.core.task import Task, Verdict
 
 user = tools.user
 

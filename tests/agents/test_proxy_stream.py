@@ -17,9 +17,9 @@ httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 
 import proxy_tools as tools  # noqa: E402
 
-from turngym.agents.proxy.http.app import create_app  # noqa: E402
-from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
-from turngym.scripts.serve.fronts import proxy_front  # noqa: E402
+from turngym.agents.proxy.app import create_app  # noqa: E402
+from turngym.agents.serving import DrainingServer  # noqa: E402
+from turngym.scripts.serve_proxy import proxy_front  # noqa: E402
 
 user = tools.user
 LOOK = {

@@ -13,12 +13,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the serving copy is a torch model")
 
-from turngym.agents.proxy.errors import ProxyError  # noqa: E402
-from turngym.agents.proxy.held_response import HeldResponse  # noqa: E402
-from turngym.agents.proxy.serving_copy import ServingCopy  # noqa: E402
-from turngym.agents.proxy.sessions.records import TurnRecord, read_records  # noqa: E402
-from turngym.agents.sglang.client.stop_strings import StopFinder  # noqa: E402
-from turngym.envs.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
+from turngym.agents.proxy.config import ProxyError  # noqa: E402
+from turngym.agents.proxy.engine_queue import (
+    HeldResponse,
+    ServingCopy,
+)
+from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
+from turngym.agents.sglang.policy import StopFinder  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
 
 user = tools.user
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.proxy.http.metrics import prometheus
-from turngym.agents.proxy.http.watch_page import PAGE
-from turngym.agents.proxy.sessions.records import Recorder
-from turngym.scripts.serve.live.minute import every_minute, minute_line
+from turngym.agents.proxy.app import PAGE, prometheus
+from turngym.agents.proxy.turn_records import Recorder
+from turngym.scripts.serve_proxy import every_minute, minute_line
 
 
 def test_numbers_for_prometheus() -> None:
@@ -85,7 +84,7 @@ def test_routes_and_the_key(tmp_path: Path, make_tokenizer: Any) -> None:
     pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
     import proxy_tools as tools
 
-    from turngym.agents.proxy.http.app import create_app
+    from turngym.agents.proxy.app import create_app
 
     bench = tools.Bench(make_tokenizer(), tmp_path)
     client = create_app(bench.service, api_key="k", more_health=lambda: {"training": {"step": 3}}).test_client()

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.rendering.renderer import ChatRenderer, RenderError, TokenHistory
-from turngym.envs.core import ToolSpec
+from turngym.agents.rendering.chat_template import RenderError
+from turngym.agents.rendering.conversation import TokenHistory
+from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.envs.core.task import ToolSpec
 
 QWEN3 = """
 {%- set ns = namespace(last=0) -%}

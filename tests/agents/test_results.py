@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 
 from turngym.agents import evaluate, load_world
-from turngym.agents.evaluation.compare import compare_recorded, read_recorded
-from turngym.agents.evaluation.mean_bounds import mean_bounds
-from turngym.agents.evaluation.outcomes import Outcomes
-from turngym.agents.evaluation.rescore import rescore
+from turngym.agents.evaluation.compare import compare_recorded, read_recorded, rescore
+from turngym.agents.evaluation.play_panel import evaluate_tasks
 from turngym.agents.evaluation.results import EpisodeRow, token_counts
-from turngym.agents.evaluation.statistics import ScoreError
-from turngym.agents.evaluation.tasks import EvaluationError, evaluate_tasks
-from turngym.agents.scripted import ExpertAgent, RandomAgent
-from turngym.envs.common.provenance import loaded_versions
-from turngym.envs.core import EnvBackendError, Task
+from turngym.agents.evaluation.scores import EvaluationError, Outcomes
+from turngym.agents.evaluation.statistics import ScoreError, mean_bounds
+from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
+from turngym.envs.core.errors import EnvBackendError
+from turngym.envs.core.settings import loaded_versions
+from turngym.envs.core.task import Task
+from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import Panel, collect_tasks, make_panel
-from turngym.envs.trace import TraceWriter, read_trace
 from turngym.scripts import eval as eval_verb
 from turngym.scripts.main import main
 
@@ -85,7 +84,7 @@ def test_seconds_go_on_over_resumes(
 ) -> None:
     """A clock that moves by one at every look: what earlier calls took is in the trace, and is added to."""
     ticks = iter(range(1, 10_000))
-    monkeypatch.setattr("turngym.agents.evaluation.tasks.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("turngym.agents.evaluation.play_panel.time.perf_counter", lambda: float(next(ticks)))
     trace = tmp_path / "t.jsonl"
     half = evaluate_tasks(panel, make_doors(), RandomAgent(), samples=2, limit=2, trace=trace)
     spent = max(e.timings["elapsed"] for e in read_trace(trace)[0])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from turngym.agents.model_agent import ModelAgent
+from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
 from turngym.envs.channels import TextChannel
-from turngym.envs.episode import Episode, Status
-from turngym.envs.protocols import Sampling
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.protocols import Sampling
 
 
 @pytest.fixture

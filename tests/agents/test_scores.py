@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.agents.evaluation.mean_bounds import mean_bounds
 from turngym.agents.evaluation.scores import avg_at_n, compare, score, task_means
 from turngym.agents.evaluation.statistics import (
     CurvePoint,
@@ -18,12 +17,13 @@ from turngym.agents.evaluation.statistics import (
     clustered,
     last_points,
     least_time,
+    mean_bounds,
     pass_at_k,
     same_step,
     t_quantile,
 )
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.task import Task, Verdict
 
 
 def episode(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.agent import AgentError
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent, RandomAgent, ReplayAgent, expert_actions, with_demonstrations
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent, RandomAgent, ReplayAgent, expert_actions, with_demonstrations
-from turngym.envs.episode import Status
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import AgentError
 
 
 def test_the_expert_wins_with_and_without_tokens(make_doors: Any, make_tokenizer: Any) -> None:

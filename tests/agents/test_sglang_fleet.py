@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 import sglang_fake as fake
 
-from turngym.agents.sglang.client.fleet import Fleet
-from turngym.agents.sglang.client.http import error_text
-from turngym.agents.sglang.compatibility import check_model, check_names, check_tokenizer
-from turngym.agents.sglang.errors import ServerDown, ServerError
+from turngym.agents.sglang.client import ServerDown, ServerError, SglangSettings, error_text
+from turngym.agents.sglang.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.settings import SglangSettings
-from turngym.envs.protocols import GenerateRequest, Sampling
+from turngym.envs.core.protocols import GenerateRequest, Sampling
 
 FakeServer, VOCABULARY = fake.FakeServer, fake.VOCABULARY
 QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)

@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 import sglang_fake as fake
 
-from turngym.agents.sglang.client import retry
-from turngym.agents.sglang.client.fleet import Fleet
-from turngym.agents.sglang.client.requests import seed_of
-from turngym.agents.sglang.client.stop_strings import StopFinder
-from turngym.agents.sglang.errors import BadAnswer, ServerDown, ServerError, ServerTimeout, WrongWeights
-from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.settings import SglangSettings
-from turngym.envs.protocols import GenerateRequest, Generation, PartialFailure, Sampling
+from turngym.agents.sglang import fleet as retry
+from turngym.agents.sglang.client import (
+    BadAnswer,
+    ServerDown,
+    ServerError,
+    ServerTimeout,
+    SglangSettings,
+    WrongWeights,
+    seed_of,
+)
+from turngym.agents.sglang.fleet import Fleet
+from turngym.agents.sglang.policy import SglangPolicy, StopFinder
+from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling
 
 FakeServer, END, VOCABULARY, draw = fake.FakeServer, fake.END, fake.VOCABULARY, fake.draw
 

@@ -26,24 +26,18 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turngym.agents.local_engine.model import CausalModel
 from turngym.agents.model_agent import ModelAgent
+from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.sglang.client.fleet import Fleet
-from turngym.agents.sglang.compatibility import check_model, check_tokenizer
-from turngym.agents.sglang.errors import ServerError, SyncError
-from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.scorer import SglangScorer
-from turngym.agents.sglang.settings import SglangSettings
-from turngym.agents.sglang.weights.broadcast import BroadcastSync
-from turngym.agents.sglang.weights.process_group import free_port
-from turngym.agents.sglang.weights.sync import DiskSync
-from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
+from turngym.agents.sglang.client import ServerError, SglangSettings, SyncError
+from turngym.agents.sglang.fleet import Fleet, check_model, check_tokenizer
+from turngym.agents.sglang.policy import SglangPolicy, SglangScorer
+from turngym.agents.sglang.weights import BroadcastSync, DiskSync, SyncedPolicy, free_port
 from turngym.envs.channels import make_channel
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import GenerateRequest, Generation, Sampling
-from turngym.envs.trace import TraceWriter, read_trace
-from turngym.scripts.serve.policy import installed
-from turngym.trainers.models.scorer import LocalScorer
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.envs.core.trace import TraceWriter, read_trace
+from turngym.scripts.serve_policy import installed
+from turngym.trainers.scorer import LocalScorer
 
 pytestmark = pytest.mark.sglang
 PYTHON = os.environ.get("TURNGYM_SGLANG_PYTHON", sys.executable)
@@ -174,7 +168,7 @@ def test_the_server_is_what_it_should_be(fleet: Fleet, model: Any, tokenizer: An
 
 
 def test_the_schema_knows_what_goes_over_the_wire(url: str, model: Any) -> None:
-    from turngym.agents.sglang.client.requests import generate_body, score_body
+    from turngym.agents.sglang.client import generate_body, score_body
 
     check = schemas.checker(schemas.load_schema())
     ids = np.array([5, 6, 7], np.int32)

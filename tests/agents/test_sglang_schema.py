@@ -9,12 +9,10 @@ import pytest
 import sglang_fake as fake
 import sglang_schema as schemas
 
-from turngym.agents.sglang.client.answers import read_generation
-from turngym.agents.sglang.client.fleet import Fleet
-from turngym.agents.sglang.client.requests import generate_body, score_body
-from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.scorer import SglangScorer
-from turngym.envs.protocols import GenerateRequest, Sampling
+from turngym.agents.sglang.client import generate_body, read_generation, score_body
+from turngym.agents.sglang.fleet import Fleet
+from turngym.agents.sglang.policy import SglangPolicy, SglangScorer
+from turngym.envs.core.protocols import GenerateRequest, Sampling
 
 IDS = np.array([5, 6, 7, 8], np.int32)
 pytestmark = pytest.mark.sglang  # its wheel is installed by that job alone

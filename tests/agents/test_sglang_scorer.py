@@ -11,11 +11,9 @@ import sglang_fake as fake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.agents.sglang.client.answers import read_scores, read_top
-from turngym.agents.sglang.client.fleet import Fleet
-from turngym.agents.sglang.errors import BadAnswer, ServerError, WrongWeights
-from turngym.agents.sglang.scorer import SglangScorer
-from turngym.agents.sglang.settings import SglangSettings
+from turngym.agents.sglang.client import BadAnswer, ServerError, SglangSettings, WrongWeights, read_scores, read_top
+from turngym.agents.sglang.fleet import Fleet
+from turngym.agents.sglang.policy import SglangScorer
 
 FakeServer, VOCABULARY, logprobs = fake.FakeServer, fake.VOCABULARY, fake.logprobs
 ROWS = [np.array([5, 6, 7, VOCABULARY - 1, 8], np.int32), np.array([9, 3], np.int32), np.array([4, 4, 4], np.int32)]

@@ -15,16 +15,12 @@ import sglang_fake as fake
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from turngym.agents.sglang.client.fleet import Fleet
-from turngym.agents.sglang.errors import ServerError, SyncError, WrongWeights
+from turngym.agents.sglang import fleet as worker_client
+from turngym.agents.sglang.client import ServerError, SglangSettings, SyncError, WrongWeights
+from turngym.agents.sglang.fleet import Fleet, WeightVersions
 from turngym.agents.sglang.policy import SglangPolicy
-from turngym.agents.sglang.settings import SglangSettings
-from turngym.agents.sglang.weights import worker_client
-from turngym.agents.sglang.weights.broadcast import BroadcastSync, buckets
-from turngym.agents.sglang.weights.sync import DiskSync
-from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
-from turngym.agents.sglang.weights.weight_versions import WeightVersions
-from turngym.envs.protocols import GenerateRequest, PartialFailure, Sampling
+from turngym.agents.sglang.weights import BroadcastSync, DiskSync, SyncedPolicy, buckets
+from turngym.envs.core.protocols import GenerateRequest, PartialFailure, Sampling
 
 FakeServer = fake.FakeServer
 QUICK = SglangSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
@@ -355,7 +351,7 @@ def test_weights_that_come_while_ids_are_drawn(servers: Any, tmp_path: Path) -> 
 
 def test_workers_are_clients_that_know_the_weights(fleet: Fleet, servers: Any, tmp_path: Path) -> None:
     """What an executor sends to a worker process, opened here."""
-    from turngym.agents.executor.serialization import pack, unpack
+    from turngym.agents.executor.processes import pack, unpack
 
     policy = SglangPolicy(fleet, vocabulary=fake.VOCABULARY, max_length=40)
     sink = DiskSync(fleet=fleet, save=write, folder=tmp_path)

@@ -13,14 +13,14 @@ import pytest
 
 pytest.importorskip("torch", reason="judging is part of training")
 
-from turngym.agents.proxy.sessions import turn_judging
-from turngym.agents.proxy.sessions.restore import votes_record
-from turngym.agents.proxy.sessions.turn_judging import TurnJudging
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, Turn
-from turngym.envs.protocols import JudgeRequest, Judgment
-from turngym.scripts.serve.live.judge import SessionJudge
-from turngym.trainers.judge.unread import UnreadVotes
+from turngym.agents.proxy import judging as turn_judging
+from turngym.agents.proxy.judging import TurnJudging
+from turngym.agents.proxy.restore import votes_record
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.protocols import JudgeRequest, Judgment
+from turngym.envs.core.task import Task, Verdict
+from turngym.trainers.judged import UnreadVotes
+from turngym.trainers.live.turns import SessionJudge
 
 user = tools.user
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from turngym.envs.base import Outcome, TextEnv
-from turngym.envs.core import Task, ToolSpec, Verdict, content_hash
+from turngym.envs.core.task import Task, ToolSpec, Verdict, content_hash
 from turngym.envs.registration import register
 
 # a busy machine is no failure: examples have no time limit

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, make_channel, split_thought
-from turngym.envs.core import ToolSpec, TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import ToolSpec
 
 TOOL = ToolSpec(
     name="toy_step",

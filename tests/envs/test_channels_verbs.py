@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, make_channel
-from turngym.envs.core import ToolSpec
-from turngym.envs.tags import cut, first_action
+from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, cut, first_action, make_channel
+from turngym.envs.core.task import ToolSpec
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "{", "}", '"', '{"name":')
 SEARCH = ToolSpec(

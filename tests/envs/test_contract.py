@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from turngym.envs.base import Outcome, ResetNeeded
-from turngym.envs.core import TurngymError, content_hash
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import content_hash
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.testing import EnvContract
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.channels import TextChannel, ToolChannel, make_channel
-from turngym.envs.core import ToolSpec, TurngymError
-from turngym.envs.dialects.known import DIALECTS
-from turngym.envs.dialects.thoughts import STYLES, THINK
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import ToolSpec
+from turngym.envs.dialects import DIALECTS
+from turngym.envs.tool_calls import STYLES, THINK
 
 TOOL = ToolSpec(
     name="alfworld_step", description="Act.", argument="action", argument_description="what", examples=("look",)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from turngym.envs.base import ResetNeeded
 from turngym.envs.channels import TextChannel
-from turngym.envs.core import EnvBackendError, TurngymError
+from turngym.envs.core.errors import EnvBackendError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 
 TOY, OPEN = "turngym-test/Toy-v0", "turngym-test/Open-v0"

@@ -10,7 +10,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from turngym.envs.core import Task, TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import Task
 from turngym.envs.panels import (
     Panel,
     PanelError,
@@ -22,7 +23,7 @@ from turngym.envs.panels import (
     verify_panel,
     write_panel,
 )
-from turngym.envs.search.parquet import read_questions
+from turngym.envs.search.sources import read_questions
 from turngym.scripts import panel as verb
 
 TOY = "turngym-test/Toy-v0"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turngym.envs.common.plugins import PluginError, find, installed, is_path
+from turngym.envs.core.plugins import PluginError, find, installed, is_path
 
 BUILT_IN = {"plain": "the built-in one", "other": 2}
 

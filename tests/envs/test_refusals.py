@@ -10,11 +10,12 @@ import gymnasium as gym
 import pytest
 
 import turngym.envs  # noqa: F401  (registers the ids)
-from turngym.envs.core import ToolSpec, TurngymError
-from turngym.envs.dialects.known import DIALECTS
-from turngym.envs.dialects.thoughts import STYLES
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import ToolSpec
+from turngym.envs.dialects import DIALECTS
 from turngym.envs.guard import ActionGuard
 from turngym.envs.search.protocol import INVALID
+from turngym.envs.tool_calls import STYLES
 
 
 def made(env_id: str, **kwargs: Any) -> ActionGuard:

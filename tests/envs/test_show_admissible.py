@@ -8,7 +8,7 @@ import gymnasium as gym
 import pytest
 
 import turngym.envs  # noqa: F401  (registers the ids)
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.guard import ActionGuard, listed
 from turngym.envs.testing import check_contract
 

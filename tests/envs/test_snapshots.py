@@ -11,9 +11,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from turngym.envs.checks import expect
-from turngym.envs.core import TaskError, TurngymError
+from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
+from turngym.envs.testing import expect
 
 ENVS: dict[str, dict[str, Any]] = {
     "turngym/ALFWorld-v0": {"domain_randomization": True},

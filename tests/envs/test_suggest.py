@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.suggest import did_you_mean, nearest
+from turngym.envs.core.errors import did_you_mean, nearest
 
 
 def test_finds_the_obvious() -> None:

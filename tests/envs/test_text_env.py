@@ -9,7 +9,8 @@ import gymnasium as gym
 import pytest
 
 from turngym.envs.base import ResetNeeded, quote
-from turngym.envs.core import TaskError, TurngymError, content_hash
+from turngym.envs.core.errors import TaskError, TurngymError
+from turngym.envs.core.task import content_hash
 
 
 def test_gym_make_returns_the_guard_itself() -> None:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, TopK, Turn
-from turngym.envs.trace import (
+from turngym.envs.core.episode import Episode, Status, TopK, Turn
+from turngym.envs.core.task import Task, Verdict
+from turngym.envs.core.trace import (
     SCHEMA,
     TraceError,
     TraceProblem,

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turngym.agents.proxy.sessions.records import Recorder
-from turngym.envs.core import Task, TurngymError, Verdict
-from turngym.envs.episode import Episode, Status, Turn
-from turngym.envs.trace import TraceWriter
+from turngym.agents.proxy.turn_records import Recorder
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import Task, Verdict
+from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import trace
-from turngym.scripts.traces.html import TEMPLATE, page
-from turngym.scripts.traces.select import Select
+from turngym.scripts.trace import Select
+from turngym.scripts.trace_pages import TEMPLATE, page
 
 EVIL = "</script><script>alert(1)</script><!-- <b> & \" ' \u2028 \ud800"
 

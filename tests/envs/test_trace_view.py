@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, TopK, Turn
-from turngym.envs.trace import TraceError, TraceWriter, episode_to_json
+from turngym.agents.serving import DrainingServer, trace_front
+from turngym.envs.core.episode import Episode, Status, TopK, Turn
+from turngym.envs.core.task import Task, Verdict
+from turngym.envs.core.trace import TraceError, TraceWriter, episode_to_json
 from turngym.scripts.main import main
-from turngym.scripts.serve.draining import DrainingServer
-from turngym.scripts.serve.fronts import trace_front
-from turngym.scripts.traces.app import create_app
-from turngym.scripts.traces.index import VERDICTS, Query, TraceIndex, index_trace
-from turngym.scripts.traces.view import open_runs
+from turngym.scripts.trace import open_runs
+from turngym.scripts.trace_pages import VERDICTS, Query, TraceIndex, create_app, index_trace
 
 TRICKY = 'a "quoted" {"index":0,"verdict":"malformed"} \u2713 \n line'
 

@@ -9,8 +9,8 @@ import pytest
 from chat_server import Recorded
 
 from turngym.agents import evaluate
-from turngym.agents.scripted import ExpertAgent
-from turngym.envs.episode import Episode
+from turngym.agents.playing.scripted import ExpertAgent
+from turngym.envs.core.episode import Episode
 
 PANEL = "alfworld-quickstart"
 OPTIONS = {"limit": 6, "max_turns": 12}
@@ -32,7 +32,7 @@ def turns_of(episode: Episode) -> list[tuple[object, ...]]:
 
 def assert_same_episodes(theirs: Path, result: object) -> None:
     """The trace `theirs` holds the episodes of `result`: same tasks, turns, verdicts, rewards, ends; any order."""
-    from turngym.agents.evaluation.rescore import rescore
+    from turngym.agents.evaluation.compare import rescore
 
     again = rescore(theirs)
     ours = {e.task.task_id: e for e in result.episodes}  # type: ignore[attr-defined]

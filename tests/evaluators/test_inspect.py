@@ -22,9 +22,9 @@ from inspect_ai.model import ChatMessageAssistant, ModelAPI, ModelOutput, modela
 from inspect_ai.tool import ToolCall
 
 from turngym.agents.adapters.inspect_ai import panel_task
-from turngym.agents.evaluation.rescore import rescore
-from turngym.envs.core import EnvBackendError, TurngymError
-from turngym.envs.trace import read_trace
+from turngym.agents.evaluation.compare import rescore
+from turngym.envs.core.errors import EnvBackendError, TurngymError
+from turngym.envs.core.trace import read_trace
 
 PANEL = "alfworld-quickstart"
 ANSWERS: dict[str, Callable[..., ModelOutput]] = {}

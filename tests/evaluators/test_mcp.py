@@ -16,8 +16,8 @@ import pytest
 
 from turngym.agents.adapters.mcp import CallError, Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
-from turngym.agents.evaluation.rescore import rescore
-from turngym.envs.trace import read_trace
+from turngym.agents.evaluation.compare import rescore
+from turngym.envs.core.trace import read_trace
 
 PANEL = "alfworld-quickstart"
 

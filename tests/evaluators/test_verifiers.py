@@ -16,7 +16,7 @@ from chat_server import Recorded, chat_server
 
 pytest.importorskip("verifiers.v1", reason="needs the extra turngym[verifiers]")
 
-from turngym.envs.trace import read_trace
+from turngym.envs.core.trace import read_trace
 
 PANEL = "alfworld-quickstart"
 

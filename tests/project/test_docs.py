@@ -28,8 +28,8 @@ import pytest
 import tyro
 
 from turngym.scripts import main as command
+from turngym.scripts import serve as serve
 from turngym.scripts.bench import main as bench
-from turngym.scripts.serve import main as serve
 from turngym.scripts.study import main as study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,7 +258,7 @@ OF_OTHERS = {
 
 def test_options_in_the_text_exist(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="the options of train and serve need turngym[train]")
-    from turngym.trainers.registry import BUILT_IN
+    from turngym.trainers.algorithm import BUILT_IN
 
     monkeypatch.setenv("COLUMNS", "250")
     calls = [[verb, sub] for verb in command.VERBS for sub in SUBVERBS.get(verb, ("",))]

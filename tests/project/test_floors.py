@@ -131,7 +131,7 @@ def test_the_bottom_of_trainers_stays_at_the_bottom() -> None:
         reached |= fresh
         waiting += fresh
     above = [name for name in reached if name.startswith(("turngym.trainers.run", "turngym.trainers.models"))]
-    concrete = {"turngym.trainers.targets.critic", "turngym.trainers.distributed.processes"} & reached
+    concrete = {"turngym.trainers.critic", "turngym.trainers.distributed"} & reached
     assert not above
     assert not concrete
 
@@ -142,16 +142,16 @@ def test_the_bottom_of_trainers_stays_at_the_bottom() -> None:
         ("envs", "core", "torch"),
         ("envs", "alfworld", "torch.nn"),
         ("envs", "core", "envs.core"),
-        ("envs", "guard", "turngym.agents.agent"),
+        ("envs", "guard", "turngym.agents.playing.agent"),
         ("envs", "base", "turngym.envs.alfworld.env"),
         ("envs", "trace", "turngym.retrieval.index"),
         ("envs", "webshop", "textworld"),
         ("agents", "rollout", "turngym.trainers.batch"),
-        ("trainers", "loop", "turngym.agents.rollout"),
+        ("trainers", "loop", "turngym.agents.playing.rollout"),
         ("trainers", "loop", "turngym.envs.guard.ActionGuard"),
         ("agents", "agent", "turngym.scripts.main"),
         ("agents", "agent", "agents.rollout"),
-        ("retrieval", "index", "turngym.envs.core"),
+        ("retrieval", "index", "turngym.envs.core.task"),
         ("scripts", "eval", "turngym.env.core"),
         ("scripts", "eval", "tests.conftest"),
     ],
@@ -169,7 +169,7 @@ def test_the_rules_forbid(room: str, part: str, name: str) -> None:
         ("envs", "alfworld", "textworld.core"),
         ("envs", "search", "turngym.retrieval.bm25"),
         ("agents", "rollout", "turngym.envs.guard.ActionGuard"),
-        ("trainers", "loop", "turngym.envs.episode.Episode"),
+        ("trainers", "loop", "turngym.envs.core.episode.Episode"),
         ("trainers", "loop", "torch"),
         ("scripts", "train", "turngym.trainers.trainer"),
     ],

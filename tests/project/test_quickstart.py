@@ -13,15 +13,16 @@ pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds import WORLDS, load_world
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import load_panel
-from turngym.envs.trace import read_trace
 from turngym.scripts import main
-from turngym.scripts.quickstart import board, evaluations
-from turngym.scripts.quickstart import methods as methods_module
-from turngym.scripts.quickstart.plan import Plan, Quickstart
-from turngym.trainers.run import metrics
-from turngym.trainers.run.metrics import read_metrics
+from turngym.scripts import quickstart as board
+from turngym.scripts import quickstart as evaluations
+from turngym.scripts import quickstart as methods_module
+from turngym.scripts.quickstart import Plan, Quickstart
+from turngym.trainers import metrics
+from turngym.trainers.metrics import read_metrics
 
 
 # a world of loops is another one with other models and more turns: it would cost most and hold nothing more

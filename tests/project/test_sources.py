@@ -181,9 +181,9 @@ def test_functions_exist(name: str) -> None:
 @cache
 def train_options() -> dict[str, Any]:
     """`--name` -> type, of every option that `turngym train` has for some algorithm."""
-    from turngym.envs.common.settings import settings_of
-    from turngym.scripts.options.parsing import flag
-    from turngym.trainers.registry import BUILT_IN
+    from turngym.envs.core.settings import settings_of
+    from turngym.scripts.options import flag
+    from turngym.trainers.algorithm import BUILT_IN
     from turngym.trainers.train_config import config_class
 
     found: dict[str, Any] = {"--algorithm": Literal[tuple(BUILT_IN)]}

@@ -125,10 +125,9 @@ def serve() -> Iterator[Callable[..., Any]]:
     """Start real servers (waitress on a free port of this machine) for retrievers; keywords are ServerSettings."""
     pytest.importorskip("flask", reason="the server needs turngym[serve]")
     pytest.importorskip("waitress", reason="the server needs turngym[serve]")
-    from turngym.retrieval.server.app import create_app
-    from turngym.retrieval.server.settings import ServerSettings
-    from turngym.scripts.serve.draining import DrainingServer
-    from turngym.scripts.serve.fronts import retrieval_front
+    from turngym.agents.serving import DrainingServer, retrieval_front
+    from turngym.retrieval.server import create_app
+    from turngym.retrieval.wire import ServerSettings
 
     running: list[tuple[DrainingServer, threading.Thread]] = []
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.retrieval import blobs
-from turngym.retrieval.blobs import ArrayWriter, BlobError, BlobStore, BlobWriter, map_array
+from turngym.retrieval import mapped as blobs
+from turngym.retrieval.mapped import ArrayWriter, BlobError, BlobStore, BlobWriter, map_array
 
 
 def written(path: Path, records: list[bytes]) -> BlobStore:

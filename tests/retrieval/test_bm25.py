@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from turngym.retrieval.blobs import BlobStore, BlobWriter
-from turngym.retrieval.bm25 import BM25Retriever, indexed_documents
+from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Hit, Passage, RetrievalError, Retriever
 from turngym.retrieval.corpus import read_corpus
-from turngym.retrieval.lucene import LuceneIndex
+from turngym.retrieval.mapped import BlobStore, BlobWriter
 
 PASSAGES = [
     Passage(id="7", title="Lake Orta", text="A lake in Piedmont. Its island is San Giulio."),

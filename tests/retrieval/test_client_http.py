@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from turngym.retrieval.breaker import Breaker
+from turngym.retrieval.client import Breaker
 from turngym.retrieval.core import RetrievalError, RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply

@@ -19,8 +19,15 @@ from turngym.retrieval.core import Passage, RetrievalError
 
 faiss = pytest.importorskip("faiss")
 
-from turngym.retrieval.dense.faiss_io import load_faiss, make_index, quickest, read_index, set_parameters, train_index  # noqa: E402
-from turngym.retrieval.dense.retriever import DenseRetriever  # noqa: E402
+from turngym.retrieval.dense import (  # noqa: E402
+    DenseRetriever,
+    load_faiss,
+    make_index,
+    quickest,
+    read_index,
+    set_parameters,
+    train_index,
+)
 
 
 class Table:

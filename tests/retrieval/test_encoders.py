@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.retrieval.core import Passage, RetrievalError
-from turngym.retrieval.encoders.hashing import HashingEncoder
-from turngym.retrieval.encoders.hugging_face import STYLES, EncoderStyle, HuggingFaceEncoder, _batches, find_style
-from turngym.retrieval.rerank import open_reranker
+from turngym.retrieval.encoders import STYLES, EncoderStyle, HashingEncoder, HuggingFaceEncoder, _batches, find_style
+from turngym.retrieval.hybrid import open_reranker
 
 PASSAGES = [
     Passage(id="1", title="Rush", text="A rock band from Toronto, with a drummer."),
@@ -71,7 +70,7 @@ def test_hashing_is_the_same_in_every_batch(hashing: HashingEncoder, texts: list
 def test_hashing_does_not_depend_on_pythons_hash_seed(hashing: HashingEncoder) -> None:
     code = (
         "from turngym.retrieval.core import Passage\n"
-        "from turngym.retrieval.encoders.hashing import HashingEncoder\n"
+        "from turngym.retrieval.encoders import HashingEncoder\n"
         "e = HashingEncoder.fit([Passage(id='1', title='a b', text='c d e a')])\n"
         "print(e.fingerprint, e.encode_queries(['a b c x'])[0].tobytes().hex())"
     )

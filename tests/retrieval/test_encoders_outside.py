@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.encoders.find import find_encoder
+from turngym.retrieval.encoders import find_encoder
 
 pytest.importorskip("faiss")
 
-from turngym.retrieval.index.build import BuildPlan, build_index
-from turngym.retrieval.index.inspect import describe_index
-from turngym.retrieval.index.manifest import IndexFolderError, read_manifest
+from turngym.retrieval.index import BuildPlan, IndexFolderError, build_index, describe_index, read_manifest
 from turngym.retrieval.open import open_retriever
 
 CODE = """

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from turngym.retrieval.core import Hit, Passage, RetrievalError
-from turngym.retrieval.hybrid import HybridRetriever
+from turngym.retrieval.hybrid import CoverageReranker, HybridRetriever, RerankingRetriever, open_reranker
 from turngym.retrieval.open import open_retriever
-from turngym.retrieval.rerank import CoverageReranker, RerankingRetriever, open_reranker
 
 
 class Fixed:
@@ -132,7 +131,7 @@ def test_coverage_of_nothing() -> None:
 def test_cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from turngym.retrieval.rerank import CrossEncoderReranker
+    from turngym.retrieval.hybrid import CrossEncoderReranker
 
     folder = tmp_path_factory.mktemp("cross")
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]

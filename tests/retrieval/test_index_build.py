@@ -18,15 +18,21 @@ from turngym.retrieval.corpus import CorpusError
 
 pytest.importorskip("faiss")
 
-from turngym.retrieval.dense.faiss_io import load_faiss, make_index, read_index, train_index
-from turngym.retrieval.index import vectors as vectors_file
-from turngym.retrieval.index.build import BuildPlan, build_index
-from turngym.retrieval.index.inspect import describe_index, show_bytes
-from turngym.retrieval.index.manifest import IndexFolderError, IndexManifest, check_files, read_manifest
-from turngym.retrieval.index.stream import streams_ivf
-from turngym.retrieval.index.vectors import add_vectors, default_parameters, sample
+from turngym.retrieval import index_vectors as vectors_file
+from turngym.retrieval.corpus import PassageStore
+from turngym.retrieval.dense import load_faiss, make_index, read_index, train_index
+from turngym.retrieval.index import (
+    BuildPlan,
+    IndexFolderError,
+    IndexManifest,
+    build_index,
+    check_files,
+    describe_index,
+    read_manifest,
+    show_bytes,
+)
+from turngym.retrieval.index_vectors import add_vectors, default_parameters, sample, streams_ivf
 from turngym.retrieval.open import open_retriever
-from turngym.retrieval.passages import PassageStore
 
 WORDS = ["river", "castle", "film", "singer", "bridge", "battle", "school", "painter", "island", "album"]
 ROWS = 230
@@ -325,7 +331,7 @@ def test_flipped_byte_is_found_when_a_small_index_is_opened_and_by_verify(
     (folder / "faiss.index").write_bytes(bytes(data))
     with pytest.raises(IndexFolderError, match=r"faiss\.index has other bytes than were built; build the index again"):
         open_retriever(folder)
-    monkeypatch.setattr("turngym.retrieval.index.manifest.CHECKED", 10)
+    monkeypatch.setattr("turngym.retrieval.mapped.CHECKED", 10)
     manifest = read_manifest(folder)
     assert check_files(folder, manifest) == []
     assert check_files(folder, manifest, hashes=True) == ["faiss.index has other bytes than were built"]

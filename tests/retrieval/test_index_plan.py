@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.index.plan import advice, choices, clusters_for, plan_page, plan_table, show_time
-from turngym.retrieval.index.slopes import MEASURED, Slopes
+from turngym.retrieval.plan import MEASURED, Slopes, advice, choices, clusters_for, plan_page, plan_table, show_time
 
 ROUND = Slopes(
     machine="a made-up machine", passage_bytes=500, words_bytes=300, words_build_s=100, words_build_mb=200,

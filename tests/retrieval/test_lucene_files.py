@@ -11,9 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turngym.retrieval.checksums import sealed
+from turngym.retrieval import lucene_build as build
+from turngym.retrieval import lucene_postings as files
+from turngym.retrieval import lucene_postings as parts
+from turngym.retrieval import lucene_postings as query
+from turngym.retrieval.bm25 import LuceneIndex
 from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.lucene import LuceneIndex, build, files, parts, query
+from turngym.retrieval.mapped import sealed
 
 DOCS = [(f"d{row * 37 % 101:03}", f"red shirt w{row % 9} w{row % 4} " + "blue " * (row % 5)) for row in range(100)]
 QUERIES = ["red", "blue shirt", "w3 w1 blue", "w8 w8", "nothing"]

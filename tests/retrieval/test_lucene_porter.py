@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turngym.retrieval.lucene.porter import stem
-from turngym.retrieval.lucene.words import words
+from turngym.retrieval.lucene_text import stem, words
 
 ENDINGS = (
     "ational tional enci anci izer bli alli entli eli ousli ization ation ator alism iveness fulness ousness aliti "

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.retrieval import lucene_postings as query
+from turngym.retrieval.bm25 import LuceneIndex
 from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.lucene import LuceneIndex, analyze, query
-from turngym.retrieval.lucene.scoring import LENGTHS, encode_lengths, idf
+from turngym.retrieval.lucene_postings import LENGTHS, encode_lengths, idf
+from turngym.retrieval.lucene_text import analyze
 
 WORDS = ["red", "blue", "shirt", "shoe", "cotton", "the", "5.5"]
 Docs = list[tuple[str, str]]

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.retrieval.lucene.analysis import STOP_WORDS, TermMemo, analyze, lowered, term_of
-from turngym.retrieval.lucene.words import LONGEST, _ascii_words, _unicode_words, words
+from turngym.retrieval.lucene_text import (
+    LONGEST,
+    STOP_WORDS,
+    TermMemo,
+    _ascii_words,
+    _unicode_words,
+    analyze,
+    lowered,
+    term_of,
+    words,
+)
 
 JOINERS = "abZ019_ .:,;'\"-"
 ODD = JOINERS + "é’＇：·\u0301\u200d\ufe0f\u20e3★👍🏽🇺🇸日ひカー가אב״กΣİ１"

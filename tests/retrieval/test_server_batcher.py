@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from turngym.retrieval.batching import MicroBatcher
 from turngym.retrieval.core import RetrieverUnavailable
-from turngym.retrieval.server.batcher import MicroBatcher
 
 LONG = 3600.0
 

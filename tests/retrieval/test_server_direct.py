@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
-from turngym.retrieval.server.direct import past, search_length
+from turngym.retrieval.server import past, search_length
 
 flask = pytest.importorskip("flask", reason="the server needs turngym[serve]")
 
@@ -31,8 +31,8 @@ class Toy:
 
 @pytest.fixture
 def app() -> Any:
-    from turngym.retrieval.server.app import create_app
-    from turngym.retrieval.server.settings import ServerSettings
+    from turngym.retrieval.server import create_app
+    from turngym.retrieval.wire import ServerSettings
 
     return create_app(Toy(), ServerSettings(max_body=4096, max_waiting=8192))
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from malformed import MALFORMED
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
 from turngym.retrieval.wire import FINGERPRINT_HEADER, read_reply, reply_body
 
@@ -222,9 +222,8 @@ def test_an_idle_connection_does_not_hold_up_the_end(echo: Any, serve: Serve) ->
 
 
 def test_an_address_in_use_is_said(echo: Any, serve: Serve) -> None:
-    from turngym.retrieval.server.app import create_app
-    from turngym.scripts.serve.draining import DrainingServer
-    from turngym.scripts.serve.fronts import retrieval_front
+    from turngym.agents.serving import DrainingServer, retrieval_front
+    from turngym.retrieval.server import create_app
 
     port = serve(echo).port
     with pytest.raises(TurngymError, match=f"cannot listen on 127.0.0.1, port {port}: .*choose a free port"):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from turngym.retrieval.batching import ProcessRetriever
 from turngym.retrieval.core import RetrievalError, RetrieverUnavailable
-from turngym.retrieval.server.process import ProcessRetriever
 
 MODULE = """
 import os, time

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.retrieval.core import RetrievalError
-from turngym.retrieval.server.request import BadRequest, SearchRequest, read_request
-from turngym.retrieval.server.settings import ServerSettings
+from turngym.retrieval.wire import BadRequest, SearchRequest, ServerSettings, read_request
 
 SMALL = ServerSettings(max_queries=2, max_query_chars=10, max_topk=5, max_waiting=10)
 

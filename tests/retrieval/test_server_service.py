@@ -11,8 +11,8 @@ import pytest
 
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.lru import LRU
-from turngym.retrieval.server.service import RetrievalService
-from turngym.retrieval.server.settings import ServerSettings
+from turngym.retrieval.server import RetrievalService
+from turngym.retrieval.wire import ServerSettings
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import gymnasium as gym
 import pytest
 
 from turngym.agents import evaluate
+from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import collect_tasks, make_panel, write_panel
-from turngym.envs.trace import read_trace
 from turngym.scripts import eval as eval_verb
 from turngym.scripts import play, report, rollout
 from turngym.scripts.main import main

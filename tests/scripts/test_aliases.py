@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.core import TurngymError
-from turngym.envs.trace import read_trace
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.trace import read_trace
 from turngym.scripts import rollout
-from turngym.scripts.options.aliases import OPTIONS, VALUES, current
+from turngym.scripts.options import OPTIONS, VALUES, current
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.guard import ActionGuard
-from turngym.envs.trace import TraceWriter, read_trace
 from turngym.scripts.bench.faults import actions, files, kills, main, older, targets, twice
 from turngym.scripts.bench.faults.files import Reading, Target, flip_target, judge
 from turngym.scripts.bench.faults.processes import Done, Started
@@ -87,7 +87,7 @@ def test_a_trace_that_a_kill_cost_an_episode_is_found_out(tmp_path: Path, monkey
 def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     assert twice.KINDS["proxy records"](tmp_path / "a") == ("turned away", "")
-    monkeypatch.setattr("turngym.agents.proxy.sessions.records.locked_file", lambda path: nullcontext())
+    monkeypatch.setattr("turngym.envs.core.files.locked_file", lambda path: nullcontext())
     (tmp_path / "b").mkdir()
     assert twice.KINDS["proxy records"](tmp_path / "b") == ("both wrote", "")
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("flask", reason="the servers need turngym[serve]")
 pytest.importorskip("waitress", reason="the servers need turngym[serve]")
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.faults.malformed import KINDS, Route, malformed
 from turngym.scripts.bench.faults.rows import ServerRow, Usage
 from turngym.scripts.bench.faults.servers import run_server_faults, server_table

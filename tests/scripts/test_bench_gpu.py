@@ -12,12 +12,14 @@ torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
 from sglang_model import ModelServer  # noqa: E402
 
-from turngym.envs.core import TurngymError  # noqa: E402
+from turngym.envs.core.errors import TurngymError  # noqa: E402
 from turngym.scripts.bench.gpu.main import GpuBench, checks, main, planned, rows  # noqa: E402
 from turngym.scripts.bench.gpu.measure import Phase, StepFigures, StepJob  # noqa: E402
 from turngym.scripts.bench.gpu.play import as_ids  # noqa: E402
-from turngym.trainers.models.capacity import chip_named  # noqa: E402
-from turngym.trainers.models.shapes import shape_named  # noqa: E402
+from turngym.trainers.plan import (
+    chip_named,
+    shape_named,
+)
 
 TINY = [
     "--device",

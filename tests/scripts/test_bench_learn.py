@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="the bench needs turngym[train]")
 
 from turngym.agents.evaluation.statistics import ScoreError, clustered
 from turngym.agents.worlds import load_world
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts import train
 from turngym.scripts.bench.learn import jobs
 from turngym.scripts.bench.learn import main as learn
@@ -254,7 +254,7 @@ def test_a_complete_first_evaluation_is_played_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("env", "said"), [("alfworld", "<action>go to "), ("search", "\n<search>")])
 def test_text_for_language_modeling_has_one_document_per_episode(env: str, said: str, tmp_path: Path) -> None:
-    from turngym.trainers.losses.lm_loss import read_texts
+    from turngym.trainers.lm_loss import read_texts
 
     path = write_text(load_world(env), tmp_path / "text.txt", episodes=5)
     documents = list(read_texts([path]))

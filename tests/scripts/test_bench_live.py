@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the proxy trains")
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.served.live import BenchLive, Measured, older_weights, pooled, report
 from turngym.scripts.bench.served.live_server import slow
 from turngym.trainers.algorithm import Targets

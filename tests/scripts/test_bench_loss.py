@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
-from turngym.envs.core import TurngymError  # noqa: E402
+from turngym.envs.core.errors import TurngymError  # noqa: E402
 from turngym.scripts.bench.loss import main as bench  # noqa: E402
 from turngym.scripts.bench.loss.head import LOSSES, HeadCost, HeadJob, _inputs, measure  # noqa: E402
 from turngym.scripts.bench.loss.models import ModelJob, made_up_episodes, measure_models  # noqa: E402

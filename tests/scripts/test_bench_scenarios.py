@@ -16,10 +16,11 @@ pytest.importorskip("torch", reason="the bench needs turngym[train]")
 
 from turngym.agents.evaluation.statistics import Interval
 from turngym.agents.worlds import load_world
-from turngym.envs.core import Task, TurngymError, Verdict
-from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import Task, Verdict
+from turngym.envs.core.trace import TraceWriter
 from turngym.envs.panels import PanelError, load_panel
-from turngym.envs.trace import TraceWriter
 from turngym.scripts import train
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.scenarios import main as bench
@@ -180,8 +181,8 @@ def test_held_out_documents_tell_of_other_worlds(tmp_path: Path) -> None:
 
 def test_text_is_scored_as_the_term_scores_it(tmp_path: Path) -> None:
     from turngym.trainers.config import LmLossConfig
-    from turngym.trainers.losses.lm_loss import LmLoss
-    from turngym.trainers.models.load import load_scorer, load_student
+    from turngym.trainers.lm_loss import LmLoss
+    from turngym.trainers.scorer import load_scorer, load_student
 
     model = load_world("search").checkpoint("student")
     documents = ["Ashen Anchor\nAshen Anchor was helmed by Voarvel Gruoneth.", "Copper Compass"]

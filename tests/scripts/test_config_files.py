@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from turngym.agents import evaluate, play_episodes
-from turngym.agents.agent_options import AgentOptions
-from turngym.agents.environments import EnvOptions
-from turngym.agents.executor.open_workers import WorkerOptions
-from turngym.agents.scripted import RandomAgent
-from turngym.agents.sglang.options import PolicyServer
-from turngym.envs.common.settings import SettingsError
-from turngym.envs.core import TurngymError
-from turngym.envs.trace import read_trace
+from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.options import AgentOptions
+from turngym.agents.playing.environments import EnvOptions
+from turngym.agents.playing.scripted import RandomAgent
+from turngym.agents.sglang.client import PolicyServer
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import SettingsError
+from turngym.envs.core.trace import read_trace
 from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout
-from turngym.scripts.options.eval import EvalOptions
-from turngym.scripts.options.parsing import parse
-from turngym.scripts.options.rollout import RolloutOptions
+from turngym.scripts.eval import EvalOptions
+from turngym.scripts.options import parse
+from turngym.scripts.rollout import RolloutOptions
 
 
 def test_a_rollout_is_repeated_from_the_file_beside_its_trace(tmp_path: Path) -> None:

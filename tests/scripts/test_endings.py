@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from turngym.envs.core import TurngymError
-from turngym.envs.trace import read_trace
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.trace import read_trace
 from turngym.scripts import main as command
-from turngym.scripts.options.endings import Terminated, status, system_failure, what_is_kept
+from turngym.scripts.options import Terminated, status, system_failure, what_is_kept
 
 TURNGYM = [sys.executable, "-m", "turngym"]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -173,7 +173,7 @@ def test_short_output_that_nobody_reads_is_no_failure_either(words: tuple[str, .
 
 def test_metrics_that_are_no_text_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "kind": "train"}\n\xff\xfe{}\n{"step": 2}\n')
-    from turngym.trainers.run.metrics import read_metrics
+    from turngym.trainers.metrics import read_metrics
 
     with pytest.raises(TurngymError, match=r"metrics\.jsonl, line 2 is no JSON: 'utf-8' codec can't decode"):
         read_metrics(tmp_path)

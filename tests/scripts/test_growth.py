@@ -11,21 +11,20 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.evaluation.outcomes import Outcomes
-from turngym.agents.evaluation.rescore import rescore as rescored
-from turngym.agents.evaluation.scores import score
-from turngym.agents.evaluation.tables import write_json
-from turngym.agents.evaluation.tasks import EvalResult, evaluate_tasks
-from turngym.envs import trace as traces
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode, Status
-from turngym.envs.trace import TraceEpisodes, TraceWriter, episode_to_json, iter_places, read_trace
+from turngym.agents.evaluation.compare import rescore as rescored
+from turngym.agents.evaluation.play_panel import EvalResult, evaluate_tasks
+from turngym.agents.evaluation.scores import Outcomes, score
+from turngym.envs.core import trace as traces
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import write_json
+from turngym.envs.core.trace import TraceEpisodes, TraceWriter, episode_to_json, iter_places, read_trace
 from turngym.scripts import report, trace
 from turngym.scripts.bench.growth import main as bench
 from turngym.scripts.bench.growth import traces as made
 from turngym.scripts.bench.growth.fit import growth, slope, verdicts
 from turngym.scripts.bench.growth.measure import Cell, Measure
-from turngym.trainers.run.metrics import MetricsLog, iter_metrics, read_metrics, table
+from turngym.trainers.metrics import MetricsLog, iter_metrics, read_metrics, table
 
 FEW, MANY = 200, 2200
 MOST = 400

@@ -13,11 +13,10 @@ import sglang_fake as fake
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from turngym.agents.sglang.errors import ServerError
+from turngym.agents.sglang.client import PolicyServer, ServerError, TrainServers
 from turngym.agents.sglang.open_servers import eval_policy, teacher_scorer, train_policy
-from turngym.agents.sglang.options import PolicyServer, TrainServers
-from turngym.envs.protocols import GenerateRequest, Sampling
-from turngym.trainers.models.weight_source import ModelWeights
+from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.trainers.scorer import ModelWeights
 
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": fake.VOCABULARY, "hidden_size": 16}
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds import load_world
-from turngym.agents.worlds.world import EmbeddedWorld
-from turngym.envs.core import TurngymError
+from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts import main
-from turngym.scripts.options.world import sft_words
+from turngym.scripts.options import sft_words
 from turngym.scripts.pretrain import pretrain
 
 WORLD = load_world("alfworld-loops")

@@ -12,13 +12,11 @@ import pytest
 pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents.models import load_policy
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.agents.worlds.any_world import AnyWorld
-from turngym.agents.worlds.learned_phrases import learn_phrases
-from turngym.envs.core import TurngymError
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.agents.worlds.any_world import AnyWorld, learn_phrases
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts import main
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.metrics import read_metrics
 
 LAMPS = "lamps_env:tests/Lamps-v0"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.environments import env_maker
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent
+from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent
 from turngym.envs.panels import load_panel
 from turngym.scripts.main import main
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from turngym.agents.evaluation.scores import score
-from turngym.envs.trace import read_trace
+from turngym.envs.core.trace import read_trace
 from turngym.scripts import report
 from turngym.scripts.main import main
-from turngym.scripts.reports.data import load_run
-from turngym.scripts.reports.figures import COLORS
+from turngym.scripts.report_data import load_run
+from turngym.scripts.report_figures import COLORS
 
 pytest.importorskip("matplotlib")
 NUMBERS = ("kl_by_turn", "kl_map", "survivors", "outcome_separation", "kl_share", "controller", "counterfactual_depth")

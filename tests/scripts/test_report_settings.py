@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turngym.agents.evaluation.differing import decisive, differing, in_words, recorded
+from turngym.agents.evaluation.compare import decisive, differing, in_words, recorded
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.scripts.main import main
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from turngym.envs.core import TurngymError
-from turngym.scripts.serve.web.access import Access, is_loopback
-from turngym.scripts.serve.web.front import access_of
+from turngym.agents.access import Access, is_loopback
+from turngym.agents.serving import access_of
+from turngym.envs.core.errors import TurngymError
 
 HERE = Access(host="127.0.0.1")
 BEHIND = Access(host="127.0.0.1", names=("shop.example.org",))

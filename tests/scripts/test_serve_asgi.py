@@ -17,9 +17,7 @@ from running_site import RunningSite, until
 
 pytest.importorskip("uvicorn", reason="the server needs turngym[openenv] or turngym[mcp]")
 
-from turngym.scripts.serve.web.front import Timeouts
-from turngym.scripts.serve.web.uvicorn_server import AsgiServer
-from turngym.trainers.adapters.json_bodies import JsonBodies
+from turngym.agents.serving import AsgiServer, JsonBodies, Timeouts
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

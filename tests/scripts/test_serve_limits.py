@@ -18,9 +18,12 @@ from running_site import RunningSite, until
 flask = pytest.importorskip("flask", reason="the servers need turngym[serve]")
 pytest.importorskip("waitress", reason="the servers need turngym[serve]")
 
-from turngym.scripts.serve.draining import DrainingServer  # noqa: E402
-from turngym.scripts.serve.web.front import Front, Timeouts  # noqa: E402
-from turngym.scripts.serve.web.waitress_server import room  # noqa: E402
+from turngym.agents.serving import (  # noqa: E402
+    DrainingServer,
+    Front,
+    Timeouts,
+    room,
+)
 
 GET = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

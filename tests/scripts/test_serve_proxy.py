@@ -20,18 +20,18 @@ torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 import proxy_run  # noqa: E402
 from proxy_run import options, play  # noqa: E402
 
-from turngym.agents.judges.make_judge import JudgeOptions  # noqa: E402
-from turngym.agents.proxy.sessions.records import read_records  # noqa: E402
-from turngym.envs.core import TurngymError  # noqa: E402
-from turngym.envs.trace import read_trace  # noqa: E402
+from turngym.agents.options import JudgeOptions  # noqa: E402
+from turngym.agents.proxy.turn_records import read_records  # noqa: E402
+from turngym.envs.core.errors import TurngymError  # noqa: E402
+from turngym.envs.core.trace import read_trace  # noqa: E402
 from turngym.scripts import trace  # noqa: E402
-from turngym.scripts.serve.live.build import _algorithm, build  # noqa: E402
-from turngym.scripts.serve.live.judge import make_session_judge  # noqa: E402
-from turngym.scripts.serve.proxy import serve  # noqa: E402
+from turngym.scripts.serve_proxy import serve  # noqa: E402
+from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
 from turngym.trainers.config import RunConfig  # noqa: E402
-from turngym.trainers.losses.truncated_importance import TruncatedImportance  # noqa: E402
-from turngym.trainers.run.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
-from turngym.trainers.run.metrics import read_metrics  # noqa: E402
+from turngym.trainers.live.run import _algorithm, build  # noqa: E402
+from turngym.trainers.live.turns import make_session_judge  # noqa: E402
+from turngym.trainers.losses import TruncatedImportance  # noqa: E402
+from turngym.trainers.metrics import read_metrics  # noqa: E402
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_what_cannot_be_served(tmp_path: Path, more: dict[str, Any], text: str) 
 @pytest.mark.parametrize("name", ["proxy_prm_rl.sh", "proxy_opd_hints.sh"])
 def test_launch_scripts(tmp_path: Path, name: str) -> None:
     """Their options exist (a `turngym` that only reads them stands in for the server)."""
-    from turngym.scripts.serve import proxy
+    from turngym.scripts import serve_proxy as proxy
 
     stub = tmp_path / "turngym"
     stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts import train
 from turngym.scripts.main import main
 from turngym.scripts.study import runner as running
@@ -23,10 +23,11 @@ from turngym.scripts.study.locks import FolderLock
 from turngym.scripts.study.methods import chosen_methods, fixed_depths, methods
 from turngym.scripts.study.options import StudyOptions, shortened
 from turngym.scripts.study.runner import CellRunner
-from turngym.trainers.assembly import build_algorithm
-from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel
-from turngym.trainers.rollout_plan.curriculum import FrontToBack
-from turngym.trainers.rollout_plan.depth import AdaptiveDepth, FixedDepth
+from turngym.trainers.algorithm import FixedDepth
+from turngym.trainers.algorithms.tcod import FrontToBack
+from turngym.trainers.algorithms.turnopd import AdaptiveDepth, Blend
+from turngym.trainers.token_weights import Static, TurnLevel
+from turngym.trainers.train import build_algorithm
 
 
 def built(cell: Cell) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
 from turngym.scripts.study.merge import Study, merge_studies
 from turngym.scripts.study.output import read_study, write_study

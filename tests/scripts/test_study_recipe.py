@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import tyro
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.panels import load_panel
 from turngym.scripts import train
+from turngym.scripts.eval import EvalOptions
 from turngym.scripts.main import main
-from turngym.scripts.options.eval import EvalOptions
-from turngym.scripts.serve.policy import ServePolicy
+from turngym.scripts.serve_policy import ServePolicy
 from turngym.scripts.study.recipe import main as verb
 from turngym.scripts.study.recipe.results import result_table
 from turngym.scripts.study.recipe.runs import RECIPES

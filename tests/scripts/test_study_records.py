@@ -11,8 +11,8 @@ from turngym.scripts.main import main
 from turngym.scripts.study.cells import Cell, cells_of
 from turngym.scripts.study.options import StudyOptions
 from turngym.scripts.study.records import make_record, pooled_sums, read_record
-from turngym.trainers.rollout_plan.regime import full_depth_rows, measure_regime, turn_sums
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, turn_sums
+from turngym.trainers.metrics import read_metrics
 
 torch = pytest.importorskip("torch")
 WORDS = ["--worlds", "search", "--methods", "turnopd", "--seeds", "0", "--steps", "2", "--evaluations", "1"]

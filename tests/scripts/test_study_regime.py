@@ -10,8 +10,8 @@ import pytest
 
 from turngym.scripts.main import main
 from turngym.scripts.study import regime as verb
-from turngym.trainers.rollout_plan.regime import full_depth_rows, measure_regime, turn_sums
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, turn_sums
+from turngym.trainers.metrics import read_metrics
 
 
 def row(step: int, deep: float) -> dict[str, Any]:

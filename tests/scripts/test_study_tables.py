@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.learn.rise import over_seeds
 from turngym.scripts.main import main
 from turngym.scripts.study import tables

@@ -15,15 +15,13 @@ from pathlib import Path
 import pytest
 
 from turngym.agents.evaluation.evaluate import evaluate
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.alfworld.generate.config import SMALL
-from turngym.envs.alfworld.generate.vocabulary import vocabulary
-from turngym.envs.common.folder_lock import LOCK, FolderInUseError, locked_file, locked_folder
-from turngym.envs.core import TurngymError
-from turngym.envs.trace import read_trace
-from turngym.trainers.models.model import save_model, tiny_qwen3
-from turngym.trainers.run.metrics import read_metrics
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import LOCK, FolderInUseError, locked_file, locked_folder
+from turngym.envs.core.trace import read_trace
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import save_model, tiny_qwen3
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 TURNGYM = [sys.executable, "-m", "turngym"]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.executor.open_workers import WorkerOptions, open_workers
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
-from turngym.envs.trace import read_trace
+from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.executor.workers import open_workers
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.trace import read_trace
 from turngym.scripts import eval as eval_verb
 from turngym.scripts import rollout as rollout_verb
 
@@ -38,4 +39,4 @@ def test_options_that_make_no_sense() -> None:
     with pytest.raises(TurngymError, match="--executor ray needs --workers"):
         WorkerOptions(executor="ray")
     with open_workers(WorkerOptions()) as play:
-        assert play.__module__ == "turngym.agents.rollout"
+        assert play.__module__ == "turngym.agents.playing.rollout"

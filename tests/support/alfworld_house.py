@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turngym.envs.alfworld.data import game_texts
+from turngym.envs.alfworld.game import game_texts
 
 _OBJECTS = {
     "Mug_bar_1": "pickupable cleanable heatable coolable isReceptacleObject",

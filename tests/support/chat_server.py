@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
 
 
 class Recorded:

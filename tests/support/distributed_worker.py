@@ -17,16 +17,15 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from turngym.agents.worlds.world import CHECKPOINTS
-from turngym.envs.core import TurngymError
-from turngym.envs.protocols import CollectRequest
+from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import CollectRequest
 from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
-from turngym.trainers.assembly import build_trainer
-from turngym.trainers.distributed.processes import world_of
-from turngym.trainers.distributed.run import distribute_trainer
-from turngym.trainers.distributed.world import World
-from turngym.trainers.models.model import load_model
+from turngym.trainers.distributed import distribute_trainer, world_of
+from turngym.trainers.models import load_model
+from turngym.trainers.train import build_trainer
+from turngym.trainers.world import World
 
 
 def words(name: str, out: Path) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from turngym.envs.protocols import GenerateRequest, Sampling
+from turngym.envs.core.protocols import GenerateRequest, Sampling
 
 
 def request(session: str, prompt: Any, stream: tuple[int, ...] = (0,), **sampling: Any) -> GenerateRequest:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import JudgeRequest, Judgment
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import JudgeRequest, Judgment
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
 
 LIMIT = 3
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 
-from turngym.agents.environments import env_maker
-from turngym.agents.proxy.http.app import create_app
-from turngym.agents.proxy.settings import ProxySettings
-from turngym.scripts.options.serve_proxy import ServeProxy
-from turngym.scripts.serve.draining import DrainingServer
-from turngym.scripts.serve.fronts import proxy_front
-from turngym.scripts.serve.live.build import build
+from turngym.agents.playing.environments import env_maker
+from turngym.agents.proxy.app import create_app
+from turngym.agents.proxy.config import ProxySettings
+from turngym.agents.serving import DrainingServer
+from turngym.scripts.serve_proxy import proxy_front
 from turngym.trainers.config import OptimizerConfig, RunConfig
+from turngym.trainers.live.config import ServeProxy
+from turngym.trainers.live.run import build
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENT = ROOT / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.proxy.conversation.chat import ChatListRenderer
-from turngym.agents.proxy.conversation.messages import ChatMessage
-from turngym.agents.proxy.http.request import read_request
-from turngym.agents.proxy.inflight import Finished
-from turngym.agents.proxy.service import ProxyService
-from turngym.agents.proxy.settings import ProxySettings
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import GenerateRequest, Generation, Watch
+from turngym.agents.proxy.config import ProxySettings
+from turngym.agents.proxy.conversation import ChatListRenderer
+from turngym.agents.proxy.openai_api import read_request
+from turngym.agents.proxy.service import Finished, ProxyService
+from turngym.agents.proxy.turn_records import ChatMessage
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
 
 
 class EchoPolicy:

@@ -18,9 +18,9 @@ from transformers import AutoTokenizer
 
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.proxy.engine_queue import EngineQueue
-from turngym.agents.sglang.client.stop_strings import StopFinder
-from turngym.envs.protocols import GenerateRequest, Generation, Sampling
-from turngym.trainers.models.model import load_model
+from turngym.agents.sglang.policy import StopFinder
+from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.trainers.models import load_model
 
 
 @dataclass

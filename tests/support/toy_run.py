@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Origin, Status, Turn
-from turngym.envs.protocols import CollectRequest
+from turngym.envs.core.episode import Episode, Origin, Status, Turn
+from turngym.envs.core.protocols import CollectRequest, EvalPoint
+from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.algorithms import turnopd
+from turngym.trainers.algorithms.turnopd import DepthConfig
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-from turngym.trainers.models.model import tiny_qwen3
-from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.rollout_plan.depth import DepthConfig
-from turngym.trainers.trainer import EvalPoint, Trainer
+from turngym.trainers.models import tiny_qwen3
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.trainer import Trainer
 
 VOCAB, PROMPT, RESPONSE = 60, 3, 2
 LENGTHS = (2, 3, 4, 6)

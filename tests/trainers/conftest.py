@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.task import Task, Verdict
 
 
 def build_episode(

@@ -12,12 +12,11 @@ import pytest
 import torch
 from thread_world import in_world
 
-from turngym.envs.protocols import CollectRequest
+from turngym.envs.core.protocols import CollectRequest
 from turngym.trainers.algorithm import DepthPlan
-from turngym.trainers.distributed.run import PlayedAheadTogether, SharedCollect
-from turngym.trainers.distributed.world import DistributedError
-from turngym.trainers.run.async_rollout import AsyncRollout, WeightSnapshot
-from turngym.trainers.run.rollout_schedule import Planned
+from turngym.trainers.distributed import PlayedAheadTogether, SharedCollect
+from turngym.trainers.schedule import AsyncRollout, Planned, WeightSnapshot
+from turngym.trainers.world import DistributedError
 
 EPISODES, STEPS = 5, 6
 

@@ -10,18 +10,26 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.envs.protocols import CollectRequest
-from turngym.trainers.algorithm import Algorithm, Scorers, Targets
+from turngym.envs.core.protocols import CollectRequest
+from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, Targets
 from turngym.trainers.algorithms import luffy, opd, sft, tcod, turnopd
+from turngym.trainers.algorithms.tcod import DepthSchedule
+from turngym.trainers.algorithms.turnopd import DepthConfig
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.rollout_plan.curriculum import DepthSchedule
-from turngym.trainers.rollout_plan.depth import DepthConfig, FixedDepth
-from turngym.trainers.run.epochs import Schedule, minibatches, run_epochs
-from turngym.trainers.run.optimizer_step import Forward, accumulate, learning_rate, make_optimizer, update
-from turngym.trainers.targets.targets import TargetError
+from turngym.trainers.optimizer_step import (
+    Forward,
+    Schedule,
+    accumulate,
+    learning_rate,
+    make_optimizer,
+    minibatches,
+    run_epochs,
+    update,
+)
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.targets import TargetError
 
 torch.set_num_threads(1)
 RUN = RunConfig(steps=10, episodes=12, max_turns=6)

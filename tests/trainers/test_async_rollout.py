@@ -11,15 +11,14 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import CollectRequest
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import CollectRequest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
-from turngym.trainers.run.async_rollout import AsyncConfig, AsyncRollout, WeightSnapshot, frozen_copy
-from turngym.trainers.run.metrics import SOME_METRICS, read_metrics
-from turngym.trainers.run.rollout_schedule import Planned, Synchronous
-from turngym.trainers.run.train_loop import TrainLoop
+from turngym.trainers.metrics import SOME_METRICS, read_metrics
+from turngym.trainers.schedule import AsyncConfig, AsyncRollout, Planned, Synchronous, WeightSnapshot, frozen_copy
+from turngym.trainers.train_loop import TrainLoop
 from turngym.trainers.trainer import Trainer
 
 torch.set_num_threads(1)

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from turngym.agents.executor import CancellableRollout, ExecutorError, automatic
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.alfworld.generate.config import SMALL
-from turngym.envs.alfworld.generate.vocabulary import vocabulary
-from turngym.envs.common.settings import read_toml
-from turngym.envs.core import TurngymError
-from turngym.envs.protocols import CollectRequest
-from turngym.envs.trace import read_episodes
+from turngym.agents.executor import options as automatic
+from turngym.agents.executor.processes import ExecutorError
+from turngym.agents.executor.workers import CancellableRollout
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.settings import read_toml
+from turngym.envs.core.trace import read_episodes
 from turngym.scripts import train
-from turngym.trainers.assembly import build_trainer
-from turngym.trainers.models.model import save_model, tiny_qwen3
-from turngym.trainers.run.async_rollout import AsyncRollout
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.schedule import AsyncRollout
+from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 

@@ -20,17 +20,16 @@ import numpy as np
 import pytest
 import toy_run as toy
 
-from turngym.envs.core import Verdict
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.task import Verdict
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.algorithms import grpo, luffy
+from turngym.trainers.algorithms.luffy import PrefixSchedule
 from turngym.trainers.batch import BatchError, pack
 from turngym.trainers.config import ConfigError, RunConfig
-from turngym.trainers.rollout_plan.demonstration_prefix import PrefixSchedule
-from turngym.trainers.run.step_metrics import rollout_row
-from turngym.trainers.targets.group_advantages import AdvantageError
-from turngym.trainers.targets.targets import GroupAdvantage, SplitAdvantage
-from turngym.trainers.trainer import TrainError
+from turngym.trainers.step_metrics import rollout_row
+from turngym.trainers.targets import AdvantageError, GroupAdvantage, SplitAdvantage
+from turngym.trainers.train_loop import TrainError
 
 Make = Callable[..., Episode]
 NOBODY = Scorers(student=None)  # type: ignore[arg-type]

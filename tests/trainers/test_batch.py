@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Status
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import TurngymError
 from turngym.trainers import batch as batch_module
 from turngym.trainers.batch import BatchError, RolloutBatch, pack
-from turngym.trainers.losses.token_weights import trajectory_weights
-from turngym.trainers.models.microbatch import pad_rows, split_rows
+from turngym.trainers.microbatch import pad_rows, split_rows
+from turngym.trainers.token_weights import trajectory_weights
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 

@@ -13,25 +13,23 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.envs.core import TurngymError  # noqa: E402
-from turngym.envs.protocols import GenerateRequest, Sampling  # noqa: E402
+from turngym.envs.core.errors import TurngymError  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.scripts import plan  # noqa: E402
-from turngym.trainers.models.capacity import (  # noqa: E402
+from turngym.trainers.models import ModelError  # noqa: E402
+from turngym.trainers.plan import (
     CHIPS,
-    Precision,
-    Workload,
-    activation_bytes,
-    estimate,
-    gathered_bytes,
-    saved_bytes,
-)
-from turngym.trainers.models.model import ModelError  # noqa: E402
-from turngym.trainers.models.shapes import (  # noqa: E402
     SHAPES,
     LinearShape,
     ModelShape,
+    Precision,
+    Workload,
+    activation_bytes,
     config_of,
+    estimate,
+    gathered_bytes,
     random_model,
+    saved_bytes,
     shape_named,
     shape_of,
 )

@@ -11,11 +11,8 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.models.model import load_model
-from turngym.trainers.run.async_rollout import AsyncRollout, WeightSnapshot, frozen_copy
-from turngym.trainers.run.checkpoint import (
+from turngym.trainers.algorithms.weights import WEIGHTS
+from turngym.trainers.checkpoint import (
     CheckpointError,
     latest_model,
     list_checkpoints,
@@ -23,8 +20,11 @@ from turngym.trainers.run.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from turngym.trainers.run.metrics import MetricsLog, read_metrics
-from turngym.trainers.run.optimizer_step import make_optimizer
+from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
+from turngym.trainers.metrics import MetricsLog, read_metrics
+from turngym.trainers.models import load_model
+from turngym.trainers.optimizer_step import make_optimizer
+from turngym.trainers.schedule import AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.trainer import Trainer
 
 torch.set_num_threads(1)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import Scorers
+from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage, combined_advantage
 from turngym.trainers.batch import pack
-from turngym.trainers.targets.combined import CombinedAdvantage, combined_advantage
-from turngym.trainers.targets.targets import TargetError
+from turngym.trainers.targets import TargetError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.diagnostics.contamination import (
+from turngym.trainers.diagnostics.diagnose import (
     check_bounds,
     copied_bound,
     divergence,

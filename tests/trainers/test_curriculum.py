@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from turngym.trainers.assembly import build_algorithm
-from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
-from turngym.trainers.rollout_plan.depth import DepthPlan
+from turngym.trainers.algorithm import DepthPlan
+from turngym.trainers.algorithms.tcod import BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.train import build_algorithm
 from turngym.trainers.train_config import train_config
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from turngym.trainers.algorithms.luffy import PrefixSchedule
 from turngym.trainers.config import ConfigError
-from turngym.trainers.rollout_plan.demonstration_prefix import PrefixSchedule
 
 
 def plan(strategy: str, **more: object) -> PrefixSchedule:

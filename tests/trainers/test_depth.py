@@ -9,18 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.rollout_plan.depth import (
+from turngym.trainers.algorithm import DepthPlan, DepthState, DepthStats, FixedDepth, state_from_json, state_to_json
+from turngym.trainers.algorithms.turnopd import (
     AdaptiveDepth,
     DepthConfig,
-    DepthPlan,
-    DepthState,
-    DepthStats,
-    FixedDepth,
     covering_depth,
     divergence_mass,
     effective_depth,
-    state_from_json,
-    state_to_json,
 )
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)

@@ -12,21 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.episode import Episode, Status
+from turngym.envs.core.episode import Episode, Status
 from turngym.trainers.algorithm import DepthState
+from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig
 from turngym.trainers.batch import pack
-from turngym.trainers.diagnostics.by_turn import CurveSums, smooth, step_bins
-from turngym.trainers.diagnostics.diagnose import diagnose, replayable
-from turngym.trainers.diagnostics.horizon import StepTimeSums, horizon
-from turngym.trainers.diagnostics.over_steps import StepSums
-from turngym.trainers.diagnostics.regime import kl_shares, regime_of
-from turngym.trainers.diagnostics.replay import NEEDED, Replay, probe_stats_of, replay
-from turngym.trainers.diagnostics.run_config import run_controls
-from turngym.trainers.diagnostics.shape import ALL, PHASES, prefix_length, reliable_turns, run_shape
-from turngym.trainers.rollout_plan.depth import AdaptiveDepth, DepthConfig
-from turngym.trainers.rollout_plan.turn_stats import probe_stats
-from turngym.trainers.run.metrics import iter_metrics
-from turngym.trainers.run.step_metrics import depth_row, turn_row
+from turngym.trainers.diagnostics.curves import CurveSums, StepSums, run_controls, smooth, step_bins
+from turngym.trainers.diagnostics.depth import NEEDED, Replay, probe_stats_of, replay
+from turngym.trainers.diagnostics.diagnose import StepTimeSums, diagnose, horizon, kl_shares, regime_of, replayable
+from turngym.trainers.diagnostics.run_metrics import ALL, PHASES, prefix_length, reliable_turns, run_shape
+from turngym.trainers.metrics import iter_metrics
+from turngym.trainers.step_metrics import depth_row, turn_row
+from turngym.trainers.turn_stats import probe_stats
 
 NAN = float("nan")
 EARLY, MIDDLE, LATE = PHASES

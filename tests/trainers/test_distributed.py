@@ -23,17 +23,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_world import in_world
 
-from turngym.agents.sglang.weights.synced_policy import SyncedPolicy
-from turngym.agents.sglang.weights.weight_versions import WeightVersions
-from turngym.envs.core import TurngymError
-from turngym.envs.protocols import CollectRequest
+from turngym.agents.sglang.fleet import WeightVersions
+from turngym.agents.sglang.weights import SyncedPolicy
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import CollectRequest
 from turngym.scripts.bench.distributed import CASES, difference, place
 from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
-from turngym.trainers.distributed.model import blocks
-from turngym.trainers.distributed.processes import world_of
-from turngym.trainers.distributed.run import SharedCollect, shared_scorer, update_servers
-from turngym.trainers.distributed.world import (
+from turngym.trainers.checkpoint import latest_model, list_checkpoints
+from turngym.trainers.distributed import SharedCollect, blocks, shared_scorer, update_servers, world_of
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.microbatch import micro_batches, split_rows
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.world import (
     SINGLE,
     DistributedError,
     SingleProcess,
@@ -42,10 +44,6 @@ from turngym.trainers.distributed.world import (
     on_all_ranks,
     on_rank_zero,
 )
-from turngym.trainers.models.microbatch import micro_batches, split_rows
-from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.run.checkpoint import latest_model, list_checkpoints
-from turngym.trainers.run.metrics import read_metrics
 
 torch.set_num_threads(1)
 T = TypeVar("T")

@@ -13,17 +13,16 @@ import torch
 
 import turngym.envs
 from turngym.agents.collect import SharedEnv
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.core import TurngymError
-from turngym.envs.protocols import CollectRequest
-from turngym.envs.trace import TraceWriter
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import train
-from turngym.trainers.assembly import build_trainer
-from turngym.trainers.models.model import save_model, tiny_qwen3
-from turngym.trainers.registry import BUILT_IN
-from turngym.trainers.run.metrics import known_metric, read_metrics
-from turngym.trainers.run.offline_rollouts import DatasetCollect
+from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.collecting import DatasetCollect
+from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 ENVS = [name for name in sorted(gym.registry) if name.startswith(f"{turngym.envs.__name__.split('.')[0]}/")]

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import sglang_model
 
-from turngym.envs.trace import read_episodes
+from turngym.envs.core.trace import read_episodes
 from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
-from turngym.trainers.distributed.world import SINGLE
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.world import SINGLE
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,11 +13,12 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.envs.common.full_disk import full_disk, no_room
-from turngym.trainers.models.model import load_model
-from turngym.trainers.run.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
-from turngym.trainers.run.metrics import read_metrics
-from turngym.trainers.trainer import EvalPoint, TrainError
+from turngym.envs.core.errors import full_disk, no_room
+from turngym.envs.core.protocols import EvalPoint
+from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import load_model
+from turngym.trainers.train_loop import TrainError
 
 torch.set_num_threads(1)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.episode import Episode, Status
-from turngym.trainers.rollout_plan.group_filter import ComparableGroups
+from turngym.envs.core.episode import Episode, Status
+from turngym.trainers.targets import ComparableGroups
 
 Make = Callable[..., Episode]
 

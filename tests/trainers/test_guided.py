@@ -13,13 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.core import Verdict
-from turngym.envs.episode import Episode, Status
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.task import Verdict
 from turngym.trainers.algorithm import Tokens
-from turngym.trainers.losses.guided import GuidedLoss, bin_forward_kl
-from turngym.trainers.losses.reverse_kl import full_reverse_kl
-from turngym.trainers.losses.token_losses import ClippedAdvantage, SupportKL
-from turngym.trainers.rollout_plan.guidance import CosineGuide, Supervised, cosine_share
+from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, Supervised, bin_forward_kl, cosine_share
+from turngym.trainers.losses import ClippedAdvantage, SupportKL, full_reverse_kl
 
 LN2 = log(2)
 # student (1/2, 1/4 | 1/4), teacher (1/4, 1/4 | 1/2): forward 1/4 ln 1/2 + 1/2 ln 2 = 1/4 ln 2

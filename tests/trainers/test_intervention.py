@@ -12,15 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import Scorers, Targets, Tokens
 from turngym.trainers.algorithms import sage_opd
+from turngym.trainers.algorithms.sage_opd import Intervention, Reweighted, gate, normalized
 from turngym.trainers.batch import pack
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig
-from turngym.trainers.judge.intervention import Intervention, gate, normalized
-from turngym.trainers.losses.reweighted import Reweighted
-from turngym.trainers.losses.token_losses import NegativeLogLikelihood
-from turngym.trainers.targets.targets import NoTargets, TargetError
+from turngym.trainers.losses import NegativeLogLikelihood
+from turngym.trainers.targets import NoTargets, TargetError
 
 # the most likely id stands second here: it is looked for, not taken for granted
 CONFIDENCE = np.array([0.5, 0.25, 0.8, 0.4, 1.0])

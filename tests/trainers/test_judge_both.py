@@ -7,12 +7,10 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.judges.both import BothQuestions
-from turngym.agents.judges.keyword import WordJudge
-from turngym.agents.judges.make_judge import JudgeOptions, make_judge
-from turngym.agents.judges.rules import RuleJudge
-from turngym.envs.protocols import JudgeRequest, Judgment, joined, separate
-from turngym.trainers.judge.episodes import judged
+from turngym.agents.judges.judges import BothQuestions, RuleJudge, WordJudge, make_judge
+from turngym.agents.options import JudgeOptions
+from turngym.envs.core.protocols import JudgeRequest, Judgment, joined, separate
+from turngym.trainers.judged import judged
 
 REQUEST = JudgeRequest(name="a", kind="both", response="open it", next_state="Error: it is locked")
 

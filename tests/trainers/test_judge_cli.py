@@ -10,19 +10,18 @@ import gymnasium as gym
 import pytest
 import torch
 
-from turngym.agents.judges.make_judge import JudgeOptions, make_judge
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.alfworld.generate.config import SMALL
-from turngym.envs.alfworld.generate.vocabulary import vocabulary
-from turngym.envs.core import TurngymError
-from turngym.envs.protocols import CollectRequest
-from turngym.envs.trace import read_trace
+from turngym.agents.judges.judges import make_judge
+from turngym.agents.options import JudgeOptions
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.trace import read_trace
 from turngym.scripts import train
-from turngym.trainers.assembly import build_trainer
-from turngym.trainers.judge.collect import JudgedCollect
-from turngym.trainers.models.model import save_model, tiny_qwen3
-from turngym.trainers.run.metrics import known_metric, read_metrics
+from turngym.trainers.judged import JudgedCollect
+from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 COMMON = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard")

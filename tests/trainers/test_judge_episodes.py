@@ -10,15 +10,20 @@ import judged as tools
 import numpy as np
 import pytest
 
-from turngym.envs.episode import Episode, Status
-from turngym.envs.protocols import CollectRequest, Judgment
-from turngym.envs.trace import episode_from_json, episode_to_json
+from turngym.envs.core.episode import Episode, Status, next_state
+from turngym.envs.core.protocols import CollectRequest, Judgment
+from turngym.envs.core.trace import episode_from_json, episode_to_json
 from turngym.trainers.batch import pack
-from turngym.trainers.judge.collect import JudgedCollect
-from turngym.trainers.judge.episodes import JudgeError, judge_episodes, next_state, requests
-from turngym.trainers.judge.stats import judge_row
-from turngym.trainers.judge.turn_filter import HintedTurns, ScoredTurns
-from turngym.trainers.targets.targets import TargetError
+from turngym.trainers.judged import (
+    HintedTurns,
+    JudgedCollect,
+    JudgeError,
+    ScoredTurns,
+    judge_episodes,
+    judge_row,
+    requests,
+)
+from turngym.trainers.targets import TargetError
 
 Make = Callable[..., Episode]
 PIECES = [([1, 2], [10, 11]), ([3], [12]), ([4], [13, 14, 15])]

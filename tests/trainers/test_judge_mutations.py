@@ -12,10 +12,13 @@ import judged as tools
 import numpy as np
 import pytest
 
-from turngym.agents.judges.rules import RuleJudge
+from turngym.agents.judges.judges import RuleJudge
+from turngym.trainers import judged as episodes
+from turngym.trainers import judged as turn_filter
+from turngym.trainers import judged as votes
 from turngym.trainers.algorithm import Scorers
+from turngym.trainers.algorithms import judge_targets as targets
 from turngym.trainers.batch import pack
-from turngym.trainers.judge import episodes, targets, turn_filter, votes
 
 mutations = importlib.import_module("test_mutations")
 hints = importlib.import_module("test_judge_targets")

@@ -9,11 +9,10 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.judges.rules import RuleJudge
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status
-from turngym.trainers.judge.episodes import judge_episodes, requests
-from turngym.trainers.judge.votes import majority, read_score
+from turngym.agents.judges.judges import RuleJudge
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.task import Task, Verdict
+from turngym.trainers.judged import judge_episodes, majority, read_score, requests
 
 Make = Callable[..., Episode]
 

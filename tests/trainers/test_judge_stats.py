@@ -9,9 +9,9 @@ import judged as tools
 import numpy as np
 import pytest
 
-from turngym.envs.episode import Episode, Status
+from turngym.envs.core.episode import Episode, Status
 from turngym.trainers.batch import pack
-from turngym.trainers.judge.stats import judge_row
+from turngym.trainers.judged import judge_row
 
 Make = Callable[..., Episode]
 PIECES = [([1], [2]), ([3], [4, 5]), ([6], [7]), ([8], [9]), ([10], [11])]

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from turngym.envs.episode import Episode, Status, TopK
+from turngym.envs.core.episode import Episode, Status, TopK
 from turngym.trainers.algorithm import Scorers
+from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK, TurnScore, batch_turns, up_to_rejection
 from turngym.trainers.batch import pack
-from turngym.trainers.judge.episodes import judge_episodes
-from turngym.trainers.judge.targets import HintAdvantage, HintTopK, TurnScore, batch_turns, up_to_rejection
-from turngym.trainers.judge.turn_filter import HintedTurns, ScoredTurns
-from turngym.trainers.targets.targets import TargetError
+from turngym.trainers.judged import HintedTurns, ScoredTurns, judge_episodes
+from turngym.trainers.targets import TargetError
 
 Make = Callable[..., Episode]
 NOBODY: Any = None

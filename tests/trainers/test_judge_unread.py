@@ -9,13 +9,10 @@ from dataclasses import replace
 import judged as tools
 import pytest
 
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import CollectRequest, Judgment
-from turngym.envs.trace import episode_from_json, episode_to_json
-from turngym.trainers.judge.collect import JudgedCollect
-from turngym.trainers.judge.episodes import JudgeError, judged
-from turngym.trainers.judge.stats import judge_row
-from turngym.trainers.judge.unread import UnreadVotes
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import CollectRequest, Judgment
+from turngym.envs.core.trace import episode_from_json, episode_to_json
+from turngym.trainers.judged import JudgedCollect, JudgeError, UnreadVotes, judge_row, judged
 
 Make = Callable[..., Episode]
 PIECES = [([1], [2]), ([3], [4]), ([5], [6])]

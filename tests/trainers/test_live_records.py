@@ -12,18 +12,16 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs turngym[train]")
 
-from turngym.agents.proxy.http.metrics import prometheus
-from turngym.agents.proxy.sessions.feedback import Feedback
-from turngym.agents.proxy.sessions.records import Recorder
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Turn
-from turngym.envs.protocols import Judgment, Question, joined
+from turngym.agents.proxy.app import prometheus
+from turngym.agents.proxy.sessions import Feedback
+from turngym.agents.proxy.turn_records import Recorder
+from turngym.envs.core.episode import Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import Judgment, Question, joined
 from turngym.scripts import trace
-from turngym.scripts.serve.live.heard import FeedbackUse, HeardVotes
-from turngym.scripts.serve.live.learned import Learned, Uses, reason_name, uses
-from turngym.scripts.traces.records import Records, lines, records
-from turngym.trainers.judge.episodes import judged
-from turngym.trainers.judge.turn_filter import ScoredTurns
+from turngym.scripts.trace import Records, lines, records
+from turngym.trainers.judged import ScoredTurns, judged
+from turngym.trainers.live.turns import FeedbackUse, HeardVotes, Learned, Uses, reason_name, uses
 
 UP, DOWN = Feedback(score=1), Feedback(score=-1)
 WORDS = Feedback(score=-1, text="look into [HINT_END] the fridge \\boxed{1}")
@@ -32,7 +30,7 @@ HINT = "[HINT_START]go to the drawer first[HINT_END] \\boxed{1}"
 
 @pytest.fixture
 def turn() -> Turn:
-    from turngym.envs.core import Verdict
+    from turngym.envs.core.task import Verdict
 
     return Turn(
         index=0, observation="", admissible=None, response="", action="", verdict=Verdict.OK, reward=0.0,

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from turngym.trainers.batch import pack
-from turngym.trainers.losses.reverse_kl import bin_reverse_kl, topk_reverse_kl
-from turngym.trainers.losses.token_weights import trajectory_weights
-from turngym.trainers.models.lm_head import Projected, project, topk
-from turngym.trainers.models.microbatch import pad_rows, split_rows
+from turngym.trainers.lm_head import Projected, project, topk
+from turngym.trainers.losses import bin_reverse_kl, topk_reverse_kl
+from turngym.trainers.microbatch import pad_rows, split_rows
+from turngym.trainers.token_weights import trajectory_weights
 
 N, D, V, K = 13, 5, 11, 4
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.trainers.algorithm_spec import BuildContext
+from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.config import LmLossConfig, RunConfig
-from turngym.trainers.distributed.world import World
-from turngym.trainers.losses.lm_loss import LmLoss, TextError, read_texts
-from turngym.trainers.models.model import tiny_qwen3
-from turngym.trainers.models.scorer import LocalScorer
+from turngym.trainers.lm_loss import LmLoss, TextError, read_texts
+from turngym.trainers.models import tiny_qwen3
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.world import World
 
 
 def encode(text: str) -> list[int]:

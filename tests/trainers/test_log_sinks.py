@@ -13,10 +13,9 @@ import pytest
 import torch
 from toy_run import trainer
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.trainers.config import RunConfig
-from turngym.trainers.run.log_sinks import tensorboard_sink
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.metrics import read_metrics, tensorboard_sink
 
 torch.set_num_threads(1)
 

@@ -13,19 +13,19 @@ import torch
 import toy_run as toy
 
 from turngym.agents.local_engine.engine import LocalEngine
-from turngym.envs.protocols import GenerateRequest, Sampling
+from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
-from turngym.trainers.config import ConfigError, OptimizerConfig
-from turngym.trainers.distributed.world import SINGLE
-from turngym.trainers.models.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
-from turngym.trainers.models.model import ModelError, load_model, save_model
-from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.run.checkpoint import CheckpointError, latest_checkpoint, latest_model, list_checkpoints
-from turngym.trainers.run.metrics import read_metrics
-from turngym.trainers.run.optimizer_step import make_optimizer
-from turngym.trainers.targets.critic import CriticConfig, ValueCritic
+from turngym.trainers.checkpoint import CheckpointError, latest_checkpoint, latest_model, list_checkpoints
+from turngym.trainers.config import ConfigError, CriticConfig, OptimizerConfig
+from turngym.trainers.critic import ValueCritic
+from turngym.trainers.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import ModelError, load_model, save_model
+from turngym.trainers.optimizer_step import make_optimizer
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.world import SINGLE
 
 pytest.importorskip("peft")
 torch.set_num_threads(1)

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from turngym.agents import load_world, play_episodes
-from turngym.envs.common.settings import read_toml
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import CollectRequest
-from turngym.envs.trace import TraceWriter, episode_from_json, episode_to_json, read_trace
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.settings import read_toml
+from turngym.envs.core.trace import TraceWriter, episode_from_json, episode_to_json, read_trace
 from turngym.scripts import train
-from turngym.scripts.options.train import help_lines
-from turngym.trainers.adapters.trajectory import Trajectory
-from turngym.trainers.assembly import build_trainer
+from turngym.scripts.train import help_lines
+from turngym.trainers.adapters.token_session import Trajectory
 from turngym.trainers.batch import pack
-from turngym.trainers.run.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 WORLD = load_world("alfworld")

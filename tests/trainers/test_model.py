@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.models.model import (
+from turngym.trainers.models import (
     ModelError,
     head,
     hidden_states,

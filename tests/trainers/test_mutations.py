@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from turngym.trainers import batch
-from turngym.trainers.losses import policy_gradient, reverse_kl, token_weights
-from turngym.trainers.models import lm_head, microbatch
-from turngym.trainers.rollout_plan import curriculum, depth, turn_stats
-from turngym.trainers.run import train_loop
-from turngym.trainers.targets import targets
+from turngym.trainers import batch, lm_head, microbatch, targets, token_weights, train_loop, turn_stats
+from turngym.trainers import losses as policy_gradient
+from turngym.trainers import losses as reverse_kl
+from turngym.trainers.algorithms import tcod as curriculum
+from turngym.trainers.algorithms import turnopd as depth
 
 FOLDER = Path(__file__).parent
 
@@ -67,7 +66,7 @@ MUTANTS: list[tuple[Callable[..., Any], str, str, str, str]] = [
     (token_weights.reliable_turns, ", n_traj)", ", 10**9)", "token_weights", "n_min"),
     (token_weights.reliable_turns, "math.ceil(", "int(", "token_weights", "n_min"),
     (token_weights.reliable_turns, " - 1e-9", "", "token_weights", "meant_in_decimal"),
-    (token_weights.blend_weights, "(1.0 - alpha) * traj", "traj", "token_weights", "blend_weights_by"),
+    (turnopd.blend_weights, "(1.0 - alpha) * traj", "traj", "token_weights", "blend_weights_by"),
     (token_weights.blend_alpha, "(progress - start)", "progress", "token_weights", "blend_alpha_by"),
     (token_weights.blend_alpha, "step / total", "(step - 1) / total", "token_weights", "blend_alpha_by"),
     (token_weights.blend_alpha, ">= start", "> start", "token_weights", "blend_alpha_by"),

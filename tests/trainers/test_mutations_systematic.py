@@ -12,42 +12,47 @@ from types import ModuleType
 import mutants as tools
 import pytest
 
-from turngym.trainers.judge import both, intervention, stats, turn_filter, unread, votes
-from turngym.trainers.judge import targets as judge_targets
-from turngym.trainers.losses import (
-    dual_clip,
-    guided,
+from turngym.trainers import (
+    critic,
     lm_loss,
-    policy_gradient,
-    policy_shaping,
-    reverse_kl,
-    reweighted,
-    token_losses,
+    optimizer_step,
+    step_metrics,
+    targets,
     token_weights,
-    weighted_sum,
-)
-from turngym.trainers.losses import truncated_importance as truncated
-from turngym.trainers.models import weight_head
-from turngym.trainers.rollout_plan import (
-    annealing,
-    curriculum,
-    demonstration_prefix,
-    depth,
-    group_filter,
-    guidance,
+    train_loop,
     turn_stats,
 )
-from turngym.trainers.run import epochs, optimizer_step, research_metrics, step_metrics, train_loop
-from turngym.trainers.targets import (
-    combined,
-    critic,
-    group_advantages,
-    returns,
-    rewards,
-    targets,
-    teacher_reward,
-    turn_reweighting,
-)
+from turngym.trainers import judged as stats
+from turngym.trainers import judged as turn_filter
+from turngym.trainers import judged as unread
+from turngym.trainers import judged as votes
+from turngym.trainers import lm_head as weight_head
+from turngym.trainers import losses as dual_clip
+from turngym.trainers import losses as policy_gradient
+from turngym.trainers import losses as reverse_kl
+from turngym.trainers import losses as token_losses
+from turngym.trainers import losses as truncated
+from turngym.trainers import optimizer_step as epochs
+from turngym.trainers import step_metrics as research_metrics
+from turngym.trainers import targets as group_advantages
+from turngym.trainers import targets as group_filter
+from turngym.trainers import targets as returns
+from turngym.trainers import targets as rewards
+from turngym.trainers.algorithms import atod as turn_reweighting
+from turngym.trainers.algorithms import grpo_opd as annealing
+from turngym.trainers.algorithms import grpo_opd as combined
+from turngym.trainers.algorithms import grpo_opd as weighted_sum
+from turngym.trainers.algorithms import guided_opd as guidance
+from turngym.trainers.algorithms import guided_opd as guided
+from turngym.trainers.algorithms import judge_targets as judge_targets
+from turngym.trainers.algorithms import kd_reward as teacher_reward
+from turngym.trainers.algorithms import luffy as demonstration_prefix
+from turngym.trainers.algorithms import luffy as policy_shaping
+from turngym.trainers.algorithms import prm_opd as both
+from turngym.trainers.algorithms import sage_opd as intervention
+from turngym.trainers.algorithms import sage_opd as reweighted
+from turngym.trainers.algorithms import tcod as curriculum
+from turngym.trainers.algorithms import turnopd as depth
 
 TESTED: dict[ModuleType, tuple[str, ...]] = {
     weight_head: ("weight_head",),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from turngym.envs.episode import SHORT, Episode, Status
-from turngym.envs.protocols import CollectRequest
-from turngym.trainers.run.offline_rollouts import DatasetCollect
+from turngym.envs.core.episode import SHORT, Episode, Status
+from turngym.envs.core.protocols import CollectRequest
+from turngym.trainers.collecting import DatasetCollect
 
 
 def test_the_rest_of_a_partial_probe_is_cut_and_marked(make_episode: Callable[..., Episode]) -> None:

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.alfworld.generate.config import SMALL
-from turngym.envs.alfworld.generate.vocabulary import vocabulary
-from turngym.envs.core import TurngymError
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts import train
-from turngym.trainers.assembly import build_trainer
 from turngym.trainers.config import ADDED, SINCE
-from turngym.trainers.models.model import save_model, tiny_qwen3
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 OLD = {

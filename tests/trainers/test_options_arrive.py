@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.algorithm_spec import BuildContext
+from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth
 from turngym.trainers.algorithms import (
     atod,
     grpo,
@@ -30,30 +29,43 @@ from turngym.trainers.algorithms import (
     tcod,
     turnopd,
 )
-from turngym.trainers.assembly import build_algorithm
-from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
-from turngym.trainers.judge.both import ScoreAndHint, ScoreAndHintTopK, ScoredOrHinted
-from turngym.trainers.judge.intervention import Intervention
-from turngym.trainers.judge.targets import HintAdvantage, HintTopK, TurnScore
-from turngym.trainers.judge.turn_filter import HintedTurns, ScoredTurns
-from turngym.trainers.losses.guided import GuidedLoss
-from turngym.trainers.losses.policy_gradient import kl_k1, kl_k2, kl_k3
-from turngym.trainers.losses.reverse_kl import bin_reverse_kl, raw_reverse_kl, renorm_reverse_kl
-from turngym.trainers.losses.token_losses import ClippedAdvantage, PolicyGradient, SupportKL
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
-from turngym.trainers.rollout_plan.demonstration_prefix import PrefixSchedule
-from turngym.trainers.rollout_plan.depth import DepthConfig, FixedDepth
-from turngym.trainers.rollout_plan.group_filter import ComparableGroups
-from turngym.trainers.rollout_plan.guidance import CosineGuide, Supervised
-from turngym.trainers.targets.combined import CombinedAdvantage
-from turngym.trainers.targets.targets import GroupAdvantage, SampledAdvantage, StudentTopK, TeacherTopK, WithReference
-from turngym.trainers.targets.teacher_reward import (
+from turngym.trainers.algorithms.grpo_opd import CombinedAdvantage
+from turngym.trainers.algorithms.guided_opd import CosineGuide, GuidedLoss, Supervised
+from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK, TurnScore
+from turngym.trainers.algorithms.kd_reward import (
     GroupTeacherAdvantage,
     MiniLlmAdvantage,
     MixtureWeighted,
     TeacherReward,
 )
+from turngym.trainers.algorithms.luffy import PrefixSchedule
+from turngym.trainers.algorithms.prm_opd import ScoreAndHint, ScoreAndHintTopK, ScoredOrHinted
+from turngym.trainers.algorithms.sage_opd import Intervention
+from turngym.trainers.algorithms.tcod import BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.algorithms.turnopd import DepthConfig
+from turngym.trainers.algorithms.weights import WEIGHTS
+from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.judged import HintedTurns, ScoredTurns
+from turngym.trainers.losses import (
+    ClippedAdvantage,
+    PolicyGradient,
+    SupportKL,
+    bin_reverse_kl,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    raw_reverse_kl,
+    renorm_reverse_kl,
+)
+from turngym.trainers.targets import (
+    ComparableGroups,
+    GroupAdvantage,
+    SampledAdvantage,
+    StudentTopK,
+    TeacherTopK,
+    WithReference,
+)
+from turngym.trainers.train import build_algorithm
 from turngym.trainers.train_config import train_config
 
 RUN = RunConfig(max_turns=17)

@@ -15,29 +15,30 @@ import toy_run as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.common.settings import SettingsError, from_table
+from turngym.envs.core.settings import SettingsError, from_table
 from turngym.trainers import trainer as trainer_module
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import BatchError, RolloutBatch, pack
+from turngym.trainers.checkpoint import CheckpointError
 from turngym.trainers.config import ConfigError, Packing, RunConfig
-from turngym.trainers.models.microbatch import pad_rows, split_rows
-from turngym.trainers.models.packing import (
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.microbatch import (
     cheaper_lines,
     check_packing,
     lines_of,
     packed_lines,
+    pad_rows,
     padded_lines,
     padding,
     resolved,
     split_by,
     split_packed,
+    split_rows,
 )
-from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.run.checkpoint import CheckpointError
-from turngym.trainers.run.metrics import read_metrics
-from turngym.trainers.run.optimizer_step import Forward, accumulate
-from turngym.trainers.run.run_folder import as_begun
+from turngym.trainers.optimizer_step import Forward, accumulate
+from turngym.trainers.run_folder import as_begun
+from turngym.trainers.scorer import LocalScorer
 
 torch.set_num_threads(1)
 

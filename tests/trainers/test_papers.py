@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from turngym.scripts import train
-from turngym.trainers.registry import BUILT_IN, find_algorithm, owners_of
+from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 OPTIONS = sorted(set(re.findall(r"`(--[^`]+)`", " ".join(PAGE.split()))))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS, clipped_surrogate, kl_k1, kl_k2, kl_k3
+from turngym.trainers.losses import KL_ESTIMATORS, clipped_surrogate, kl_k1, kl_k2, kl_k3
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.trainers.losses.policy_shaping import Reshape, off_policy_loss, on_policy_loss
+from turngym.trainers.algorithms.luffy import Reshape, off_policy_loss, on_policy_loss
 
 P = torch.tensor([0.9, 0.5, 0.02], dtype=torch.float64)
 OLD = torch.tensor([0.8, 0.6, 0.02], dtype=torch.float64)

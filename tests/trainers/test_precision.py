@@ -13,14 +13,14 @@ import toy_run as toy
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.config import LmLossConfig, OptimizerConfig, RunConfig
-from turngym.trainers.losses.lm_loss import LmLoss
-from turngym.trainers.models.lm_head import project
-from turngym.trainers.models.model import head, hidden_states, load_model
-from turngym.trainers.run.checkpoint import latest_model
-from turngym.trainers.run.metrics import read_metrics
-from turngym.trainers.run.optimizer_step import Forward, accumulate, make_optimizer, update
-from turngym.trainers.targets.critic import CriticConfig, ValueCritic
+from turngym.trainers.checkpoint import latest_model
+from turngym.trainers.config import CriticConfig, LmLossConfig, OptimizerConfig, RunConfig
+from turngym.trainers.critic import ValueCritic
+from turngym.trainers.lm_head import project
+from turngym.trainers.lm_loss import LmLoss
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import head, hidden_states, load_model
+from turngym.trainers.optimizer_step import Forward, accumulate, make_optimizer, update
 
 torch.set_num_threads(1)
 LOSS = sft.build(sft.SftConfig(), RunConfig()).token_loss

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 
-from turngym.trainers.models.model import tiny_qwen3  # noqa: E402
-from turngym.trainers.models.prefix_sharing import MOST_TOKENS, prefix_groups, shared_tokens, supports_prefix_sharing  # noqa: E402
-from turngym.trainers.models.scorer import LocalScorer  # noqa: E402
+from turngym.trainers.microbatch import MOST_TOKENS, prefix_groups, shared_tokens, supports_prefix_sharing  # noqa: E402
+from turngym.trainers.models import tiny_qwen3  # noqa: E402
+from turngym.trainers.scorer import LocalScorer  # noqa: E402
 
 
 def rows_of(*rows: list[int]) -> list[Any]:

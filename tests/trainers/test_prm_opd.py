@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.envs.episode import Episode, TopK
+from turngym.envs.core.episode import Episode, TopK
 from turngym.trainers.algorithm import Scorers, Tokens
 from turngym.trainers.algorithms import prm_opd
+from turngym.trainers.algorithms.grpo_opd import WeightedSum
+from turngym.trainers.algorithms.prm_opd import ScoreAndHint, ScoreAndHintTopK, ScoredOrHinted
 from turngym.trainers.batch import pack
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig
-from turngym.trainers.judge.both import ScoreAndHint, ScoreAndHintTopK, ScoredOrHinted
-from turngym.trainers.judge.turn_filter import ScoredTurns
-from turngym.trainers.losses.dual_clip import with_dual_clip
-from turngym.trainers.losses.token_losses import PolicyGradient, Regularized, SupportKL
-from turngym.trainers.losses.weighted_sum import WeightedSum
-from turngym.trainers.targets.targets import TargetError
+from turngym.trainers.judged import ScoredTurns
+from turngym.trainers.losses import PolicyGradient, Regularized, SupportKL, with_dual_clip
+from turngym.trainers.targets import TargetError
 
 Table: Any = importlib.import_module("test_judge_targets").Table
 torch.set_num_threads(1)

@@ -13,13 +13,13 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.agents.judges.both import BothQuestions
-from turngym.envs.episode import Episode
+from turngym.agents.judges.judges import BothQuestions
+from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-from turngym.trainers.judge.collect import JudgedCollect
-from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.run.metrics import known_metric, read_metrics
+from turngym.trainers.judged import JudgedCollect
+from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.trainer import Trainer
 
 torch.set_num_threads(1)

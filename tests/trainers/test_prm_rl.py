@@ -12,16 +12,15 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import CollectRequest, JudgeRequest
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import CollectRequest, JudgeRequest
 from turngym.trainers.algorithm import Tokens
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.batch import pack
 from turngym.trainers.config import OptimizerConfig, RunConfig
-from turngym.trainers.judge.collect import JudgedCollect
-from turngym.trainers.judge.episodes import judge_episodes
-from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.run.metrics import known_metric, read_metrics
+from turngym.trainers.judged import JudgedCollect, judge_episodes
+from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.trainer import Trainer
 
 torch.set_num_threads(1)

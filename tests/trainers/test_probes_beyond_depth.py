@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.alfworld.generate.config import SMALL
-from turngym.envs.alfworld.generate.vocabulary import vocabulary
-from turngym.trainers.launch import train
-from turngym.trainers.models.model import save_model, tiny_qwen3
-from turngym.trainers.rollout_plan.depth import effective_depth
-from turngym.trainers.rollout_plan.regime import full_depth_rows, turn_sums
-from turngym.trainers.run.metrics import read_metrics
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.trainers.algorithms.turnopd import effective_depth
+from turngym.trainers.diagnostics.depth import full_depth_rows, turn_sums
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.train import train
 
 torch.set_num_threads(1)
 

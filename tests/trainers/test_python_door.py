@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.alfworld.generate.config import SMALL
-from turngym.envs.alfworld.generate.vocabulary import vocabulary
-from turngym.envs.common.settings import SettingsError, read_toml
-from turngym.envs.core import TurngymError
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import SettingsError, read_toml
 from turngym.scripts import train as verb
 from turngym.trainers import OptimizerConfig, RunConfig, Targets, train
-from turngym.trainers.models.model import save_model, tiny_qwen3
-from turngym.trainers.registry import BUILT_IN, find_algorithm, owners_of
-from turngym.trainers.run.metrics import known_metric, read_metrics
+from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
+from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.models import save_model, tiny_qwen3
 
 torch.set_num_threads(1)
 SMALL_RUN: dict[str, Any] = {"steps": 2, "episodes": 4, "max_turns": 3, "threads": 1, "device": "cpu"}

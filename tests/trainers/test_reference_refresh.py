@@ -10,16 +10,15 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import CollectRequest
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import CollectRequest
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
-from turngym.trainers.distributed.world import SINGLE, World
-from turngym.trainers.models.lora import LoraConfig, add_adapters
-from turngym.trainers.models.reference_refresh import in_turn, reference_refresh
-from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.lora import LoraConfig, add_adapters
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.scorer import LocalScorer, in_turn, reference_refresh
 from turngym.trainers.trainer import Trainer
+from turngym.trainers.world import SINGLE, World
 
 torch.set_num_threads(1)
 

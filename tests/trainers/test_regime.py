@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.trainers.rollout_plan.regime import Regime, full_depth_rows, measure_regime, turn_sums
+from turngym.trainers.diagnostics.depth import Regime, full_depth_rows, measure_regime, turn_sums
 
 NAN = None
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from turngym.envs.episode import Episode, Status
+from turngym.envs.core.episode import Episode, Status
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.batch import pack
-from turngym.trainers.run.research_metrics import played_row, research_row, turn_tokens
+from turngym.trainers.step_metrics import played_row, research_row, turn_tokens
 
 Build = Callable[..., Episode]
 

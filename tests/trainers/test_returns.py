@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.trainers.targets.group_advantages import AdvantageError
-from turngym.trainers.targets.returns import at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.targets import AdvantageError, at_last_token, gae, minillm_returns, whiten
 
 EPISODE = np.array([0, 0, 0, 2])
 REWARD = np.array([1.0, 0.0, 2.0, 5.0])

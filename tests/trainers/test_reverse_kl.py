@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from turngym.trainers.losses.reverse_kl import (
+from turngym.trainers.losses import (
     TAILS,
     bin_reverse_kl,
     full_reverse_kl,

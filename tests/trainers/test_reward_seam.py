@@ -11,19 +11,18 @@ import pytest
 import torch
 from own_rewards import thrift
 
-from turngym.envs.common.plugins import PluginError
-from turngym.envs.common.rewards import NamedReward, RewardError, find_reward
-from turngym.envs.common.settings import read_toml
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Status
-from turngym.envs.protocols import CollectRequest
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import NamedReward, PluginError, RewardError, find_reward
+from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.settings import read_toml
 from turngym.scripts import train
-from turngym.scripts.options.train import help_lines
+from turngym.scripts.train import help_lines
 from turngym.trainers.algorithm import Scorers
-from turngym.trainers.assembly import build_trainer
 from turngym.trainers.batch import pack
-from turngym.trainers.rollout_plan.rewarded import RewardedCollect
-from turngym.trainers.run.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.targets import RewardedCollect
+from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 THRIFT = ("--reward", "own_rewards:thrift")

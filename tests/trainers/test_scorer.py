@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.trainers.models.model import ModelError, tiny_qwen3
-from turngym.trainers.models.scorer import LocalScorer
-from turngym.trainers.models.vocab_check import VocabularyError, common_vocabulary
+from turngym.trainers.models import ModelError, VocabularyError, common_vocabulary, tiny_qwen3
+from turngym.trainers.scorer import LocalScorer
 
 torch.set_num_threads(1)
 IDS = [np.arange(10, dtype=np.int32), np.arange(20, 2, -1, dtype=np.int32), np.arange(5, dtype=np.int32)]

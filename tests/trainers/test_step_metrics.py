@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.core import Verdict
-from turngym.envs.episode import Episode, Status
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.task import Verdict
+from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import DepthPlan, DepthState, Targets
+from turngym.trainers.algorithms.turnopd import Blend
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.losses.token_weights import Blend, Static, trajectory_weights
-from turngym.trainers.rollout_plan.group_filter import ComparableGroups
-from turngym.trainers.run import step_metrics
-from turngym.trainers.run.epochs import Epochs
-from turngym.trainers.run.optimizer_step import UpdateResult
+from turngym.trainers.optimizer_step import Epochs, UpdateResult
+from turngym.trainers.targets import ComparableGroups
+from turngym.trainers.token_weights import Static, trajectory_weights
 
 Make = Callable[..., Episode]
 NAN = float("nan")

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import toy_run as toy
 
-from turngym.agents.agent import AgentError
 from turngym.agents.models import file_hashes, load_policy
-from turngym.envs.common import folder_sums
-from turngym.envs.common.folder_sums import FILE, ChangedFileError, check_sums
-from turngym.envs.core import TurngymError
+from turngym.envs.core import files as folder_sums
+from turngym.envs.core.errors import AgentError, TurngymError
+from turngym.envs.core.files import FILE, ChangedFileError, check_sums
 from turngym.scripts.main import main
-from turngym.trainers.models.model import ModelError, load_model, save_model
-from turngym.trainers.run.checkpoint import CheckpointError, latest_checkpoint, read_state
+from turngym.trainers.checkpoint import CheckpointError, latest_checkpoint, read_state
+from turngym.trainers.models import ModelError, load_model, save_model
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.episode import Episode, Status, TopK
+from turngym.envs.core.episode import Episode, Status, TopK
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
-from turngym.trainers.targets.targets import (
+from turngym.trainers.targets import (
     GroupAdvantage,
     NoTargets,
     SampledAdvantage,

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import Scorers, Targets
-from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.config import ConfigError, RunConfig
-from turngym.trainers.targets.critic import explained_variance, value_loss
-from turngym.trainers.targets.targets import NoTargets, SampledAdvantage, TargetError
-from turngym.trainers.targets.teacher_reward import (
+from turngym.trainers.algorithms.kd_reward import (
     CriticAdvantage,
     GroupTeacherAdvantage,
     MiniLlmAdvantage,
@@ -26,6 +22,10 @@ from turngym.trainers.targets.teacher_reward import (
     mixed,
     mixture_weight,
 )
+from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.config import ConfigError, RunConfig
+from turngym.trainers.critic import explained_variance, value_loss
+from turngym.trainers.targets import NoTargets, SampledAdvantage, TargetError
 
 
 @dataclass(frozen=True)

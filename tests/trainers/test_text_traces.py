@@ -16,19 +16,18 @@ from openai_fake import FakeOpenAI, served
 
 from turngym.agents import play_episodes
 from turngym.agents.models import load_policy, renderer_of
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.agents.rendering.text_episodes import TextEpisodes
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import CollectRequest
-from turngym.envs.trace import TraceWriter, read_trace
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.scripts import train
-from turngym.trainers.assembly import build_trainer
 from turngym.trainers.batch import BatchError
-from turngym.trainers.models.model import save_model, tiny_qwen3
-from turngym.trainers.run.metrics import read_metrics
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 SMALL = {"config": "small", "max_turns": 3}

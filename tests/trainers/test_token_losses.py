@@ -12,20 +12,21 @@ from torch import Tensor
 
 from turngym.trainers.algorithm import Tokens
 from turngym.trainers.algorithms import prm_rl
+from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
 from turngym.trainers.config import RunConfig
-from turngym.trainers.losses.dual_clip import bounded, with_dual_clip
-from turngym.trainers.losses.policy_gradient import kl_k1
-from turngym.trainers.losses.policy_shaping import Reshape
-from turngym.trainers.losses.reverse_kl import TAILS, raw_reverse_kl
-from turngym.trainers.losses.token_losses import (
+from turngym.trainers.losses import (
+    TAILS,
     ClippedAdvantage,
-    MixedPolicyGradient,
     NegativeLogLikelihood,
     PolicyGradient,
     Regularized,
     SupportKL,
+    TruncatedImportance,
+    bounded,
+    kl_k1,
+    raw_reverse_kl,
+    with_dual_clip,
 )
-from turngym.trainers.losses.truncated_importance import TruncatedImportance
 
 LN2 = log(2)
 # student (1/2, 1/4 | 1/4) against teacher (1/4, 1/4 | 1/2): 1/4 ln 2 with the bin, 1/2 ln 2 without

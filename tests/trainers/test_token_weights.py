@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.trainers.algorithms.turnopd import Blend, blend_weights
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import pack
-from turngym.trainers.losses.token_weights import (
-    WEIGHTS,
-    Blend,
+from turngym.trainers.token_weights import (
     TurnLevel,
     blend_alpha,
-    blend_weights,
     episode_mean,
     reliable_turns,
     token_mean,

@@ -11,23 +11,20 @@ import pytest
 import torch
 
 from turngym.agents.collect import LiveCollect, step_jobs
-from turngym.agents.local_engine.guided_policy import guided_player
-from turngym.agents.local_engine.mixed_policy import mixed_player
-from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.agents.rollout import rollout
-from turngym.envs.alfworld.generate.config import SMALL
-from turngym.envs.alfworld.generate.vocabulary import vocabulary
-from turngym.envs.common.settings import read_toml
-from turngym.envs.core import TurngymError
+from turngym.agents.mixed_policy import guided_player, mixed_player
+from turngym.agents.playing.rollout import rollout
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.settings import read_toml
+from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import PanelError, load_panel
-from turngym.envs.protocols import CollectRequest
-from turngym.envs.trace import TraceWriter, read_trace
 from turngym.scripts import train
-from turngym.trainers.assembly import build_trainer
 from turngym.trainers.config import RunConfig
-from turngym.trainers.models.model import load_model, save_model, tiny_qwen3
-from turngym.trainers.run.metrics import known_metric, read_metrics, table
+from turngym.trainers.metrics import known_metric, read_metrics, table
+from turngym.trainers.models import load_model, save_model, tiny_qwen3
+from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 PANEL = "alfworld-generated-eval"

@@ -16,17 +16,16 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Status
-from turngym.envs.protocols import CollectRequest
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import CollectRequest, EvalPoint
 from turngym.trainers.algorithms import opd, sft
+from turngym.trainers.checkpoint import list_checkpoints
+from turngym.trainers.collecting import DatasetCollect
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-from turngym.trainers.run.checkpoint import list_checkpoints
-from turngym.trainers.run.interrupts import Interrupts
-from turngym.trainers.run.metrics import METRICS, known_metric, read_metrics, table
-from turngym.trainers.run.offline_rollouts import DatasetCollect
-from turngym.trainers.run.progress import LiveProgress, describe
-from turngym.trainers.trainer import EvalPoint, TrainError
+from turngym.trainers.metrics import METRICS, known_metric, read_metrics, table
+from turngym.trainers.progress import LiveProgress, describe
+from turngym.trainers.train_loop import Interrupts, TrainError
 
 torch.set_num_threads(1)
 

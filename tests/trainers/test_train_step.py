@@ -11,19 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.episode import Episode, Status
-from turngym.envs.protocols import CollectRequest
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.protocols import CollectRequest
+from turngym.trainers import optimizer_step as epochs
+from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets
+from turngym.trainers.algorithms.turnopd import Blend
 from turngym.trainers.batch import pack
 from turngym.trainers.config import OptimizerConfig, RunConfig
-from turngym.trainers.distributed.world import SINGLE
-from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel, trajectory_weights
-from turngym.trainers.run import epochs, train_loop
-from turngym.trainers.run.epochs import Epochs, Schedule, minibatches, run_epochs
-from turngym.trainers.run.optimizer_step import Forward, UpdateResult, learning_rate
-from turngym.trainers.run.run_folder import RunState
-from turngym.trainers.run.step_clock import Moment
-from turngym.trainers.run.train_loop import TrainError, TrainLoop
+from turngym.trainers.optimizer_step import (
+    Epochs,
+    Forward,
+    Schedule,
+    UpdateResult,
+    learning_rate,
+    minibatches,
+    run_epochs,
+)
+from turngym.trainers.run_folder import RunState
+from turngym.trainers.token_weights import Static, TurnLevel, trajectory_weights
+from turngym.trainers.train_loop import Moment, TrainError, TrainLoop
+from turngym.trainers.world import SINGLE
 
 # as the token loss gives them, at the five tokens 10 11 | 12 and 20 21 of the ragged episodes
 KL_BIN, KL_RAW = np.array([1, 2, 5, 3, 4], np.float32), np.array([10, 20, 50, 30, 40], np.float32)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from turngym.trainers.algorithm import Tokens
-from turngym.trainers.losses.token_losses import PolicyGradient
-from turngym.trainers.losses.truncated_importance import TruncatedImportance
+from turngym.trainers.losses import PolicyGradient, TruncatedImportance
 
 
 def tokens(now: list[float], behavior: list[float], advantage: list[float]) -> Tokens:

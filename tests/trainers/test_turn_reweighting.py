@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import Scorers
+from turngym.trainers.algorithms.atod import AnnealedAdvantage, turn_factors
+from turngym.trainers.algorithms.grpo_opd import Annealing
 from turngym.trainers.batch import pack
-from turngym.trainers.rollout_plan.annealing import Annealing
-from turngym.trainers.targets.targets import TargetError
-from turngym.trainers.targets.turn_reweighting import AnnealedAdvantage, turn_factors
+from turngym.trainers.targets import TargetError
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.episode import SHORT, Status
+from turngym.envs.core.episode import SHORT, Status
 from turngym.trainers.batch import pack
-from turngym.trainers.rollout_plan.turn_stats import (
+from turngym.trainers.turn_stats import (
     deep_third,
     ended_by_turn,
     kl_share,

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from turngym.trainers.models import weight_head
-from turngym.trainers.models.capacity import logits_bytes
-from turngym.trainers.models.lm_head import Projected, project
-from turngym.trainers.models.shapes import SHAPES
-from turngym.trainers.models.weight_head import own_gradient, weight_of
+from turngym.trainers import lm_head as weight_head
+from turngym.trainers.lm_head import Projected, own_gradient, project, weight_of
+from turngym.trainers.plan import SHAPES, logits_bytes
 
 torch.set_num_threads(1)
 N, D, V, K = 13, 5, 11, 4

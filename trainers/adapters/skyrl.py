@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from turngym.envs.core import TurngymError
-from turngym.trainers.adapters.extras import need
-from turngym.trainers.adapters.session import Stepped, TokenSession, TokenSessions
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import need
+from turngym.trainers.adapters.token_session import Stepped, TokenSession, TokenSessions
 
 Message = dict[str, str]
 

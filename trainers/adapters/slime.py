@@ -10,21 +10,87 @@ there is another project), so the tests hold the contract field by field. Put in
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
-from turngym.envs.protocols import Generation
-from turngym.trainers.adapters.extras import need
-from turngym.trainers.adapters.session import TokenSession, TokenSessions, play_async
-from turngym.trainers.adapters.slime_server import Post, Server, version_number
-from turngym.trainers.adapters.trajectory import Trajectory
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import need
+from turngym.envs.core.protocols import GenerateRequest, Generation
+from turngym.trainers.adapters.token_session import TokenSession, TokenSessions, Trajectory, play_async
+
+# SGLang behind slime's router, as the slime adapter asks it.
+
+Post = Callable[..., Awaitable[dict[str, Any]]]
+"""slime's `post(url, payload, headers=...)`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Server:
+    """SGLang behind slime's router, for one sample."""
+
+    args: Any
+    sample: Any
+    params: dict[str, Any]
+    post: Post
+    start: int
+    """Where the response of the episode begins."""
+    versions: list[str]
+    """The weights of each turn, as the server names them."""
+    aborted: bool = False
+
+    async def __call__(self, request: GenerateRequest) -> Generation | Status:
+        room = int(self.params["max_new_tokens"]) - (len(request.prompt_ids) - self.start)
+        if room < 1:
+            return Status.TRUNCATED_TOKENS
+        # with this policy the key leads every turn to the same worker, which still has the episode's keys and values
+        routed = getattr(self.args, "router_policy", None) == "consistent_hashing" and self.sample.session_id
+        answer = await self.post(
+            f"http://{self.args.sglang_router_ip}:{self.args.sglang_router_port}/generate",
+            payload(request, self.params, room),
+            headers={"X-SMG-Routing-Key": self.sample.session_id} if routed else None,
+        )
+        about = answer["meta_info"]
+        self.aborted = about["finish_reason"]["type"] == "abort"
+        if self.aborted:
+            return Status.ERROR_ENGINE
+        self.versions.append(str(about.get("weight_version", "")))
+        drawn = about["output_token_logprobs"]
+        return Generation(
+            # SGLang's rows are (log-probability, id, text); decoding and encoding the text again could give other ids
+            ids=np.array([row[1] for row in drawn], np.int32),
+            logprobs=np.array([row[0] for row in drawn], np.float32),
+            finish=about["finish_reason"]["type"],
+            policy_version=version_number(self.versions[-1]),
+        )
+
+
+def payload(request: GenerateRequest, params: dict[str, Any], room: int) -> dict[str, Any]:
+    """The body of SGLang's /generate for one turn of at most `room` tokens."""
+    sampling = request.sampling
+    stops = params.get("stop") or ()
+    # slime allows a single string as well as a list
+    texts = (*((stops,) if isinstance(stops, str) else stops), *sampling.stop_text)
+    more = {
+        "max_new_tokens": min(room, sampling.max_new_tokens),
+        "stop": [*dict.fromkeys(texts)],
+        "stop_token_ids": [*dict.fromkeys((*(params.get("stop_token_ids") or ()), *sampling.stop_ids))],
+        "no_stop_trim": True,  # SGLang would cut off what matched a stop, the action's closing tag
+    }
+    return {"input_ids": request.prompt_ids.tolist(), "sampling_params": {**params, **more}, "return_logprob": True}
+
+
+def version_number(version: str) -> int:
+    """The policy version that SGLang's name of its weights stands for; 0 where it is no number."""
+    # SGLang names the weights that it started with "default"
+    return int(version) if version.isdecimal() else 0
+
 
 GenerateSample = Callable[..., Awaitable[Any]]
-
 SPANS = "turngym_spans"
 """Where an aborted sample keeps its turns, so that the episode can go on."""
 
@@ -114,3 +180,55 @@ def _task_id(sample: Any) -> str:
     if isinstance(task_id, str) and task_id:
         return task_id
     raise TurngymError(f"sample {sample.index} names no task: put task_id into its metadata, or make it the prompt")
+
+
+# A rollout function for slime: all episodes of a step at the same time, without slime's own scheduling.
+
+
+def rollout_function(generate: GenerateSample) -> Callable[..., list[list[Any]] | dict[str, dict[str, Any]]]:
+    """`generate_rollout(args, rollout_id, data_source, evaluation=False)`: all samples of a step at the same time.
+
+    Training gives the groups of `data_source.get_samples(args.rollout_batch_size)`; evaluation gives rewards,
+    truncation and samples of every group that `data_source.get_eval_samples()` has. Without that method
+    use slime's own rollout function for evaluation (`--eval-function-path`).
+    """
+
+    def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+        if evaluation and not hasattr(data_source, "get_eval_samples"):
+            raise TurngymError("this data source has no get_eval_samples(): set --eval-function-path to slime's own")
+        groups = data_source.get_eval_samples() if evaluation else data_source.get_samples(args.rollout_batch_size)
+        params = _sampling_params(args)
+
+        async def play_all() -> list[Any]:
+            # slime's own default; without a limit the open requests of a step overwhelm SGLang's HTTP server
+            limit = asyncio.Semaphore(int(getattr(args, "sglang_server_concurrency", 512)))
+
+            async def one(sample: Any) -> Any:
+                async with limit:
+                    # a copy each, since a generate function may change its parameters
+                    return await generate(args, sample, dict(params), evaluation=evaluation)
+
+            return await asyncio.gather(*(one(sample) for group in groups for sample in group))
+
+        samples = asyncio.run(play_all())
+        if evaluation:
+            truncated = [sample.status.value == "truncated" for sample in samples]
+            return {"turngym": {"rewards": [s.reward for s in samples], "truncated": truncated, "samples": samples}}
+        played = iter(samples)
+        return [[next(played) for _ in group] for group in groups]
+
+    return generate_rollout
+
+
+def _sampling_params(args: Any) -> dict[str, Any]:
+    """slime's sampling parameters from its command line."""
+    return {
+        "temperature": args.rollout_temperature,
+        "top_p": args.rollout_top_p,
+        "top_k": args.rollout_top_k,
+        "max_new_tokens": args.rollout_max_response_len,
+        "stop": args.rollout_stop,
+        "stop_token_ids": args.rollout_stop_token_ids,
+        "skip_special_tokens": args.rollout_skip_special_tokens,
+        "spaces_between_special_tokens": False,
+    }

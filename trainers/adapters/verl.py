@@ -3,7 +3,7 @@
 - name: turngym
   _target_: turngym.trainers.adapters.verl.TurngymAgentLoop
   sessions:
-    _target_: turngym.agents.session_pool.SessionPool.of
+    _target_: turngym.agents.playing.episode_session.SessionPool.of
     _partial_: true
     env_id: turngym/ALFWorld-v0
 """
@@ -16,12 +16,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Status
-from turngym.envs.protocols import GenerateRequest, Generation
-from turngym.trainers.adapters.extras import need
-from turngym.trainers.adapters.session import Generate, TokenSessions, play_async
-from turngym.trainers.adapters.trajectory import Trajectory
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import need
+from turngym.envs.core.protocols import GenerateRequest, Generation
+from turngym.trainers.adapters.token_session import Generate, TokenSessions, Trajectory, play_async
 
 _shared: dict[tuple[str, int], tuple[TokenSessions, Any]] = {}
 """verl makes a loop for every episode; the sessions of one configuration and tokenizer are made once per worker.

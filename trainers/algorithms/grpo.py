@@ -1,7 +1,7 @@
 """GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task.
 
-Read next: trainers/targets/group_advantages.py, trainers/losses/policy_gradient.py, trainers/losses/token_losses.py,
-trainers/rollout_plan/group_filter.py.
+Read next: trainers/targets.py, trainers/losses.py, trainers/losses.py,
+trainers/targets.py.
 """
 
 from __future__ import annotations
@@ -9,16 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS
-from turngym.trainers.losses.token_losses import PolicyGradient
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.rollout_plan.group_filter import ComparableGroups
-from turngym.trainers.targets.rewards import Reward
-from turngym.trainers.targets.targets import GroupAdvantage, WithReference
+from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
+from turngym.trainers.targets import ComparableGroups, GroupAdvantage, Reward, WithReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
 
-Read next: trainers/targets/teacher_reward.py, trainers/targets/group_advantages.py, trainers/losses/policy_gradient.py,
-trainers/losses/lm_loss.py.
+Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/losses.py,
+trainers/lm_loss.py.
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, TargetFn, Term
-from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
+from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.losses.lm_loss import LmLoss
-from turngym.trainers.losses.policy_gradient import KL_ESTIMATORS
-from turngym.trainers.losses.token_losses import PolicyGradient
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.rollout_plan.group_filter import ComparableGroups
-from turngym.trainers.targets.targets import WithReference
-from turngym.trainers.targets.teacher_reward import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
+from turngym.trainers.lm_loss import LmLoss
+from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
+from turngym.trainers.targets import ComparableGroups, WithReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,73 @@
 """GRPO and on-policy distillation in one advantage: the reward says whether, the teacher says which token.
 
-Read next: trainers/targets/combined.py, trainers/targets/group_advantages.py, trainers/losses/policy_gradient.py,
-trainers/losses/token_losses.py.
+Read next: trainers/algorithms/grpo_opd.py, trainers/targets.py, trainers/losses.py,
+trainers/losses.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode
+from turngym.trainers.algorithm import (
+    Algorithm,
+    AlgorithmSpec,
+    FixedDepth,
+    Scorers,
+    Targets,
+    TokenLoss,
+    TokenLosses,
+    Tokens,
+)
+from turngym.trainers.algorithms.weights import WEIGHTS
+from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.losses.token_losses import PolicyGradient
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.rollout_plan.group_filter import ComparableGroups
-from turngym.trainers.targets.combined import CombinedAdvantage
-from turngym.trainers.targets.rewards import Reward
+from turngym.trainers.losses import PolicyGradient, sampled_advantage
+from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
+from turngym.trainers.token_weights import blend_alpha
+
+# A reward's advantage and the teacher's log-ratio in one advantage, with fixed weights or weights that move.
+
+FloatN = NDArray[np.float32]
+
+
+def combined_advantage(reward_N: FloatN, log_ratio_N: FloatN, *, w_reward: float, w_teacher: float) -> FloatN:
+    """A_i = w_reward A^reward_i + w_teacher (log q - log p): float32 [N].
+
+    `reward_N` is in whatever unit the reward's advantage has (standard deviations of its group), `log_ratio_N` in nats.
+    Source: [openclaw-rl], [slime]; docs/algorithms.md#combined-advantage.
+    """
+    return (w_reward * reward_N + w_teacher * log_ratio_N).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinedAdvantage:
+    """`combined_advantage` of the group-relative advantage of the episode and the teacher's log-ratio at the label.
+
+    The student is taken before the update.
+    Source: [openclaw-rl], [slime]; docs/algorithms.md#combined-advantage.
+    """
+
+    reward: Reward = "return"
+    scale: Literal["std", "none"] = "std"
+    w_reward: float = 1.0
+    w_teacher: float = 1.0
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        reward_E = rewards(batch, episodes, self.reward)
+        own_N = grpo_advantage(reward_E, batch.group_E, scale=self.scale)[batch.episode_N].astype(np.float32)
+        teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
+        ratio_N = sampled_advantage(label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
+        return Targets(
+            advantage_N=combined_advantage(own_N, ratio_N, w_reward=self.w_reward, w_teacher=self.w_teacher),
+            label_logp_N=teacher_logp_N,
+            reward=reward_E,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +131,56 @@ ALGORITHM = AlgorithmSpec(
     build=lambda config, given: build(config, given.run),
     uses=frozenset({"teacher", "reward"}),
 )
+
+# A policy gradient and a KL on a support in one token loss, each with its weight.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedSum:
+    """l_i = w_reward (policy gradient)_i + w_hint (support KL)_i, the second where `kl_mask` counts the token.
+
+    Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
+    Diagnostics: those of both, `clipped` that of `loss`; those of `support` are 0 where it does not count.
+    """
+
+    loss: TokenLoss
+    """The policy gradient."""
+    support: TokenLoss
+    w_reward: float = 1.0
+    w_hint: float = 1.0
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        if tokens.kl_mask_n is None:
+            raise ValueError("a weighted sum needs targets with kl_mask_N: where the support counts")
+        reward, hint = self.loss(tokens), self.support(tokens)
+        # placeholders stand where no hint was given
+        own = {name: values * tokens.kl_mask_n for name, values in hint.diagnostics.items()}
+        return TokenLosses(
+            loss_n=self.w_reward * reward.loss_n + self.w_hint * hint.loss_n,
+            diagnostics={**own, **reward.diagnostics},
+        )
+
+
+# From distillation to reinforcement: how far a run has moved at a step.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annealing:
+    """w_reward = floor + (1 - floor) alpha_k and w_teacher = 1 - alpha_k; alpha_k runs from 0 to 1 over [start, end].
+
+    Source: [atod]; docs/algorithms.md#annealed-combination.
+    """
+
+    total: int
+    """Steps of the run, K."""
+    start: float = 0.0
+    """Share of training at which the reward begins to take over."""
+    end: float = 1.0
+    """Share of training at which the teacher has no say any more."""
+    floor: float = 0.0
+    """Weight of the reward before that."""
+
+    def weights(self, step: int) -> tuple[float, float]:
+        """(w_reward, w_teacher) at `step` (1-based), both in [0, 1]."""
+        alpha = blend_alpha(step, self.total, self.start, self.end)
+        return self.floor + (1.0 - self.floor) * alpha, 1.0 - alpha

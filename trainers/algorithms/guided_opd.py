@@ -1,22 +1,108 @@
 """Guided OPD: teacher and student take turns within an episode, and the teacher's share goes down to nothing.
 
-Read next: trainers/rollout_plan/guidance.py, agents/local_engine/guided_policy.py, trainers/losses/guided.py,
+Read next: trainers/algorithms/guided_opd.py, agents/mixed_policy.py, trainers/algorithms/guided_opd.py,
 trainers/algorithms/opd.py.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.algorithm_spec import AlgorithmSpec
-from turngym.trainers.algorithms.opd import distillation
+import torch
+from torch import Tensor
+
+from turngym.envs.core.episode import Episode, Origin
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.algorithms.weights import WEIGHTS
+from turngym.trainers.batch import refused
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
-from turngym.trainers.losses.guided import GuidedLoss
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.rollout_plan.guidance import CosineGuide, Supervised
+from turngym.trainers.lm_head import MIN_LOGP
+from turngym.trainers.losses import tail_logp
+from turngym.trainers.targets import distillation
+
+# The loss of episodes that teacher and student played together: each turn by who chose its words.
+
+
+def bin_forward_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
+    """Forward KL over the K ids and one bin for all others: [N], nats, at least 0.
+
+    l_i = sum_{K+1} q (log q - log p), p student, q teacher (detached): the cross entropy that imitation of the teacher
+    has on average, less the teacher's own entropy. An id that is impossible for the teacher adds 0.
+    Source: [guided-opd]; docs/algorithms.md#guided-turns.
+    """
+    teacher = teacher_topk_logp_NK.detach().clamp(min=MIN_LOGP)
+    student = student_topk_logp_NK.clamp(min=MIN_LOGP)
+    teacher = torch.cat([teacher, tail_logp(teacher)], dim=-1)
+    student = torch.cat([student, tail_logp(student)], dim=-1)
+    return (teacher.exp() * (teacher - student)).sum(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedLoss:
+    """`loss` where the student chose the token; where the teacher did, the forward KL to it.
+
+    Without a support (`form=sampled`) that is its sampled form, -log p(label): imitation of what the teacher said. The
+    teacher's tokens have no importance ratio: nobody corrects for a label that stands for its own distribution.
+    Source: [guided-opd]; docs/algorithms.md#guided-turns. Diagnostics: those of `loss`, and `guided` (0 or 1).
+    """
+
+    loss: TokenLoss
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        own = self.loss(tokens)
+        student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
+        theirs_n = -tokens.logp_n if student is None or teacher is None else bin_forward_kl(student, teacher)
+        guided = {"guided": tokens.off_policy_n.float()}
+        # both sides are finite, so that where() sends no NaN into the side that it does not take
+        loss_n = torch.where(tokens.off_policy_n, theirs_n, own.loss_n)
+        return TokenLosses(loss_n=loss_n, diagnostics={**own.diagnostics, **guided})
+
+
+# How much of an episode the teacher plays, by step, and what is left to learn from.
+
+
+def cosine_share(step: int, total: int, *, start: float = 1.0, ratio: float = 0.8) -> float:
+    """The teacher's share of the turns at `step` (1-based) of `total`, in [0, start].
+
+    share = start (1 + cos(pi min(k / (ratio K), 1))) / 2: near `start` at first, 0 from the `ratio` of training on.
+    Source: [guided-opd]; docs/algorithms.md#guided-turns.
+    """
+    return start * (1.0 + math.cos(math.pi * min(step / (ratio * total), 1.0))) / 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CosineGuide:
+    """`cosine_share` over a run of `total` steps. Source: [guided-opd]; docs/algorithms.md#guided-turns."""
+
+    total: int
+    start: float = 1.0
+    ratio: float = 0.8
+
+    def share(self, step: int) -> float:
+        """The teacher's share of the turns of `step` (1-based)."""
+        return cosine_share(step, self.total, start=self.start, ratio=self.ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """Implements `EpisodeFilter`: episodes in which a turn of one of these origins can be trained on.
+
+    A teacher whose every answer was refused leaves a step with nothing: it is then skipped, and the run goes on.
+    """
+
+    origins: tuple[Origin, ...] = ("policy", "demonstration")
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
+        return [episode for episode in episodes if not episode.status.is_error and self._any(episode)]
+
+    def _any(self, episode: Episode) -> bool:
+        return any(
+            turn.origin in self.origins and turn.excluded is None and turn.response_length and not refused(turn)
+            for turn in episode.turns
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

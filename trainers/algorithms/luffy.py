@@ -1,25 +1,217 @@
 """LUFFY: GRPO whose groups hold demonstrations, shaped so that unlikely expert tokens keep their gradient.
 
-Read next: trainers/losses/policy_shaping.py, trainers/rollout_plan/demonstration_prefix.py,
-trainers/targets/group_advantages.py, trainers/targets/targets.py, trainers/losses/token_losses.py.
+Read next: trainers/algorithms/luffy.py, trainers/algorithms/luffy.py,
+trainers/targets.py, trainers/targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+import numpy as np
+import torch
+from torch import Tensor
+
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLosses, Tokens
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
-from turngym.trainers.losses.policy_shaping import Reshape, Shape
-from turngym.trainers.losses.token_losses import MixedPolicyGradient
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.demonstration_prefix import PrefixSchedule
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.rollout_plan.group_filter import ComparableGroups
-from turngym.trainers.targets.rewards import Reward
-from turngym.trainers.targets.targets import SplitAdvantage, WithReference
+from turngym.trainers.losses import LOG_RATIO_LIMIT, clipped_objective, kl_k3, known_behavior, regularized
+from turngym.trainers.targets import ComparableGroups, Reward, SplitAdvantage, WithReference
+
+# LUFFY's policy shaping: functions of a token's probability that keep a gradient where it is small.
+
+Shape = Literal["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p_a"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshape:
+    """f(pi), per token, by `shape`; pi = exp(logp), no unit.
+
+    no_reshape pi; logp w log pi; p_logp pi + w log pi; square_root sqrt(pi); pow pi^e; p_div_p_a pi / (pi + a).
+    Source: [luffy] section 3.2; docs/algorithms.md#policy-shaping (a = 0.1 there; the other shapes are its code's).
+    """
+
+    shape: Shape = "p_div_p_a"
+    a: float = 0.1
+    """Of p_div_p_a; above 0."""
+    w: float = 1.0
+    """Of logp and p_logp."""
+    e: float = 0.5
+    """Of pow; above 0."""
+
+    def __post_init__(self) -> None:
+        if self.shape not in get_args(Shape):
+            raise ValueError(f"shape is {self.shape!r}; valid: {', '.join(get_args(Shape))}")
+        if not self.a > 0 or not self.e > 0:
+            raise ValueError(f"a is {self.a} and e is {self.e}; both must be above 0")
+
+    def off_policy(self, logp_N: Tensor) -> Tensor:
+        """f(pi) of tokens that a demonstrator chose: [N], with gradient. Their behavior probability is taken as 1."""
+        if self.shape == "logp":
+            return self.w * logp_N
+        # powers are taken in the logarithm: sqrt has an infinite slope at pi = 0, exp(logp / 2) has none
+        if self.shape == "square_root":
+            return (0.5 * logp_N).exp()
+        if self.shape == "pow":
+            return (self.e * logp_N).exp()
+        prob_N = logp_N.exp()
+        if self.shape == "p_logp":
+            return prob_N + self.w * logp_N
+        return prob_N / (prob_N + self.a) if self.shape == "p_div_p_a" else prob_N
+
+    def on_policy(self, logp_N: Tensor, old_logp_N: Tensor) -> Tensor:
+        """What stands for the ratio pi / pi_old: [N], with gradient, its logarithm cut to +-20.
+
+        f(pi) / f(pi_old) where f is a power or a fraction; logp w (log pi - log pi_old); p_logp the plain ratio plus
+        that: a quotient of logarithms would turn its sign with them.
+        """
+        d_N = (logp_N - old_logp_N.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        if self.shape == "logp":
+            return self.w * d_N
+        if self.shape == "p_logp":
+            return d_N.exp() + self.w * d_N
+        if self.shape in ("square_root", "pow"):
+            return ((0.5 if self.shape == "square_root" else self.e) * d_N).exp()
+        if self.shape == "no_reshape":
+            return d_N.exp()
+        old_N = old_logp_N.detach().exp()
+        # f(pi) / f(old) = (pi / old) (old + a) / (pi + a): no quotient of two numbers that may both vanish
+        return d_N.exp() * (old_N + self.a) / (logp_N.exp() + self.a)
+
+
+def off_policy_loss(
+    logp_N: Tensor, advantage_N: Tensor, reshape: Reshape, clamp: tuple[float | None, float | None] = (None, None)
+) -> Tensor:
+    """l_i = -A_i clamp(f(pi_i)) for tokens of a demonstration: [N], with gradient, not reduced.
+
+    `clamp` are the least and the greatest f, None for no bound; a bound that binds stops the gradient.
+    Source: [luffy] eq. 6; docs/algorithms.md#policy-shaping.
+    """
+    shaped_N = reshape.off_policy(logp_N)
+    low, high = clamp
+    if low is not None or high is not None:
+        shaped_N = torch.clamp(shaped_N, min=low, max=high)
+    # minus: descent raises f(pi) where the demonstration did better than the group
+    return -advantage_N.detach() * shaped_N
+
+
+def on_policy_loss(
+    logp_N: Tensor,
+    old_logp_N: Tensor,
+    advantage_N: Tensor,
+    reshape: Reshape,
+    clip: tuple[float, float] | None = (0.2, 0.2),
+    dual_clip: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """l_i = max(-A r, -A clip(r, 1 - low, 1 + high)), r the (reshaped) ratio: loss [N] and clipped bool [N].
+
+    `clip` None: l_i = -A r. `dual_clip` c: at most -A c where A < 0, with a `clip` or without.
+    Source: [luffy] eq. 5; docs/algorithms.md#policy-shaping.
+    """
+    advantage_N = advantage_N.detach()
+    ratio_N = reshape.on_policy(logp_N, old_logp_N)
+    # without a clip: bounds that no ratio crosses
+    low, high = (math.inf, math.inf) if clip is None else clip
+    return clipped_objective(ratio_N, advantage_N, low, high, dual_clip)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPolicyGradient:
+    """LUFFY: `reshape.on_policy_loss` where the policy chose the token, `reshape.off_policy_loss` where an expert did.
+
+    Plus kl_coef KL_i (k3) - entropy_coef H_i on both. Source: [luffy] eq. 5, eq. 6; docs/algorithms.md#policy-shaping.
+    Diagnostics: `clipped` (own tokens), `off_shaped` = f(pi) on demonstrated tokens, NaN elsewhere.
+    """
+
+    off: Reshape
+    on: Reshape
+    off_clamp: tuple[float | None, float | None] = (None, None)
+    clip: tuple[float, float] | None = (0.2, 0.2)
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    dual_clip: float | None = None
+    """As of `PolicyGradient`, on the policy's own tokens."""
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        if tokens.advantage_n is None:
+            raise ValueError("a policy gradient needs targets with advantage_N")
+        # a demonstrator does not sample: its tokens are scored at the distillation temperature, as the shaping assumes
+        off_n = off_policy_loss(tokens.logp_n, tokens.advantage_n, self.off, self.off_clamp)
+        behavior_n = known_behavior(tokens)
+        on_n, clipped_n = on_policy_loss(
+            tokens.sampled_logp_n, behavior_n, tokens.advantage_n, self.on, self.clip, self.dual_clip
+        )
+        more_n, diagnostics = regularized(tokens, self.kl_coef, kl_k3, self.entropy_coef)
+        diagnostics["clipped"] = (clipped_n & ~tokens.off_policy_n).float()
+        shaped_n = self.off.off_policy(tokens.logp_n.detach())
+        diagnostics["off_shaped"] = torch.where(tokens.off_policy_n, shaped_n, torch.nan)
+        # where() sends 0 * slope into the side not taken: both sides are kept finite above, or NaN would spread
+        return TokenLosses(loss_n=torch.where(tokens.off_policy_n, off_n, on_n) + more_n, diagnostics=diagnostics)
+
+
+# How much of a demonstration LUFFY's prefixed episodes begin with, by step.
+
+WINDOWS = 10
+"""Of `linear_max` and `reverse_linear`: the training is cut into so many parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixSchedule:
+    """Ratios in [low, high] for `count` prefixed episodes of each group.
+
+    With t = min((step - 1) / steps, 1): random U(low, high); linear high (1 - t); in the i-th tenth of the training
+    (from 0; a step on a border belongs to the earlier one) linear_max U(0, (10 - i) high / 10) and reverse_linear
+    U(0, (i + 1) high / 10); fixed low + j (high - low) / (count - 1) for the j-th prefixed episode, high if there is
+    only one.
+    Source: [luffy] section 3.1; docs/algorithms.md#demonstration-prefixes.
+    Differs from the paper: it has whole demonstrations only; the strategies are its published code's, where one
+    prefixed episode divides by zero in `fixed`.
+    """
+
+    strategy: Literal["random", "linear", "linear_max", "reverse_linear", "fixed"] = "random"
+    """How ratios follow the step."""
+    count: int = 1
+    """Prefixed episodes per group (n_prefix)."""
+    low: float = 1.0
+    """Smallest ratio."""
+    high: float = 1.0
+    """Largest ratio; 1.0 is the whole demonstration."""
+    steps: int = 100
+    """Steps over which linear strategies run (S)."""
+    unit: Literal["turns", "tokens"] = "turns"
+    """What a ratio is a share of: the demonstration's turns, or the tokens of its responses (the paper's code); then a
+    prefix may end within a response, which the policy completes."""
+    share: bool = False
+    """One draw per group instead of one per prefixed episode."""
+    seed: int = 0
+    """Of the random strategies."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low <= self.high <= 1.0:
+            raise ConfigError(f"prefix ratios are {self.low} to {self.high}; valid: 0 <= low <= high <= 1")
+        if self.count < 1 or self.steps < 1:
+            raise ConfigError(f"prefix count is {self.count} and steps {self.steps}; both must be at least 1")
+
+    def ratios(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
+        """[groups][count], for `step` (1-based)."""
+        done = min((step - 1) / self.steps, 1.0)
+        low, high = self.low, self.high
+        if self.strategy == "linear":
+            low = high = high * (1.0 - done)
+        elif self.strategy in ("linear_max", "reverse_linear"):
+            # whole numbers: a share in floating point would miss borders
+            window = min(max(-(-(step - 1) * WINDOWS // self.steps) - 1, 0), WINDOWS - 1)
+            parts = WINDOWS - window if self.strategy == "linear_max" else window + 1
+            low, high = 0.0, high * parts / WINDOWS
+        elif self.strategy == "fixed":
+            width = (high - low) / max(self.count - 1, 1)
+            # from above, so that the last one is exactly `high`, and an only one too
+            return (tuple(high - width * (self.count - 1 - j) for j in range(self.count)),) * groups
+        # a stream of its own for each step: a resumed run draws what it would have drawn
+        drawn = np.random.default_rng([self.seed, step]).uniform(low, high, (groups, 1 if self.share else self.count))
+        return tuple(tuple(float(value) for value in np.broadcast_to(row, self.count)) for row in drawn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches.
 
-Read next: trainers/losses/reverse_kl.py, trainers/models/lm_head.py, trainers/losses/token_losses.py,
-trainers/targets/targets.py, trainers/losses/token_weights.py.
+Read next: trainers/losses.py, trainers/lm_head.py, trainers/losses.py,
+trainers/targets.py, trainers/token_weights.py.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, TargetFn, TokenLoss
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
-from turngym.trainers.losses.reverse_kl import TAILS
-from turngym.trainers.losses.token_losses import ClippedAdvantage, SupportKL
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.targets.targets import SampledAdvantage, StudentTopK, TeacherTopK
+from turngym.trainers.targets import distillation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,20 +21,6 @@ class OpdConfig:
 
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """Whether every episode, every token or every response counts the same."""
-
-
-def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
-    """The signal and the token loss that opd, turnopd and tcod share.
-
-    Reverse KL on a support S of K ids: l_i = sum_{S + tail} p (log p - log q), p student, q teacher, times the detached
-    importance ratio; or, in its sampled form, the clipped surrogate with A_i = log q - log p at the sampled id.
-    Source: [gkd] Algorithm 1; docs/algorithms.md#opd.
-    """
-    if config.form == "sampled":
-        low, high = config.clip
-        return SampledAdvantage(), ClippedAdvantage(eps_low=low, eps_high=high)
-    signal = (TeacherTopK if config.support == "teacher" else StudentTopK)(config.top_k)
-    return signal, SupportKL(tail=TAILS[config.tail], importance=config.importance)
 
 
 def build(config: OpdConfig, distill: DistillConfig, run: RunConfig) -> Algorithm:

@@ -1,7 +1,7 @@
 """OPD with hindsight hints: the teacher is the policy itself, told what it should have known.
 
-Read next: trainers/judge/votes.py, trainers/judge/turn_filter.py, agents/judges/hint_prompts.py,
-trainers/judge/targets.py.
+Read next: trainers/judged.py, trainers/judged.py, agents/judges/hints.py,
+trainers/algorithms/judge_targets.py.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, TargetFn, TokenLoss
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TargetFn, TokenLoss
+from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
-from turngym.trainers.judge.targets import HintAdvantage, HintTopK
-from turngym.trainers.judge.turn_filter import HintedTurns
-from turngym.trainers.losses.reverse_kl import TAILS
-from turngym.trainers.losses.token_losses import PolicyGradient, Regularized, SupportKL
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.targets.targets import WithReference
+from turngym.trainers.judged import HintedTurns
+from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL
+from turngym.trainers.targets import WithReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """PPO with a critic, whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
 
-Read next: trainers/targets/teacher_reward.py, trainers/targets/returns.py, trainers/targets/critic.py,
-trainers/run/epochs.py, trainers/losses/lm_loss.py.
+Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/critic.py,
+trainers/optimizer_step.py, trainers/lm_loss.py.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, TargetFn, Term
-from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
+from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, check_mix, mixed
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, CriticConfig, RunConfig, fingerprint
-from turngym.trainers.losses.lm_loss import LmLoss
-from turngym.trainers.losses.policy_gradient import kl_k3
-from turngym.trainers.losses.token_losses import PolicyGradient
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.targets.returns import Whitening
-from turngym.trainers.targets.targets import WithReference
-from turngym.trainers.targets.teacher_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, check_mix, mixed
+from turngym.trainers.lm_loss import LmLoss
+from turngym.trainers.losses import PolicyGradient, kl_k3
+from turngym.trainers.targets import Whitening, WithReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

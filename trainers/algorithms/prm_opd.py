@@ -1,25 +1,145 @@
 """PRM-RL and OPD with hints in one: a judge's score on every turn, and a hinted teacher where the judge gave a hint.
 
-Read next: trainers/judge/both.py, trainers/algorithms/prm_rl.py, trainers/algorithms/opd_hints.py,
-trainers/losses/weighted_sum.py.
+Read next: trainers/algorithms/prm_opd.py, trainers/algorithms/prm_rl.py, trainers/algorithms/opd_hints.py,
+trainers/algorithms/grpo_opd.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from turngym.trainers.algorithm import Algorithm, TargetFn, TokenLoss
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode, Turn
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Scorers, TargetFn, Targets, TokenLoss
+from turngym.trainers.algorithms.grpo_opd import WeightedSum, combined_advantage
+from turngym.trainers.algorithms.judge_targets import TurnScore, batch_turns, hint_teacher, score_turns, up_to_rejection
+from turngym.trainers.algorithms.weights import WEIGHTS
+from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
-from turngym.trainers.judge.both import ScoreAndHint, ScoreAndHintTopK, ScoredOrHinted
-from turngym.trainers.judge.turn_filter import ScoredTurns
-from turngym.trainers.losses.reverse_kl import TAILS
-from turngym.trainers.losses.token_losses import PolicyGradient, Regularized, SupportKL
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.losses.weighted_sum import WeightedSum
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.targets.targets import WithReference
+from turngym.trainers.judged import HintedTurns, ScoredTurns, without
+from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL, sampled_advantage
+from turngym.trainers.targets import WithReference, label_logprobs
+
+# Targets from a judge that scores and hints: the score on every turn, a hinted teacher where there is a hint.
+
+Located = tuple[Episode, Turn, slice]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredOrHinted:
+    """Implements `EpisodeFilter`: turns that either part can teach from; `scored` says which scores count.
+
+    Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
+    """
+
+    scored: ScoredTurns = field(default_factory=ScoredTurns)
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
+        return [kept for episode in episodes if (kept := without(episode, self.reasons(episode))) is not None]
+
+    def reasons(self, episode: Episode) -> dict[int, str]:
+        """Turn index -> why it is left out, for the policy's turns."""
+        unhinted = HintedTurns().reasons(episode)
+        return {index: reason for index, reason in self.scored.reasons(episode).items() if index in unhinted}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreAndHint:
+    """A_i = w_reward s_t + w_hint h_t (log q(label_i | prompt with the hint) - log p(label_i | prompt)), in one column.
+
+    s_t as in `TurnScore`; h_t is 1 on turns with `hint_prompt_ids`, else 0; q and p as in `HintAdvantage`.
+    Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
+    Raises TargetError for a teacher that does not answer exactly R finite log-probabilities for R tokens.
+    """
+
+    w_reward: float = 1.0
+    w_hint: float = 1.0
+    reject_below: float = 0.0
+    """As of `HintAdvantage`; the score still counts there."""
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        score_N = _scores(batch, episodes, scorers)
+        hinted = _hinted(batch, episodes)
+        if not hinted:
+            return Targets(advantage_N=np.float32(self.w_reward) * score_N)
+        where_N = _where(batch, hinted)
+        student_logp_N = label_logprobs(scorers.student, batch, "student")
+        # as likely as the student finds it where nobody was told anything: a log-ratio of 0
+        teacher_logp_N = student_logp_N.copy()
+        teacher_logp_N[where_N] = score_turns(hinted, lambda ids, at: hint_teacher(scorers).logprobs(ids, at))
+        ratio_N = sampled_advantage(student_logp_N, teacher_logp_N)
+        if self.reject_below:
+            ratio_N[~up_to_rejection(batch, episodes, teacher_logp_N, self.reject_below) & where_N] = 0.0
+        advantage_N = combined_advantage(score_N, ratio_N, w_reward=self.w_reward, w_teacher=self.w_hint)
+        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreAndHintTopK:
+    """`TurnScore`'s advantage, and on hinted turns the hinted teacher's K most likely ids; `kl_mask_N` says where.
+
+    Elsewhere the support is a placeholder that the mask takes out.
+    Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
+    """
+
+    k: int = 50
+    reject_below: float = 0.0
+    """As of `HintTopK`; the score still counts there."""
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        hinted = _hinted(batch, episodes)
+        where_N = _where(batch, hinted)
+        # half of the mass on K ids, so that every form of the KL is finite there
+        ids_NK = np.tile(np.arange(self.k, dtype=np.int64), (batch.tokens, 1))
+        logp_NK = np.full((batch.tokens, self.k), -np.log(2 * self.k), np.float32)
+        kl_mask_N = where_N
+        if hinted:
+            asked = max(self.k, int(1 / self.reject_below)) if self.reject_below else self.k
+            ids_HK, logp_HK = _topk(hinted, scorers, asked)
+            ids_NK[where_N], logp_NK[where_N] = ids_HK[:, : self.k], logp_HK[:, : self.k]
+            if self.reject_below:
+                label_N = np.zeros(batch.tokens, np.float32)
+                own_HK = ids_HK == batch.label_N[where_N][:, None]
+                label_N[where_N] = np.where(own_HK, logp_HK, -np.inf).max(axis=1)
+                kl_mask_N = where_N & up_to_rejection(batch, episodes, label_N, self.reject_below)
+        scored = TurnScore()(batch, episodes, scorers)
+        return replace(scored, topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, kl_mask_N=kl_mask_N)
+
+
+def _scores(batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> NDArray[np.float32]:
+    found = TurnScore()(batch, episodes, scorers).advantage_N
+    assert found is not None
+    return found
+
+
+def _hinted(batch: RolloutBatch, episodes: Sequence[Episode]) -> list[Located]:
+    """The batch's turns with a hint in their prompt."""
+    return [place for place in batch_turns(batch, episodes) if place[1].hint_prompt_ids is not None]
+
+
+def _where(batch: RolloutBatch, turns: Sequence[Located]) -> NDArray[np.bool_]:
+    """bool [N]: the tokens of `turns`."""
+    where_N = np.zeros(batch.tokens, np.bool_)
+    for _, _, tokens in turns:
+        where_N[tokens] = True
+    return where_N
+
+
+def _topk(turns: Sequence[Located], scorers: Scorers, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The hinted teacher's K most likely ids and their log-probabilities at the tokens of `turns`: [H, K] each."""
+    found: list[NDArray[Any]] = []
+
+    def ask(ids: list[NDArray[np.int32]], places: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        items = hint_teacher(scorers).topk(ids, places, k)
+        found.extend(item.ids for item in items)
+        return [item.logp for item in items]
+
+    logp_HK = score_turns(turns, ask)
+    return np.concatenate(found).astype(np.int64), logp_HK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage.
 
-Read next: trainers/judge/episodes.py, trainers/judge/votes.py, trainers/judge/turn_filter.py,
-trainers/judge/targets.py, trainers/losses/policy_gradient.py.
+Read next: trainers/judged.py, trainers/judged.py, trainers/judged.py,
+trainers/algorithms/judge_targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
+from turngym.trainers.algorithms.judge_targets import TurnScore
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import RunConfig, fingerprint
-from turngym.trainers.judge.targets import TurnScore
-from turngym.trainers.judge.turn_filter import ScoredTurns
-from turngym.trainers.losses.token_losses import PolicyGradient
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.targets.targets import WithReference
+from turngym.trainers.judged import ScoredTurns
+from turngym.trainers.losses import PolicyGradient
+from turngym.trainers.targets import WithReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

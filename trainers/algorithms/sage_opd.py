@@ -1,24 +1,103 @@
 """SAGE-OPD: a judge chooses the turns in which the teacher intervenes, its confidence weighs the tokens.
 
-Read next: trainers/judge/intervention.py, trainers/judge/votes.py, trainers/losses/reweighted.py,
-trainers/losses/reverse_kl.py.
+Read next: trainers/algorithms/sage_opd.py, trainers/judged.py, trainers/algorithms/sage_opd.py,
+trainers/losses.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode, Turn
+from turngym.trainers.algorithm import (
+    Algorithm,
+    AlgorithmSpec,
+    FixedDepth,
+    Scorers,
+    TargetFn,
+    Targets,
+    TokenLoss,
+    TokenLosses,
+    Tokens,
+)
+from turngym.trainers.algorithms.judge_targets import batch_turns
+from turngym.trainers.algorithms.weights import WEIGHTS
+from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
-from turngym.trainers.judge.intervention import Intervention
-from turngym.trainers.losses.reverse_kl import TAILS
-from turngym.trainers.losses.reweighted import Reweighted
-from turngym.trainers.losses.token_losses import SupportKL
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.targets.targets import TeacherTopK
+from turngym.trainers.judged import majority
+from turngym.trainers.losses import TAILS, SupportKL
+from turngym.trainers.targets import TargetError, TeacherTopK
+
+# SAGE-OPD's targets: a judge says which turns a teacher corrects, its confidence how much each token counts.
+
+FloatN = NDArray[np.float64]
+FACTOR = "factor"
+"""The column of `Targets.extra` that `losses.reweighted.Reweighted` multiplies with."""
+
+
+def gate(turn: Turn, weak: float) -> float:
+    """How much the teacher intervenes in a turn: 0 where the judge found it good, `weak` where neither, 1 where bad.
+
+    1 too where nobody could judge: without a verdict it is plain distillation.
+    Source: [sage-opd]; docs/algorithms.md#intervention-weights.
+    """
+    if not turn.judge_scores:
+        return 1.0
+    score = majority(turn.judge_scores)
+    return weak if score == 0.0 else float(score < 0.0)
+
+
+def normalized(weight_N: FloatN) -> FloatN:
+    """`weight_N` times what makes its mean 1; all 0 stay 0: float64 [N]."""
+    total = float(weight_N.mean())
+    return weight_N / total if total else weight_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervention:
+    """Another target function's top-K, and how much each token counts: the column `factor`, mean 1.
+
+    f_i = g_t c_i / mean(g c), g_t the turn's `gate`, c_i the probability of the teacher's most likely id (1 without
+    `confidence`). The support must be the teacher's own.
+    Source: [sage-opd]; docs/algorithms.md#intervention-weights.
+    """
+
+    target_fn: TargetFn
+    weak: float = 0.5
+    confidence: bool = True
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        targets = self.target_fn(batch, episodes, scorers)
+        if targets.topk_logp_NK is None:
+            raise TargetError("a teacher's confidence is read from its top-K; this target function gives none")
+        weight_N = np.ones(batch.tokens)
+        if self.confidence:
+            weight_N = np.exp(targets.topk_logp_NK.max(axis=1).astype(np.float64))
+        for _, turn, tokens in batch_turns(batch, episodes):
+            weight_N[tokens] *= gate(turn, self.weak)
+        return replace(targets, extra={**targets.extra, FACTOR: normalized(weight_N).astype(np.float32)})
+
+
+# A token loss times a factor that the targets bring along.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reweighted:
+    """l_i = f_i loss_i, f_i the targets' column `factor`; 0 leaves a token out.
+
+    Diagnostics: those of `loss`, unweighted, and `factor`.
+    """
+
+    loss: TokenLoss
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        inner, factor_n = self.loss(tokens), tokens.extra["factor"]
+        return TokenLosses(loss_n=inner.loss_n * factor_n, diagnostics={**inner.diagnostics, "factor": factor_n})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default.
 
-Read next: trainers/losses/token_losses.py, trainers/losses/token_weights.py, trainers/batch.py,
-trainers/run/optimizer_step.py.
+Read next: trainers/losses.py, trainers/token_weights.py, trainers/batch.py,
+trainers/optimizer_step.py.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.envs.episode import Origin
-from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.algorithm_spec import AlgorithmSpec
+from turngym.envs.core.episode import Origin
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
+from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import RunConfig, fingerprint
-from turngym.trainers.losses.token_losses import NegativeLogLikelihood
-from turngym.trainers.losses.token_weights import WEIGHTS
-from turngym.trainers.rollout_plan.depth import FixedDepth
-from turngym.trainers.targets.targets import NoTargets
+from turngym.trainers.losses import NegativeLogLikelihood
+from turngym.trainers.targets import NoTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

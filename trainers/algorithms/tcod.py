@@ -1,19 +1,109 @@
 """TCOD: on-policy distillation under a curriculum of how many turns the student plays.
 
-Read next: trainers/algorithms/opd.py, trainers/rollout_plan/curriculum.py.
+Read next: trainers/algorithms/opd.py, trainers/algorithms/tcod.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from turngym.trainers.algorithm import Algorithm, DepthController
-from turngym.trainers.algorithm_spec import AlgorithmSpec
-from turngym.trainers.algorithms.opd import distillation
-from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
-from turngym.trainers.losses.token_weights import Static, trajectory_weights
-from turngym.trainers.rollout_plan.curriculum import BackToFront, DepthSchedule, FrontToBack
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, DepthController, DepthPlan, DepthState, DepthStats
+from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
+from turngym.trainers.targets import distillation
+from turngym.trainers.token_weights import Static, trajectory_weights
+
+# TCOD: a curriculum over how many turns the student plays, at the front or at the back of an episode.
+
+ALFWORLD = (6, 30)
+SCHEDULES: Mapping[str, tuple[int, int]] = {
+    "turngym/ALFWorld": ALFWORLD,
+    "turngym/WebShop": (4, 15),
+    # the paper has no search task: the faster of its schedules is taken, that of the other short task
+    "turngym/Search": (4, 15),
+}
+"""Environment, without its version -> (eta, k_max)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthSchedule:
+    """Depth that grows by one turn every `eta` steps; what is None is TCOD's value for the environment (`for_env`)."""
+
+    k_start: int = 1
+    """Turns in the first step."""
+    eta: int | None = None
+    """Steps per additional turn; by default TCOD's: 6 in ALFWorld and unknown environments, 4 in WebShop and Search."""
+    k_max: int | None = None
+    """Greatest depth, turns; by default TCOD's: 30 in ALFWorld and unknown environments, 15 in WebShop and Search."""
+
+    def __post_init__(self) -> None:
+        eta, k_max = self._values(ALFWORLD)
+        if self.k_start < 1 or eta < 1 or (self.k_max is not None and not self.k_start <= k_max):
+            raise ConfigError(
+                f"schedule is k_start {self.k_start}, eta {eta}, k_max {k_max}; valid is 1 <= k_start <= k_max and "
+                "eta >= 1"
+            )
+
+    def for_env(self, env_id: str) -> DepthSchedule:
+        """This schedule with TCOD's values for an environment (`package:namespace/Name-v0`) where it has none."""
+        family = env_id.rpartition(":")[2].partition("-v")[0]
+        eta, k_max = self._values(SCHEDULES.get(family, ALFWORLD))
+        return DepthSchedule(k_start=self.k_start, eta=eta, k_max=k_max)
+
+    def _values(self, default: tuple[int, int]) -> tuple[int, int]:
+        return default[0] if self.eta is None else self.eta, default[1] if self.k_max is None else self.k_max
+
+    def depth(self, n: int) -> int:
+        """Turns at step `n`, 0-based: k = min(k_start + floor(n / eta), k_max).
+
+        Errors: ValueError for a negative step. Source: [tcod] eq. 4; docs/algorithms.md#depth-curriculum.
+        Differs from the paper: steps count from 0, as in its published code, 1 + n // eta; in the paper from 1.
+        """
+        if n < 0:
+            raise ValueError(f"n is {n}; the schedule counts steps 0, 1, 2, ...")
+        eta, k_max = self._values(ALFWORLD)
+        return min(self.k_start + n // eta, k_max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontToBack:
+    """TCOD F2B as a depth controller: the student plays the first k turns, then the episode ends."""
+
+    schedule: DepthSchedule = DepthSchedule()
+
+    def start(self) -> DepthState:
+        """The state before step 1."""
+        return DepthState(hbar=float(self.schedule.k_start))
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan:
+        """k turns at `step`, 1-based."""
+        return DepthPlan(cap=self.schedule.depth(step - 1))
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+        """The schedule looks at the step alone."""
+        return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackToFront:
+    """TCOD B2F as a depth controller: a demonstration plays the first L - k turns (masked), the student the rest."""
+
+    schedule: DepthSchedule = DepthSchedule()
+    h_max: int = 50
+    """Limit of turns, the demonstration's included."""
+
+    def start(self) -> DepthState:
+        """The state before step 1."""
+        return DepthState(hbar=float(self.schedule.k_start))
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan:
+        """The student takes over k turns before the demonstration's end at `step`, 1-based."""
+        return DepthPlan(cap=self.h_max, demonstration_turns=self.schedule.depth(step - 1))
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+        """The schedule looks at the step alone."""
+        return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,206 @@
 """TurnOPD: on-policy distillation with an adaptive rollout depth and weights that move from trajectories to turns.
 
-Read next: trainers/algorithms/opd.py, trainers/rollout_plan/depth.py, trainers/rollout_plan/turn_stats.py,
-trainers/losses/token_weights.py.
+Read next: trainers/algorithms/opd.py, trainers/algorithms/turnopd.py, trainers/turn_stats.py,
+trainers/token_weights.py.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
-from turngym.trainers.algorithm import Algorithm, DepthController, Weight
-from turngym.trainers.algorithm_spec import AlgorithmSpec
-from turngym.trainers.algorithms.opd import distillation
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.trainers.algorithm import (
+    Algorithm,
+    AlgorithmSpec,
+    DepthController,
+    DepthPlan,
+    DepthState,
+    DepthStats,
+    FixedDepth,
+    Weight,
+    WeightArray,
+)
+from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
-from turngym.trainers.losses.token_weights import Blend, Static, TurnLevel, trajectory_weights
-from turngym.trainers.rollout_plan.depth import AdaptiveDepth, DepthConfig, FixedDepth
+from turngym.trainers.targets import distillation
+from turngym.trainers.token_weights import Static, TurnLevel, blend_alpha, trajectory_weights, turn_weights
+
+
+def blend_weights(batch: RolloutBatch, alpha: float, *, n_min: int = 8, min_share: float = 0.15) -> WeightArray:
+    """Between trajectory and turn weights: float64 [N], sum 1 for every `alpha`.
+
+    w = (1 - alpha) w_traj + alpha w_turn. A token of an unreliable turn has w_turn = 0, so it keeps
+    (1 - alpha) w_traj: its trajectory share fades with alpha and is gone at alpha = 1. Both terms sum to 1.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#blended-weights. Errors: ValueError if `alpha` is outside [0, 1].
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha is {alpha}; valid is 0 (trajectory weights) to 1 (turn weights)")
+    turn_N = turn_weights(batch, n_min=n_min, min_share=min_share)
+    return (1.0 - alpha) * trajectory_weights(batch) + alpha * turn_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blend:
+    """`blend_weights` with alpha moving from 0 to 1 between two shares of training (TurnOPD's default: 0 and 1)."""
+
+    to_the_end: ClassVar[bool] = True
+    """Every step depends on how many there will be, so that a run cannot get another end."""
+    start: float = 0.0
+    """Share of training at which alpha leaves 0."""
+    end: float = 1.0
+    """Share of training at which alpha reaches 1."""
+    turn: TurnLevel = field(default_factory=TurnLevel)
+
+    def __call__(self, batch: RolloutBatch, *, step: int, total_steps: int) -> WeightArray:
+        """Weights float64 [N] at `step` (1-based) of `total_steps`."""
+        alpha = self.alpha(step=step, total_steps=total_steps)
+        return blend_weights(batch, alpha, n_min=self.turn.n_min, min_share=self.turn.min_share)
+
+    def alpha(self, *, step: int, total_steps: int) -> float:
+        """Share of the turn weights at `step` (1-based)."""
+        return blend_alpha(step, total_steps, self.start, self.end)
+
+
+# How many turns the student plays: TurnOPD's adaptive rollout depth, and a fixed one.
+
+MASS_EPS = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthConfig:
+    """Settings of `AdaptiveDepth`; the defaults are TurnOPD's Table 7."""
+
+    h_min: int = 2
+    """Least depth, turns."""
+    h_max: int = 50
+    """Greatest depth, turns: the depth of probes, and where the controller starts."""
+    warmup: int = 3
+    """The first steps are all probes."""
+    probe_interval: int = 8
+    """After warm-up every step that is a multiple of this is a probe."""
+    rho: float = 0.7
+    """Share of the smoothed depth kept at a probe; the measured depth gets the rest."""
+    p: float = 0.80
+    """Share of the successful episodes that the depth must cover."""
+    min_successes: int = 8
+    """With fewer episodes in the coverage statistic, the last covering depth is kept."""
+    cov_base: Literal[0, 1] = 0
+    """0 covers the index of an episode's last turn; 1 its number of turns, one turn longer."""
+    use_success: bool = True
+    """Coverage looks at successful episodes; False takes all of them."""
+    success_threshold: float | None = None
+    """Ignored, and accepted for one more release: an episode succeeded when the environment says so."""
+    probe_share: float = 1.0
+    """Share of a probe's episodes that play to full depth and are measured; the rest stop at the cap (an option of
+    ours: a probe needs statistics, not every episode)."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.h_min <= self.h_max:
+            raise ValueError(f"depth range is {self.h_min}..{self.h_max} turns; valid is 1 <= h_min <= h_max")
+        if self.probe_interval < 1 or self.warmup < 0 or self.min_successes < 1:
+            raise ValueError(
+                f"probe_interval {self.probe_interval}, warmup {self.warmup}, min_successes {self.min_successes}; "
+                "valid is at least 1, 0 and 1"
+            )
+        if not 0.0 <= self.rho <= 1.0 or not 0.0 < self.p <= 1.0:
+            raise ValueError(f"rho is {self.rho} and p {self.p}; valid is 0 <= rho <= 1 and 0 < p <= 1")
+        if self.success_threshold is not None:
+            warnings.warn(
+                "depth.success_threshold is ignored: success is the environment's own flag", FutureWarning, stacklevel=3
+            )
+        if not 0.0 < self.probe_share <= 1.0:
+            raise ValueError(f"probe_share is {self.probe_share}; valid is above 0 and at most 1")
+        if self.cov_base not in (0, 1):
+            raise ValueError(f"cov_base is {self.cov_base}; valid is 0 (last turn index) or 1 (number of turns)")
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveDepth:
+    """TurnOPD's depth controller: measure to full depth now and then, play just deep enough in between.
+
+    Turns. Hbar_0 = H_max; cap_k = clip(round(Hbar_{k-1}) + 1, H_min, H_max);
+    probe_k = k <= warmup or k mod probe_interval = 0, playing H_max turns.
+    At a probe Hbar_k = rho Hbar_{k-1} + (1 - rho) max(H_eff, H_cov), otherwise Hbar_k = Hbar_{k-1}.
+    Rounding is half to even. Source: [turnopd] Algorithm 1, Table 7; docs/algorithms.md#depth-controller.
+    Differs from the paper: the coverage counts last turn indices (`cov_base=1` counts turns).
+    """
+
+    config: DepthConfig = DepthConfig()
+
+    def start(self) -> DepthState:
+        """The state before step 1."""
+        return DepthState(hbar=float(self.config.h_max))
+
+    def plan(self, state: DepthState, step: int) -> DepthPlan:
+        """What to collect at `step`, 1-based. Errors: ValueError for a step below 1."""
+        if step < 1:
+            raise ValueError(f"step is {step}; training steps count 1, 2, 3, ...")
+        config = self.config
+        probe = step <= config.warmup or step % config.probe_interval == 0
+        # + 1: hbar is the index of a turn, the cap a number of turns
+        cap = min(max(round(state.hbar) + 1, config.h_min), config.h_max)
+        if not probe:
+            return DepthPlan(cap=cap, adaptive_cap=cap)
+        short = 1.0 - config.probe_share
+        return DepthPlan(cap=config.h_max, probe=True, adaptive_cap=cap, full_depth=True, short_share=short)
+
+    def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
+        """The state after the step; unchanged unless `plan` was a probe and measured at least one episode."""
+        if not plan.probe or len(stats.last_turn_E) == 0:
+            return state
+        h_eff = effective_depth(stats.kl_T, stats.survivors_T)
+        covered = covering_depth(stats, self.config)
+        h_cov = state.h_cov if covered is None else covered
+        rho = self.config.rho
+        hbar = rho * state.hbar + (1.0 - rho) * max(h_eff, h_cov)
+        return DepthState(hbar=hbar, h_eff=h_eff, h_cov=h_cov, probes=state.probes + 1)
+
+
+def divergence_mass(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Where along the episode the divergence lies: float64 [T], nats per episode started.
+
+    m_t = max(K_t, 0) n_t / n_0; turns without tokens (NaN) have none.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#depth-controller.
+    """
+    if len(kl_T) == 0 or survivors_T[0] == 0:
+        return np.zeros(len(kl_T))
+    # the raw KL of a turn may be slightly negative, which is no mass
+    return np.maximum(np.nan_to_num(kl_T, nan=0.0), 0.0) * survivors_T / survivors_T[0]
+
+
+def effective_depth(kl_T: NDArray[np.float64], survivors_T: NDArray[np.int64]) -> int:
+    """Center of the divergence mass, turn index; 0 if there is no mass.
+
+    H_eff = round(sum_t t q_t), q_t = m_t / (sum m + 1e-8).
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#depth-controller.
+    """
+    mass_T = divergence_mass(kl_T, survivors_T)
+    share_T = mass_T / (mass_T.sum() + MASS_EPS)
+    return round(float(np.arange(len(mass_T)) @ share_T))
+
+
+def covering_depth(stats: DepthStats, config: DepthConfig) -> int | None:
+    """Depth by which a share p of the (successful) episodes had ended; None with too few of them.
+
+    H_cov = the smallest order statistic x_(i) of their last turn indices with i / n >= p. An episode that the depth cap
+    cut is no success, and among all episodes (`use_success=False`) it never ends: where p is not reached without such
+    episodes, H_cov is the last turn of full depth.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#depth-controller.
+    """
+    # what was cut would have gone on beyond the last turn that a probe can see
+    last_turn_E = np.where(stats.cut_E, config.h_max - 1, stats.last_turn_E)
+    if config.use_success:
+        last_turn_E = last_turn_E[stats.success_E & ~stats.cut_E]
+    count = len(last_turn_E)
+    if count < config.min_successes:
+        return None
+    # not ceil(p * count): 0.28 * 25 is 7.000000000000001 in binary, which would round up to 8
+    rank = next(i for i in range(1, count + 1) if i / count >= config.p)
+    return int(np.sort(last_turn_E)[rank - 1]) + config.cov_base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,19 +3,235 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.trainers.diagnostics.by_turn import ByTurn, CurveSums, step_bins
-from turngym.trainers.diagnostics.horizon import Horizon, StepTime, StepTimeSums, horizon
-from turngym.trainers.diagnostics.over_steps import Alpha, OverSteps, StepSums
-from turngym.trainers.diagnostics.regime import regime_of
-from turngym.trainers.diagnostics.replay import NEEDED, Agreement, Replay, variants
-from turngym.trainers.diagnostics.shape import ALL, Row, RunShape, run_shape
-from turngym.trainers.rollout_plan.depth import DepthConfig
-from turngym.trainers.rollout_plan.regime import Regime
+from turngym.envs.core.episode import Episode, Turn
+from turngym.trainers.algorithms.turnopd import DepthConfig, divergence_mass
+from turngym.trainers.diagnostics.curves import Alpha, ByTurn, CurveSums, OverSteps, StepSums, TurnCurves, step_bins
+from turngym.trainers.diagnostics.depth import NEEDED, Agreement, Regime, Replay, TurnSums, measure_regime, variants
+from turngym.trainers.diagnostics.run_metrics import ALL, Column, Row, RunShape, run_shape
+
+# Section 4.3: what a low KL can hide when the history itself forces the teacher to go on like the student.
+#
+# A distribution over V ids is float64 [V], sum 1. p is the student, q* what the teacher would say of its own accord, r
+# what the history forces on it, eps the forced share: q = (1 - eps) q* + eps r is what is measured. All in nats.
+# Our reading of the paper's section 4.3, whose text was not at hand.
+
+Distribution = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundCheck:
+    """How constructed mixtures lie to the bounds; slack is bound minus measured, so a negative one breaks it."""
+
+    mixtures: int
+    least_slack_copied: float
+    """Over mixtures with r = p."""
+    least_slack_forced: float
+    """Over mixtures with any r."""
+    tightest: float
+    """Least slack of the copied bound relative to the bound, where eps > 0."""
+    hidden: float
+    """Mean share of KL(p || q*) that the measured KL does not show, where r = p."""
+
+
+def mixture(own_V: Distribution, forced_V: Distribution, share: float) -> Distribution:
+    """q = (1 - eps) q* + eps r. Errors: ValueError unless 0 <= eps <= 1."""
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"the forced share is {share}; valid is 0 to 1")
+    return (1.0 - share) * own_V + share * forced_V
+
+
+def divergence(student_V: Distribution, teacher_V: Distribution) -> float:
+    """KL(p || q) in nats; infinite where q is 0 and p is not."""
+    on = student_V > 0
+    with np.errstate(divide="ignore"):
+        return float(np.sum(student_V[on] * (np.log(student_V[on]) - np.log(teacher_V[on]))))
+
+
+def copied_bound(own: float, share: float) -> float:
+    """At most this much is measured when the forced share copies the student (r = p): (1 - eps) KL(p || q*).
+
+    KL is convex in q and KL(p || p) = 0. So the measured KL falls with the forced share although the teacher's own
+    disagreement KL(p || q*) = `own` has not changed.
+    """
+    # 0 * infinity: a teacher that copies entirely hides everything
+    return 0.0 if share == 1.0 else (1.0 - share) * own
+
+
+def forced_bound(own: float, forced: float, share: float) -> float:
+    """At most this much is measured for any r: min of the convex bound and of q >= (1 - eps) q*.
+
+    min((1 - eps) KL(p || q*) + eps KL(p || r), KL(p || q*) - log(1 - eps)), with `own` and `forced` the two KLs.
+    """
+    convex = own if share == 0.0 else forced if share == 1.0 else (1.0 - share) * own + share * forced
+    return convex if share == 1.0 else min(convex, own - float(np.log1p(-share)))
+
+
+def most_forced(student_V: Distribution, teacher_V: Distribution) -> float:
+    """The greatest eps for which q = (1 - eps) q* + eps p has a solution q* >= 0: min over ids of q / p.
+
+    Every eps from 0 to it fits the same p and q, so that the forced share cannot be told from the two distributions:
+    what is computed on traces are proxies, under names of their own.
+    """
+    on = student_V > 0
+    return float(min(1.0, np.min(teacher_V[on] / student_V[on])))
+
+
+def own_part(student_V: Distribution, teacher_V: Distribution, share: float) -> Distribution:
+    """q* = (q - eps p) / (1 - eps): what the teacher would have said if this share was copied from the student.
+
+    Errors: ValueError for a share above `most_forced`, or of 1.
+    """
+    most = most_forced(student_V, teacher_V)
+    if not 0.0 <= share <= most or share == 1.0:
+        raise ValueError(f"a share of {share} cannot have been copied; valid here is 0 to {most:.6g}, below 1")
+    return np.maximum(teacher_V - share * student_V, 0.0) / (1.0 - share)
+
+
+def check_bounds(mixtures: int = 2000, ids: int = 12, seed: int = 0) -> BoundCheck:
+    """Construct mixtures (Dirichlet student, teacher and forced parts from peaked to flat) and measure the bounds."""
+    random = np.random.default_rng(seed)
+    copied, forced, relative, hidden = [], [], [], []
+    for _ in range(mixtures):
+        student_V, own_V, forced_V = (random.dirichlet(np.full(ids, 10 ** random.uniform(-1, 1))) for _ in range(3))
+        # a tiny floor: a peaked Dirichlet underflows to exact zeros, where every bound is infinite
+        student_V, own_V, forced_V = ((part + 1e-12) / (part + 1e-12).sum() for part in (student_V, own_V, forced_V))
+        share = float(random.uniform())
+        own = divergence(student_V, own_V)
+        seen = divergence(student_V, mixture(own_V, student_V, share))
+        copied.append(copied_bound(own, share) - seen)
+        relative.append(copied[-1] / own)
+        hidden.append(1.0 - seen / own)
+        other = divergence(student_V, mixture(own_V, forced_V, share))
+        forced.append(forced_bound(own, divergence(student_V, forced_V), share) - other)
+    return BoundCheck(
+        mixtures=mixtures,
+        least_slack_copied=min(copied),
+        least_slack_forced=min(forced),
+        tightest=min(relative),
+        hidden=float(np.mean(hidden)),
+    )
+
+
+# Table 1 of a run by phase of training, and the shares of KL and of divergence mass by turn.
+
+
+def kl_shares(curves: TurnCurves) -> Column:
+    """Each turn's share of the KL of all tokens of a phase: float64 [T], sum 1 (all NaN where there is none).
+
+    s_t = max(K_t, 0) N_t / sum_u max(K_u, 0) N_u, N_t tokens of turn t, whatever they weigh in the loss.
+    Source: [turnopd] eq. 11; docs/algorithms.md#turn-statistics.
+    """
+    part_T = np.maximum(curves.total("kl"), 0.0)
+    return part_T / part_T.sum() if part_T.sum() > 0 else np.full(len(part_T), np.nan)
+
+
+def mass(curves: TurnCurves) -> Column:
+    """m_t = max(K_t, 0) n_t / n_0 over the steps of `curves`: float64 [T], zeros where nothing was measured."""
+    return divergence_mass(curves["kl"], np.rint(curves.total("survivors")).astype(np.int64))
+
+
+def regime_of(curves: TurnCurves) -> Regime | None:
+    """The table's row of one phase, from its steps played to full depth; None without KL by turn."""
+    if not curves.steps or not np.isfinite(curves["kl"]).any():
+        return None
+    return measure_regime(
+        TurnSums(
+            tokens_T=curves.weights["kl"],
+            survivors_T=np.rint(curves.total("survivors")),
+            kl_T=curves.total("kl"),
+            fail_tokens_T=curves.weights["kl_failure"],
+            fail_entropy_T=curves.total("teacher_entropy_failure"),
+            fail_kl_T=curves.total("kl_failure"),
+            success_tokens_T=curves.weights["kl_success"],
+            success_kl_T=curves.total("kl_success"),
+        )
+    )
+
+
+# Appendix C: how much supervision a second buys when rollouts stop after H turns, and the H that buys most.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of a step as a line in the turns it plays: intercept + slope * turns."""
+
+    intercept: float
+    slope: float
+    steps: int
+    fitted: bool
+    """False: turns differ too little (or the line falls), so time is taken as proportional to turns."""
+
+    def seconds(self, turns: Column) -> Column:
+        return self.intercept + self.slope * turns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Horizon:
+    """Curves over H = 1..T (index H - 1)."""
+
+    covered_H: Column
+    """C(H): share of the divergence mass in turns below H."""
+    seconds_H: Column
+    """Estimated seconds of a step that stops at H."""
+    rho_H: Column
+    """rho(H): supervision per second, relative to full depth."""
+    best: int
+    """H*: the turns that maximize rho."""
+    time: StepTime
+
+
+class StepTimeSums:
+    """Least squares of `time/step_s` on turns played (`turns_mean` x `episodes`), added up row by row.
+
+    The first step is left out: it pays for warming up.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.sums = 0, np.zeros(4)
+
+    def add(self, row: Row) -> None:
+        """One row; what has no time or no turns adds nothing."""
+        known = [row[name] for name in ("turns_mean", "episodes", "time/step_s") if row.get(name) is not None]
+        if row.get("kind") == "train" and row["step"] > 1 and len(known) == 3:
+            turns, seconds = known[0] * known[1], known[2]
+            self.count += 1
+            self.sums += np.array([turns, seconds, turns * turns, turns * seconds])
+
+    def result(self) -> StepTime:
+        """The line; one through the origin where turns vary by less than 5 %, or the line makes no sense."""
+        if not self.count or not self.sums[0]:
+            return StepTime(intercept=0.0, slope=float("nan"), steps=self.count, fitted=False)
+        x, y, xx, xy = self.sums / self.count
+        spread = xx - x * x
+        slope = (xy - x * y) / spread if spread > (0.05 * x) ** 2 else 0.0
+        if slope <= 0 or y - slope * x < 0:
+            return StepTime(intercept=0.0, slope=float(y / x), steps=self.count, fitted=False)
+        return StepTime(intercept=float(y - slope * x), slope=float(slope), steps=self.count, fitted=True)
+
+
+def horizon(curves: TurnCurves, time: StepTime, episodes: float) -> Horizon | None:
+    """rho(H) and H* of one run; None without KL or times.
+
+    m_t = max(K_t, 0) n_t / n_0, C(H) = sum_{t<H} m_t / sum_t m_t, turns(H) = E sum_{t<H} n_t / n_0,
+    T(H) = intercept + slope turns(H), rho(H) = C(H) T(H_max) / T(H), H* = argmax rho.
+    K_t and n_t from the steps of `curves` played to full depth, `episodes` E per step.
+    Our reading of the paper's Appendix C, whose text was not at hand.
+    """
+    survivors_T = curves["survivors"]
+    if not len(survivors_T) or not np.isfinite(curves["kl"]).any() or not np.isfinite(time.slope):
+        return None
+    mass_T = mass(curves)
+    if mass_T.sum() <= 0:
+        return None
+    covered_H = np.cumsum(mass_T) / mass_T.sum()
+    seconds_H = time.seconds(episodes * np.cumsum(survivors_T) / survivors_T[0])
+    rho_H = covered_H * seconds_H[-1] / seconds_H
+    return Horizon(covered_H=covered_H, seconds_H=seconds_H, rho_H=rho_H, best=int(np.argmax(rho_H)) + 1, time=time)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,3 +333,88 @@ def _variant(name: str, item: Replay, found: ByTurn) -> Variant:
         probes=item.probes,
         turns_share=item.turns_played(found.curves[ALL]["survivors"]),
     )
+
+
+# What episodes alone say by turn, without a teacher's scores: survival, refused and repeated actions, surprise.
+
+GROUPS = ("all", "won", "lost")
+RATES = ("repeated", "invalid", "surprise", "sampled_kl")
+"""repeated: the action was taken before in the episode at the same observation; invalid: refused or unreadable;
+surprise: -log p of the sampled ids, nats per token, as sampled; sampled_kl: log p - log q of those sampled ids that are
+in the teacher's recorded top-K, nats per token. The first two are proxies of a loop; none of them is a forced share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCurves:
+    """By turn [T], for all episodes, the successful and the others; NaN where nothing was recorded."""
+
+    episodes: Mapping[str, int]
+    survivors: Mapping[str, Column]
+    rates: Mapping[str, Mapping[str, Column]]
+    """By group, then by the names of RATES."""
+
+    @property
+    def turns(self) -> int:
+        return len(self.survivors["all"])
+
+
+@dataclass(slots=True)
+class TraceSums:
+    """Adds up episodes one by one: memory grows with the turns of the longest, not with their number."""
+
+    episodes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0))
+    _cells: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
+    _turns: int = 0
+
+    def add(self, episode: Episode) -> None:
+        """One episode; those that ended in an error say nothing."""
+        if episode.status.is_error:
+            return
+        groups = ("all", "won" if episode.success else "lost")
+        seen: set[tuple[str, str]] = set()
+        self._turns = max(self._turns, episode.depth)
+        for group in groups:
+            self.episodes[group] += 1
+        for turn in episode.turns:
+            did = (turn.observation, turn.action or turn.response)
+            values = {"survivors": (1.0, 1.0), "repeated": (float(did in seen), 1.0)}
+            values |= {"invalid": (float(not turn.verdict.valid), 1.0), **_logps(episode, turn)}
+            seen.add(did)
+            for group in groups:
+                for name, (total, count) in values.items():
+                    cell = self._cells.setdefault((group, turn.index, name), [0.0, 0.0])
+                    cell[0] += total
+                    cell[1] += count
+
+    def curves(self) -> TraceCurves:
+        survivors = {group: np.nan_to_num(self._column(group, "survivors", total=True)) for group in GROUPS}
+        rates = {group: {name: self._column(group, name) for name in RATES} for group in GROUPS}
+        return TraceCurves(episodes=dict(self.episodes), survivors=survivors, rates=rates)
+
+    def _column(self, group: str, name: str, total: bool = False) -> Column:
+        cells = [self._cells.get((group, turn, name), (np.nan, 0.0)) for turn in range(self._turns)]
+        return np.array([value if total else value / count if count else np.nan for value, count in cells], np.float64)
+
+
+def trace_curves(episodes: Iterable[Episode]) -> TraceCurves:
+    """The curves of a whole trace, read once."""
+    sums = TraceSums()
+    for episode in episodes:
+        sums.add(episode)
+    return sums.curves()
+
+
+def _logps(episode: Episode, turn: Turn) -> dict[str, tuple[float, float]]:
+    """(sum, tokens) of surprise and of log p - log q, where they are recorded."""
+    if turn.logprobs is None or not turn.response_length:
+        return {}
+    logp_R = turn.logprobs.astype(np.float64)
+    known = np.isfinite(logp_R)
+    found = {"surprise": (float(-logp_R[known].sum()), float(known.sum()))} if known.any() else {}
+    if turn.teacher is not None:
+        hit_RK = turn.teacher.ids == episode.response_ids(turn)[:, None]
+        known &= hit_RK.any(axis=1)
+        gap_R = logp_R - np.where(hit_RK, turn.teacher.logp, 0.0).sum(axis=1)
+        if known.any():
+            found["sampled_kl"] = (float(gap_R[known].sum()), float(known.sum()))
+    return found

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.alfworld.native.engine import NativeEngine
-from turngym.envs.alfworld.native.game import Game
-from turngym.envs.alfworld.reference.engine import Reference
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.game import Game
 from turngym.envs.alfworld.reference.probes import SCRIPTS, suits, wander
+from turngym.envs.alfworld.textworld import Reference
 
 FIELDS = ("observation", "admissible", "score", "won", "done")
 

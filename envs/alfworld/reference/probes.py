@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from turngym.envs.alfworld.native.engine import NativeEngine
-from turngym.envs.alfworld.native.game import Game
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.game import Game
 
 _NAME = re.compile(r"[a-z]+ \d+")
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from turngym.envs.core import Verdict
+from turngym.envs.core.task import Verdict
 from turngym.scripts.bench.faults.tally import Tally
 
 ENVIRONMENTS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.retrieval.core import RetrievalError
 from turngym.scripts.bench.faults import targets
 from turngym.scripts.bench.faults.older import OLDER

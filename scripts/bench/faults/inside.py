@@ -44,8 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _instead_of_clients(routes: Sequence[Route], requests: int, rng: np.random.Generator, row: ServerRow) -> None:
     """Servers of this process get `requests` when they are told to run, and then return."""
-    from turngym.scripts.serve.draining import DrainingServer
-    from turngym.scripts.serve.web.uvicorn_server import AsgiServer
+    from turngym.agents.serving import AsgiServer, DrainingServer
 
     def drawn(host: str, count: int) -> list[tuple[str, bytes]]:
         kinds = (KINDS[int(rng.integers(len(KINDS)))] for _ in range(count))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turngym.envs.trace import episode_to_json, read_trace
+from turngym.envs.core.trace import episode_to_json, read_trace
 from turngym.scripts.bench.faults.processes import Done, Started, wait
 from turngym.scripts.bench.faults.tally import Tally
 
@@ -96,7 +96,7 @@ def _index(place: Path, moment: float) -> tuple[str, str]:
 
 
 def _records(place: Path, moment: float) -> tuple[str, str]:
-    from turngym.agents.proxy.sessions.records import Recorder, RecordProblem, iter_records
+    from turngym.agents.proxy.turn_records import Recorder, RecordProblem, iter_records
 
     with subprocess.Popen(
         [sys.executable, "-c", RECORDS, str(place)], stdout=subprocess.PIPE, text=True, env=QUIET
@@ -116,7 +116,7 @@ def _records(place: Path, moment: float) -> tuple[str, str]:
 
 
 def _training(place: Path, moment: float) -> tuple[str, str]:
-    from turngym.trainers.run.checkpoint import list_checkpoints
+    from turngym.trainers.checkpoint import list_checkpoints
 
     out = place / "run"
     words = train_words(out)
@@ -141,7 +141,7 @@ def index_words(corpus: Path, out: Path) -> list[str]:
 
 
 def train_words(out: Path) -> list[str]:
-    from turngym.agents import load_world
+    from turngym.agents.worlds import load_world
 
     words = ["train", "sft", "--student", str(load_world("alfworld").checkpoint("student")), "--out", str(out)]
     return [*words, "--steps", "6", "--episodes", "2", "--checkpoint-every", "1", "--env-kwargs", '{"config": "small"}']

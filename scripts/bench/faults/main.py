@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 import tyro
 
-from turngym.agents.evaluation.tables import markdown
+from turngym.envs.core.tables import markdown
 from turngym.scripts.bench.faults.tally import Tally, cpu_spent, fault_table, tally_of
 
 Part = Literal["files", "actions", "kills", "twice", "coverage", "servers"]

@@ -23,7 +23,6 @@ ODD: tuple[Any, ...] = (
 )
 _HEADERS = (*("X: " + "x" * 70_000, "\r\n".join(f"X-{n}: {n}" for n in range(9000)), "Cookie: " + "a=b; " * 20_000),)
 _BAD = (b"\xff", b"\xc3(", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xc0\x80")
-
 Option = TypeVar("Option")
 
 

@@ -50,7 +50,7 @@ def write_index(folder: Path) -> None:
 
 def read_index(folder: Path) -> Found:
     """Hashes of files were there, and compared by `turngym index verify` alone."""
-    with patch("turngym.retrieval.index.manifest.CHECKED", -1):
+    with patch("turngym.retrieval.mapped.CHECKED", -1):
         return targets.read_index(folder)
 
 

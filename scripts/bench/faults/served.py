@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turngym.agents import load_world
+from turngym.agents.worlds import load_world
 from turngym.scripts.bench.faults.malformed import Route
 
 _MESSAGES = [{"role": "user", "content": "hello"}]

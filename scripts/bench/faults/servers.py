@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from turngym.agents.evaluation.tables import Table
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import Table
 from turngym.scripts.bench.faults.rows import WARM, ServerRow, Usage
 from turngym.scripts.bench.faults.sender import Sender
 from turngym.scripts.bench.faults.served import TARGETS, Served
@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
     requests, _, inside = argv[0].partition("+")
     seed = int(argv[1]) if len(argv) > 1 else 0
     rows = list(run_server_faults(int(requests), seed, argv[2:], int(inside or 0)))
-    from turngym.agents.evaluation.tables import markdown
+    from turngym.envs.core.tables import markdown
 
     print(markdown(server_table(rows)))
     print("\n".join(note for row in rows for note in row.notes))

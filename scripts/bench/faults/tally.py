@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turngym.agents.evaluation.tables import Table
+from turngym.envs.core.tables import Table
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ def _hash(*parts: Any) -> bytes:
 
 
 def write_trace(folder: Path) -> None:
-    from turngym.agents import play_episodes
+    from turngym.agents.evaluation.play_episodes import play_episodes
 
     kwargs = {"config": "small"}
     path = folder / "t.jsonl"
@@ -28,15 +28,15 @@ def write_trace(folder: Path) -> None:
 
 
 def read_trace(folder: Path) -> Found:
-    from turngym.envs.trace import episode_to_json
-    from turngym.envs.trace import read_trace as read
+    from turngym.envs.core.trace import episode_to_json
+    from turngym.envs.core.trace import read_trace as read
 
     episodes, problems = read(folder / "t.jsonl")
     return {"items": {e.task.task_id: _hash(episode_to_json(e)) for e in episodes}, "problems": len(problems)}
 
 
 def write_records(folder: Path) -> None:
-    from turngym.agents.proxy.sessions.records import Recorder
+    from turngym.agents.proxy.turn_records import Recorder
 
     rng, recorder = np.random.default_rng(0), Recorder(folder)
     for number in range(60):
@@ -47,7 +47,7 @@ def write_records(folder: Path) -> None:
 
 
 def read_records(folder: Path) -> Found:
-    from turngym.agents.proxy.sessions.records import RecordProblem, iter_records
+    from turngym.agents.proxy.turn_records import RecordProblem, iter_records
 
     items, problems = {}, 0
     for number, record in enumerate(iter_records(folder)):
@@ -59,7 +59,7 @@ def read_records(folder: Path) -> Found:
 
 
 def write_index(folder: Path) -> None:
-    from turngym.retrieval.index.build import BuildPlan, build_index
+    from turngym.retrieval.index import BuildPlan, build_index
 
     rng = np.random.default_rng(0)
     words = [f"w{number}" for number in range(300)]
@@ -70,8 +70,8 @@ def write_index(folder: Path) -> None:
 
 
 def read_index(folder: Path) -> Found:
+    from turngym.retrieval.corpus import PassageStore
     from turngym.retrieval.open import open_retriever
-    from turngym.retrieval.passages import PassageStore
 
     store = PassageStore(folder / "index" / "passages")
     items = {str(row): _hash(p.id, p.title, p.text) for row, p in enumerate(store)}
@@ -97,14 +97,14 @@ def read_shop(folder: Path) -> Found:
 
 
 def _shop(folder: Path) -> Any:
-    from turngym.envs.webshop.shop.shop import open_shop
+    from turngym.envs.webshop.shop import open_shop
 
     return open_shop("embedded", storage="mapped", cache=folder)
 
 
 def write_model(folder: Path) -> None:
-    from turngym.agents import load_world
-    from turngym.envs.common.folder_sums import write_sums
+    from turngym.agents.worlds import load_world
+    from turngym.envs.core.files import write_sums
 
     shutil.copytree(load_world("alfworld").checkpoint("student"), folder / "model")
     write_sums(folder / "model")
@@ -122,14 +122,14 @@ def read_model(folder: Path) -> Found:
 
 
 def write_checkpoint(folder: Path) -> None:
-    from turngym.trainers.run.checkpoint import save_checkpoint
+    from turngym.trainers.checkpoint import save_checkpoint
 
     model, optimizer = _learner(3)
     save_checkpoint(folder, model=model, optimizer=optimizer, state={"step": 3, "depth": {"cap": 4}, "seconds": 1.5})
 
 
 def read_checkpoint(folder: Path) -> Found:
-    from turngym.trainers.run.checkpoint import latest_checkpoint, load_checkpoint, read_state
+    from turngym.trainers.checkpoint import latest_checkpoint, load_checkpoint, read_state
 
     checkpoint = latest_checkpoint(folder)
     model, optimizer = _learner(4)
@@ -143,7 +143,7 @@ def _learner(seed: int) -> tuple[Any, Any]:
     """A small model after one update."""
     import torch
 
-    from turngym.trainers.models.model import tiny_qwen3
+    from turngym.trainers.models import tiny_qwen3
 
     model: Any = tiny_qwen3(64, width=16, layers=1, heads=2, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

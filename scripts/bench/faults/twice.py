@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from turngym.envs.common.folder_lock import LOCK
+from turngym.envs.core.files import LOCK
 from turngym.scripts.bench.faults.kills import (
     EVAL,
     QUIET,
@@ -57,8 +57,8 @@ def _training(place: Path) -> tuple[str, str]:
 
 def _records(place: Path) -> tuple[str, str]:
     """In this process while another one writes."""
-    from turngym.agents.proxy.errors import ProxyError
-    from turngym.agents.proxy.sessions.records import Recorder
+    from turngym.agents.proxy.config import ProxyError
+    from turngym.agents.proxy.turn_records import Recorder
 
     words = [sys.executable, "-c", RECORDS, str(place)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=QUIET) as first:

@@ -28,14 +28,13 @@ from pathlib import Path
 
 import tyro
 
-from turngym.agents.environments import EnvOptions, env_maker
-from turngym.agents.evaluation.tables import print_table
+from turngym.agents.playing.environments import EnvOptions, env_maker
 from turngym.agents.sglang.open_servers import TOLERANCE
+from turngym.envs.core.tables import print_table
 from turngym.envs.guard import guard_of
 from turngym.scripts.bench.gpu.measure import Phase, StepFigures, StepJob, measure
 from turngym.scripts.bench.loss import main as loss
-from turngym.trainers.models.capacity import Chip, Estimate, Workload, chip_named, estimate
-from turngym.trainers.models.shapes import shape_named
+from turngym.trainers.plan import Chip, Estimate, Workload, chip_named, estimate, shape_named
 
 GAP = {"bfloat16": 0.06, "float32": 1e-4}
 """Most nats between a log-probability at sampling and the trainer's."""

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from turngym.envs.core import TurngymError
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.gpu.play import begin, play
 from turngym.scripts.bench.loss.models import clock, made_up_episodes, make_step, matmul_rate
-from turngym.trainers.models.shapes import ModelShape
+from turngym.trainers.plan import ModelShape
 
 Result = TypeVar("Result")
 
@@ -100,7 +100,7 @@ def measure(job: StepJob, envs: Sequence[Any], task_ids: Sequence[str]) -> StepF
     import torch
 
     from turngym.agents.local_engine.engine import LocalEngine
-    from turngym.trainers.models.shapes import random_model
+    from turngym.trainers.plan import random_model
 
     student = student_of(job)
     engine = LocalEngine(student, max_batch=len(envs), dtype=job.dtype)
@@ -157,8 +157,8 @@ def student_of(job: StepJob) -> Any:
 
     from turngym.agents.models import load_policy
     from turngym.agents.worlds import load_world
-    from turngym.trainers.models.model import load_model
-    from turngym.trainers.models.shapes import random_model
+    from turngym.trainers.models import load_model
+    from turngym.trainers.plan import random_model
 
     if job.folder is not None and (job.folder / "config.json").exists():
         return load_model(job.folder, dtype="float32", device=job.device)
@@ -173,8 +173,8 @@ def student_of(job: StepJob) -> Any:
 def _served(job: StepJob, student: Any, envs: Sequence[Any], task_ids: Sequence[str]) -> tuple[Phase | None, float]:
     from transformers import AutoTokenizer
 
+    from turngym.agents.sglang.client import PolicyServer
     from turngym.agents.sglang.open_servers import eval_policy
-    from turngym.agents.sglang.options import PolicyServer
 
     if not job.policy_server:
         return None, 0.0
@@ -206,7 +206,7 @@ def _timed(job: StepJob, work: Callable[[], Result]) -> tuple[Result, Phase]:
 
 def _gap(student: Any, episodes: Sequence[Episode], job: StepJob) -> float:
     """Between what the engine noted and what the float32 model says of the same ids."""
-    from turngym.trainers.models.scorer import LocalScorer
+    from turngym.trainers.scorer import LocalScorer
 
     ids = [episode.segments[0] for episode in episodes]
     places = [np.concatenate([np.arange(*turn.response_span) for turn in episode.turns]) for episode in episodes]

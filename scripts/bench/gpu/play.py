@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.core import Task
-from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.protocols import GenerateRequest, Policy, Sampling
+from turngym.envs.core.task import Task
 from turngym.envs.guard import guard_of
-from turngym.envs.protocols import GenerateRequest, Policy, Sampling
 
 CHARACTERS = 4
 """Of an observation's text that become one id: about what tokenizers of language models make of English."""

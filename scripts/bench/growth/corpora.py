@@ -43,7 +43,7 @@ def _asking(find: Any, queries: list[str]) -> Work:
 
 def make_store(folder: Path, size: int) -> None:
     """`size` made-up passages."""
-    from turngym.retrieval.passages import PassageStore
+    from turngym.retrieval.corpus import PassageStore
     from turngym.scripts.bench.retrieval.vectors import zipf_passages
 
     PassageStore.build(zipf_passages(size), folder / "passages").close()
@@ -51,9 +51,8 @@ def make_store(folder: Path, size: int) -> None:
 
 def open_words_build(folder: Path, size: int) -> Work:
     """The BM25 index of passages that were written before."""
-    from turngym.retrieval.bm25 import indexed_documents
-    from turngym.retrieval.lucene import LuceneIndex
-    from turngym.retrieval.passages import PassageStore
+    from turngym.retrieval.bm25 import LuceneIndex, indexed_documents
+    from turngym.retrieval.corpus import PassageStore
 
     store = PassageStore(folder / "passages")
     return lambda: LuceneIndex.build(indexed_documents(store), _fresh(folder)).close()
@@ -67,7 +66,7 @@ def make_words(folder: Path, size: int) -> None:
 def open_words_search(folder: Path, size: int) -> Work:
     """`QUERIES` questions, the best three passages of each."""
     from turngym.retrieval.bm25 import BM25Retriever
-    from turngym.retrieval.passages import PassageStore
+    from turngym.retrieval.corpus import PassageStore
     from turngym.scripts.bench.retrieval.vectors import zipf_queries
 
     bm25 = BM25Retriever.open(folder / "index", PassageStore(folder / "passages"))
@@ -99,7 +98,6 @@ def _fresh(folder: Path) -> Path:
 SHOP: dict[str, Any] = {"per": "products", "sizes": (1000, 4000, 16_000), "full": (1000, 50_000, 1_180_000)}
 PASSAGES: dict[str, Any] = {"per": "passages", "sizes": (3000, 10_000, 30_000), "full": (10_000, 100_000, 1_000_000)}
 MAPPED = "pages of the mapped index"
-
 MEASURES = (
     Measure(name="shop build", open=open_shop_build, holds="words and products of the index", **SHOP),
     Measure(name="shop search", open=open_shop_search, make=make_shop, shared="shop", holds=MAPPED, **SHOP),

@@ -33,7 +33,7 @@ def _engine(slots: int, history: int) -> tuple[Any, list[Any]]:
 
 
 def _request(row: int, prompt: Any, turn: int, drawn: int) -> Any:
-    from turngym.envs.protocols import GenerateRequest, Sampling
+    from turngym.envs.core.protocols import GenerateRequest, Sampling
 
     sampling = Sampling(temperature=0.0, max_new_tokens=drawn)
     return GenerateRequest(session=str(row), prompt_ids=prompt, sampling=sampling, stream=(row, turn))
@@ -69,7 +69,6 @@ IDS: dict[str, Any] = {
     "holds": "keys and values",
     "needs": "transformers",
 }
-
 MEASURES = (
     Measure(name="engine next turn", open=open_next, **IDS),
     Measure(name="engine history at once", open=open_first, power=2.0, **IDS),

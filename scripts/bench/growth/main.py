@@ -25,9 +25,8 @@ from pathlib import Path
 
 import tyro
 
-from turngym.agents.evaluation.tables import table_text
-from turngym.envs.core import TurngymError
-from turngym.envs.suggest import did_you_mean
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.tables import table_text
 from turngym.scripts.bench.growth.fit import Growth, growth, verdicts
 from turngym.scripts.bench.growth.measure import Cell, Measure, run_cell
 

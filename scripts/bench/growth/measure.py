@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 
 Work = Callable[[], object]
 """What is measured."""

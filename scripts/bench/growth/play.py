@@ -31,9 +31,9 @@ class Looker:
 
 def open_turns(folder: Path, size: int, *, rendered: bool) -> Work:
     """One episode of `size` turns; `rendered` with token ids, its history growing to that."""
-    from turngym.agents.agent import ResponseWriter
-    from turngym.agents.environments import env_maker
-    from turngym.agents.rollout import Job, Rollout
+    from turngym.agents.playing.agent import ResponseWriter
+    from turngym.agents.playing.environments import env_maker
+    from turngym.agents.playing.rollout import Job, Rollout
 
     writer, channel = _rendered() if rendered else (ResponseWriter(), None)
     make_env = env_maker("turngym/ALFWorld-v0", max_turns=size, channel=channel)
@@ -51,12 +51,12 @@ def open_turns(folder: Path, size: int, *, rendered: bool) -> Work:
 
 
 def _rendered() -> tuple[Any, str]:
-    from turngym.agents.agent import ResponseWriter
-    from turngym.agents.environments import probe
     from turngym.agents.models import load_policy, renderer_of
+    from turngym.agents.playing.agent import ResponseWriter
+    from turngym.agents.playing.environments import probe
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.agents.worlds.alfworld import WORLD
-    from turngym.agents.worlds.world import CHECKPOINTS
+    from turngym.agents.worlds.worlds import CHECKPOINTS
 
     folder = CHECKPOINTS / "alfworld" / "student"
     settings = ChatSettings.load(folder)
@@ -90,7 +90,6 @@ ENVS: dict[str, Any] = {
     "full": (1, 8, 64, 256),
     "holds": "a game each",
 }
-
 MEASURES = (
     Measure(
         name="turns of an episode",

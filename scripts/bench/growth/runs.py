@@ -57,7 +57,7 @@ def open_report(folder: Path, size: int) -> Work:
 
 def open_table(folder: Path, size: int) -> Work:
     """Two columns of a run."""
-    from turngym.trainers.run.metrics import table
+    from turngym.trainers.metrics import table
 
     def work() -> None:
         assert len(table(folder, "train", ("step", "loss"))) == size
@@ -67,7 +67,7 @@ def open_table(folder: Path, size: int) -> Work:
 
 def open_truncate(folder: Path, size: int) -> Work:
     """What a resumed run does to what was written after its checkpoint."""
-    from turngym.trainers.run.metrics import MetricsLog
+    from turngym.trainers.metrics import MetricsLog
 
     shutil.copy(folder / KEPT, folder / "metrics.jsonl")
     return lambda: MetricsLog(folder).truncate(size - 1, size)
@@ -80,7 +80,6 @@ STEPS: dict[str, Any] = {
     "make": make_run,
     "needs": "torch",
 }
-
 MEASURES = (
     Measure(name="report of a run", open=open_report, shared="run", **STEPS),
     Measure(name="metrics columns", open=open_table, shared="run", holds="the two columns", **STEPS),

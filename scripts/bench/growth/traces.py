@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, Turn
-from turngym.envs.trace import episode_to_json
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.task import Task, Verdict
+from turngym.envs.core.trace import episode_to_json
 from turngym.scripts.bench.growth.measure import Measure, Work
 
 SAMPLES, TURNS, IDS = 4, 4, 8
@@ -117,8 +117,7 @@ def open_trace(folder: Path, size: int, *words: str) -> Work:
 
 def open_view(folder: Path, size: int) -> Work:
     """The index, a page of the list sorted otherwise, and one episode."""
-    from turngym.scripts.traces.app import create_app
-    from turngym.scripts.traces.index import index_trace
+    from turngym.scripts.trace_pages import create_app, index_trace
 
     def work(folder: Path) -> None:
         client = create_app({"run": index_trace(folder / TRACE)}).test_client()
@@ -140,7 +139,7 @@ class _Nobody:
 
 def open_resume(folder: Path, size: int) -> Work:
     """An evaluation whose episodes are all there, and its results file."""
-    from turngym.agents.evaluation.tasks import evaluate_tasks
+    from turngym.agents.evaluation.play_panel import evaluate_tasks
 
     def work(folder: Path, size: int) -> None:
         agent: Any = _Nobody()
@@ -156,7 +155,7 @@ def open_resume(folder: Path, size: int) -> Work:
 
 
 def open_rescore(folder: Path, size: int) -> Work:
-    from turngym.agents.evaluation.rescore import rescore
+    from turngym.agents.evaluation.compare import rescore
 
     return lambda: rescore(folder / TRACE)
 
@@ -168,10 +167,8 @@ EPISODES: dict[str, Any] = {
     "make": make_trace,
     "shared": "trace",
 }
-
 ROW = "how each one ended"
 """200 to 300 bytes, ids of tasks included; an episode has 3,100 in its file."""
-
 MEASURES = (
     Measure(name="report", open=open_report, needs="torch", holds=ROW, **EPISODES),
     Measure(name="trace html", open=lambda folder, size: open_trace(folder, size, "html"), **EPISODES),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.learn.result import Result
 
 COLUMNS = 4

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turngym.agents.executor.cores import SHARE
-from turngym.envs.core import TurngymError
+from turngym.agents.executor.options import SHARE
+from turngym.envs.core.errors import TurngymError
 
 METRICS = "metrics.jsonl"
 START = Path("eval", "step_000000.jsonl")
@@ -71,7 +71,7 @@ class Runner:
 
         Raises TurngymError if one fails (the others are let finish first).
         """
-        from turngym.trainers.run.interrupts import Interrupts
+        from turngym.trainers.train_loop import Interrupts
 
         for job in self.jobs:
             check_command(job)
@@ -168,7 +168,7 @@ def evaluated(folder: Path) -> set[int]:
 
 def metric_rows(folder: Path) -> list[dict[str, object]]:
     """The metrics of a run, without a line that is being written."""
-    from turngym.trainers.run.metrics import read_metrics
+    from turngym.trainers.metrics import read_metrics
 
     return [dict(row) for row in read_metrics(folder)] if (folder / METRICS).exists() else []
 
@@ -217,7 +217,7 @@ class LearnProgress:
 
 def state(job: Job) -> tuple[int, str]:
     """Steps done, and the newest numbers in words."""
-    from turngym.trainers.run.progress import describe
+    from turngym.trainers.progress import describe
 
     latest: dict[str, object] = {"step": 0}
     for row in metric_rows(job.folder):

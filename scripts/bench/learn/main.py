@@ -17,7 +17,7 @@ from pathlib import Path
 import tyro
 
 from turngym.agents.worlds import load_world
-from turngym.agents.worlds.world import EmbeddedWorld
+from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.scripts.bench.learn.jobs import Job, Runner
 from turngym.scripts.bench.learn.options import LearnBench, size_of
 from turngym.scripts.bench.learn.recipes import Imitation, Recipe, Start, choose, setup_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from turngym.agents.worlds.world import EmbeddedWorld
-from turngym.envs.core import TurngymError
+from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.learn.recipes import MUST_RISE, setup_of
 
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.envs.core import TurngymError
-from turngym.envs.suggest import did_you_mean
+from turngym.envs.core.errors import TurngymError, did_you_mean
 
 Start = Literal["student", "hints"]
 """The shipped student (warmed up where the world asks for it: `Setup.warm`), or the shipped student after it has
@@ -161,7 +160,6 @@ RECIPES: Mapping[str, Recipe] = {
     "ppo-minillm": Recipe(algorithm="ppo-minillm", control="ppo-kd", teacher=True, text=True, words=(*CRITIC, *TEXT)),
 }
 """Rows by name, in the order of the table; what others are compared with comes before them."""
-
 MUST_RISE = ("grpo", "luffy", "prm-rl", "opd-hints")
 """Rows whose rise must be clear of zero."""
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from turngym.agents.evaluation.statistics import Interval
-from turngym.agents.evaluation.tables import markdown
-from turngym.agents.worlds.world import EmbeddedWorld
+from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.tables import markdown
 from turngym.scripts.bench.learn.figure import draw_figure
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.options import LearnBench, size_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.statistics import Interval
-from turngym.envs.trace import iter_episodes
+from turngym.envs.core.trace import iter_episodes
 from turngym.scripts.bench.learn.jobs import Job, metric_rows
 from turngym.scripts.bench.learn.recipes import Recipe
 from turngym.scripts.bench.learn.rise import TaskMeans, over_seeds, rise

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from turngym.agents.environments import env_maker, probe
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent, named_player
-from turngym.agents.worlds.world import EmbeddedWorld
-from turngym.envs.episode import Episode
+from turngym.agents.playing.environments import env_maker, probe
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent, named_player
+from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.episode import Episode
 
 
 def write_text(world: EmbeddedWorld, path: Path, episodes: int = 64, seed: int = 0) -> Path:

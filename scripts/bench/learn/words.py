@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from turngym.agents.worlds.world import EmbeddedWorld
+from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.options import Size
 from turngym.scripts.bench.learn.recipes import COMMON, Imitation, Recipe
-from turngym.scripts.options.world import train_words
+from turngym.scripts.options import train_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

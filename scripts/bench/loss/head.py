@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +81,7 @@ def full_reverse_kl(given: Inputs) -> Tensor:
     """Reverse KL on the logits of student and teacher, both [N, V] in fp32."""
     import torch
 
-    from turngym.trainers.losses.reverse_kl import full_reverse_kl
+    from turngym.trainers.losses import full_reverse_kl
 
     with torch.no_grad():
         teacher = (given.teacher_hidden @ given.teacher_head.T).float().log_softmax(-1)
@@ -99,8 +99,8 @@ def topk_reverse_kl_by_autograd(given: Inputs) -> Tensor:
 
 
 def _topk_reverse_kl(given: Inputs, head: Any) -> Tensor:
-    from turngym.trainers.losses.reverse_kl import topk_reverse_kl
-    from turngym.trainers.models.lm_head import project, topk
+    from turngym.trainers.lm_head import project, topk
+    from turngym.trainers.losses import topk_reverse_kl
 
     ids, logp = topk(given.teacher_hidden, given.teacher_head, given.job.k, chunk=given.job.chunk)
     own = project(given.hidden, head, given.label, ids, chunk=given.job.chunk)
@@ -119,7 +119,7 @@ def cross_entropy_by_autograd(given: Inputs) -> Tensor:
 
 
 def _cross_entropy(given: Inputs, head: Any) -> Tensor:
-    from turngym.trainers.models.lm_head import project
+    from turngym.trainers.lm_head import project
 
     return -project(given.hidden, head, given.label, chunk=given.job.chunk).logp_N.mean()
 

@@ -23,8 +23,8 @@ from typing import Literal
 
 import tyro
 
-from turngym.agents.evaluation.tables import Table, print_table
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import Table, print_table
 from turngym.scripts.bench.loss.head import LOSSES, HeadCost, HeadJob, measure
 from turngym.scripts.bench.loss.models import ModelJob, measure_models, models_table
 

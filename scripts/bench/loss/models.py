@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.evaluation.tables import Table
-from turngym.envs.core import Task, Verdict
-from turngym.envs.episode import Episode, Status, Turn
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.tables import Table
+from turngym.envs.core.task import Task, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def measure_models(job: ModelJob) -> ModelStep:
     """
     import torch
 
-    from turngym.trainers.models.shapes import random_model, shape_named
+    from turngym.trainers.plan import random_model, shape_named
 
     torch.set_num_threads(job.threads)
     on_cpu = job.device == "cpu"
@@ -126,7 +126,7 @@ class TrainingStep:
     def update(self, episodes: list[Episode], targets: Any) -> Any:
         """One step of the optimizer; its `UpdateResult`."""
         from turngym.trainers.batch import pack
-        from turngym.trainers.run.optimizer_step import update
+        from turngym.trainers.optimizer_step import update
 
         batch = pack(episodes)
         return update(
@@ -147,8 +147,8 @@ def make_step(
     """A step of OPD; on a GPU the update is in bfloat16 autocast. `vocab` ids are known to both models."""
     from turngym.trainers.algorithms import opd
     from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
-    from turngym.trainers.models.scorer import LocalScorer
-    from turngym.trainers.run.optimizer_step import Forward, make_optimizer
+    from turngym.trainers.optimizer_step import Forward, make_optimizer
+    from turngym.trainers.scorer import LocalScorer
 
     run = RunConfig(max_turns=4, micro_tokens=micro_tokens, head_chunk=head_chunk)
     return TrainingStep(

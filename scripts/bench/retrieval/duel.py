@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.retrieval.cpu import cpu_seconds
 from turngym.scripts.bench.retrieval.load import Tally, load
 from turngym.scripts.bench.retrieval.vectors import zipf_passages, zipf_queries
 
 RATE_TARGET, P99_TARGET, SINGLE_TARGET = 5.0, 1000.0, 0.95
 """Ratio of queries per second; milliseconds; ratio of median latencies of a single client, a twentieth for noise."""
-
 WORDS = 50_000
 """Vocabulary of made-up passages and queries."""
-
 OURS = "turngym"
 PEERS = {"Search-R1 per request": "0", "the same, 1 thread each": "1"}
 """The peer as it comes, and with one thread of faiss in each request: threads of 0 are faiss' own choice."""
@@ -77,7 +75,7 @@ def load_test(config: LoadOptions, figures: dict[str, Any]) -> bool:
 
 def build_load_index(config: LoadOptions, folder: Path, scratch: Path) -> None:
     """The index, unless it is there."""
-    from turngym.retrieval.index.build import BuildPlan, build_index
+    from turngym.retrieval.index import BuildPlan, build_index
 
     if folder.exists():
         return

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from turngym.agents.evaluation.tables import print_table
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import print_table
 from turngym.retrieval.core import RetrievalError
 from turngym.scripts.bench.retrieval.duel import load_test
 

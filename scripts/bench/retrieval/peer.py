@@ -32,9 +32,9 @@ def make_app(folder: Path, threads: int = 0) -> Any:
     import faiss
     from flask import Flask, Response, request
 
-    from turngym.retrieval.encoders.hashing import HashingEncoder
-    from turngym.retrieval.index.manifest import ENCODER, FAISS, PASSAGES
-    from turngym.retrieval.passages import PassageStore
+    from turngym.retrieval.corpus import PassageStore
+    from turngym.retrieval.encoders import HashingEncoder
+    from turngym.retrieval.index import ENCODER, FAISS, PASSAGES
 
     store = PassageStore(folder / PASSAGES)
     corpus = [{"id": passage.id, "contents": passage.contents} for passage in store]

@@ -12,18 +12,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from turngym.agents.evaluation.tables import Table
-from turngym.envs.search.parquet import read_questions
+from turngym.envs.core.tables import Table
 from turngym.envs.search.questions import Question
 from turngym.envs.search.recall import hop_recall, question_recall
-from turngym.envs.search.world.generate import open_world
+from turngym.envs.search.sources import read_questions
+from turngym.envs.search.world_questions import open_world
 from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Passage, Retriever
 from turngym.retrieval.corpus import read_corpus
-from turngym.retrieval.dense.retriever import DenseRetriever
-from turngym.retrieval.encoders.hashing import HashingEncoder
-from turngym.retrieval.hybrid import HybridRetriever
-from turngym.retrieval.rerank import CoverageReranker, RerankingRetriever
+from turngym.retrieval.dense import DenseRetriever
+from turngym.retrieval.encoders import HashingEncoder
+from turngym.retrieval.hybrid import CoverageReranker, HybridRetriever, RerankingRetriever
 
 DATASETS = ("hotpotqa", "2wiki")
 """Each has `<name>_corpus.jsonl` and `<name>_questions.jsonl` with gold passage ids."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.evaluation.tables import Table
+from turngym.envs.core.tables import Table
 
 FULL_SCANS, SCANNED = ("Flat", "SQ8"), 30_000_000_000
 """Kinds whose queries read every vector, and how many coordinates all of them may read together."""

@@ -34,7 +34,7 @@ def _task_build(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build_vectors(target: Path, vectors: Path, job: dict[str, Any]) -> dict[str, Any]:
-    from turngym.retrieval.index.vectors import add_vectors
+    from turngym.retrieval.index_vectors import add_vectors
 
     begin = time.process_time()
     add_vectors(vectors, target, job["kind"], job["dim"], job["rows"], lambda *_: None)
@@ -42,9 +42,8 @@ def _build_vectors(target: Path, vectors: Path, job: dict[str, Any]) -> dict[str
 
 
 def _build_words(target: Path, rows: int) -> dict[str, Any]:
-    from turngym.retrieval.bm25 import indexed_documents
-    from turngym.retrieval.lucene import LuceneIndex
-    from turngym.retrieval.passages import PassageStore
+    from turngym.retrieval.bm25 import LuceneIndex, indexed_documents
+    from turngym.retrieval.corpus import PassageStore
 
     with PassageStore.build(zipf_passages(rows), target / "passages") as store:
         begin = time.process_time()
@@ -91,13 +90,13 @@ def _asker(target: Path, job: dict[str, Any]) -> Callable[[int], list[Any]]:
     """A function from the number of a query to the rows or ids found."""
     if job["kind"] == "bm25":
         from turngym.retrieval.bm25 import BM25Retriever
-        from turngym.retrieval.passages import PassageStore
+        from turngym.retrieval.corpus import PassageStore
 
         words = zipf_queries(job["queries"])
         bm25 = BM25Retriever.open(target / "lucene", PassageStore(target / "passages"))
         return lambda number: [hit.passage.id for hit in bm25.search([words[number]], 3)[0]]
-    from turngym.retrieval.dense.faiss_io import read_index, set_parameters
-    from turngym.retrieval.index.vectors import default_parameters
+    from turngym.retrieval.dense import read_index, set_parameters
+    from turngym.retrieval.index_vectors import default_parameters
 
     index, queries = read_index(target), _queries(job)
     settings = default_parameters(job["kind"], job["rows"])

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from turngym.envs.protocols import GenerateRequest, Sampling
+from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.scripts.bench.rollout.peers import Continuous, Ids, Keeping, KeptCache, whole_history
 from turngym.scripts.bench.rollout.shapes import Shape
 

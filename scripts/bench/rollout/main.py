@@ -19,7 +19,7 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.evaluation.tables import print_table
+from turngym.envs.core.tables import print_table
 from turngym.scripts.bench.rollout.duel import Side, Tally, duel, positions
 from turngym.scripts.bench.rollout.peers import Keeping
 from turngym.scripts.bench.rollout.play import PlayBench

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.evaluation.tables import print_table
-from turngym.agents.rollout import Job, PlayJobs, rollout
+from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.worlds.alfworld import WORLD
-from turngym.agents.worlds.world import CHECKPOINTS
-from turngym.envs.episode import Episode
+from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.tables import print_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,9 @@ class Stage:
 
 def run(bench: PlayBench, threads: int) -> list[PlayedWay]:
     """Every row: the reference first (all environments, all turns, keys and values kept)."""
-    from turngym.agents.executor import LocalWorkers, ParallelRollout
-    from turngym.agents.scripted import ExpertAgent
+    from turngym.agents.executor.parallel import ParallelRollout
+    from turngym.agents.executor.processes import LocalWorkers
+    from turngym.agents.playing.scripted import ExpertAgent
 
     make_env, agents, system = _players(bench)
     env = make_env()
@@ -153,13 +154,13 @@ def run(bench: PlayBench, threads: int) -> list[PlayedWay]:
 
 def _players(bench: PlayBench) -> tuple[Any, dict[str, Callable[[], Any]], str | None]:
     """Environments, and agents by the name of their engine."""
-    from turngym.agents.environments import env_maker, probe
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.models import load_policy, renderer_of
+    from turngym.agents.playing.environments import env_maker, probe
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.envs.channels import make_channel
-    from turngym.envs.protocols import Policy, Sampling
+    from turngym.envs.core.protocols import Policy, Sampling
 
     settings = ChatSettings.load(bench.model)
     kwargs = {"split": WORLD.split, "max_turns": WORLD.max_turns, **WORLD.make}
@@ -180,8 +181,8 @@ def _players(bench: PlayBench) -> tuple[Any, dict[str, Callable[[], Any]], str |
     if bench.recompute:
         agents["recompute"] = local("recompute")
     if bench.policy_server:
+        from turngym.agents.sglang.client import PolicyServer
         from turngym.agents.sglang.open_servers import eval_policy
-        from turngym.agents.sglang.options import PolicyServer
 
         servers = PolicyServer(policy_server=bench.policy_server)
         agents["server"] = lambda: agent(eval_policy(servers, bench.model, tokenizer, settings.max_context))

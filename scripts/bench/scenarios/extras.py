@@ -7,14 +7,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from turngym.agents.evaluation.tables import Table
-from turngym.scripts.bench.scenarios.measures import (
-    critic_explained,
-    crossed,
-    forgotten,
-    heldout_nats,
-    more_forgotten,
-)
+from turngym.envs.core.tables import Table
+from turngym.scripts.bench.scenarios.measures import critic_explained, crossed, forgotten, heldout_nats, more_forgotten
 from turngym.scripts.bench.scenarios.options import ScenariosBench
 from turngym.scripts.bench.scenarios.passages import text_path
 from turngym.scripts.bench.scenarios.plan import Planned
@@ -38,7 +32,7 @@ def extra_of(options: ScenariosBench, planned: Planned) -> Extra | None:
 
 def _text(options: ScenariosBench, planned: Planned) -> Extra:
     """Held-out text before and after, by arm."""
-    from turngym.trainers.losses.lm_loss import read_texts
+    from turngym.trainers.lm_loss import read_texts
 
     documents = list(read_texts([text_path(options.out / "text", "eval")]))
     assert planned.start is not None, "a scenario that measures text begins with a model that has seen some"

@@ -69,7 +69,7 @@ def heldout_nats(job: Job, documents: Sequence[str]) -> Nats:
 
 def text_nats(model: Path, documents: Sequence[str]) -> dict[str, float]:
     """Number of each document -> mean negative log-likelihood of its tokens after the first, at temperature 1."""
-    from turngym.trainers.models.load import load_scorer, load_student
+    from turngym.trainers.scorer import load_scorer, load_student
 
     _, tokenizer = load_student(model, "float32", "cpu")
     rows = [np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32) for text in documents]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.learn.options import Size
 from turngym.scripts.bench.learn.words import Measured
 from turngym.scripts.bench.scenarios.scenario import Scenario

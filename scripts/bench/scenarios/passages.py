@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from turngym.envs.search.world.config import TINY
-from turngym.envs.search.world.generate import generate_world, one_world
-from turngym.envs.search.world.graph import Part
+from turngym.envs.search.world import TINY, Part
+from turngym.envs.search.world_questions import generate_world, one_world
 
 ARTICLES = 8
 """Per document: some 120 tokens of the tiny models."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from turngym.agents.worlds.world import EmbeddedWorld
-from turngym.envs.core import TurngymError
+from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.words import imitation_job, recipe_words, shown
 from turngym.scripts.bench.scenarios.options import ScenariosBench

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from turngym.trainers.algorithm import Algorithm
-from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms import sft
-from turngym.trainers.losses.lm_loss import LmLoss
+from turngym.trainers.lm_loss import LmLoss
 
 NAME = "turngym.scripts.bench.scenarios.reader:READER"
 """As `turngym train --algorithm` takes it."""

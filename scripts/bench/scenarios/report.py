@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.evaluation.statistics import Interval
-from turngym.agents.evaluation.tables import markdown
+from turngym.envs.core.tables import markdown
 from turngym.scripts.bench.learn.figure import draw_figure
 from turngym.scripts.bench.learn.report import NOTE, curve_text, signed, table
 from turngym.scripts.bench.learn.result import Result, read_result

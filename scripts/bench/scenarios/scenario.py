@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from turngym.agents.worlds import load_world
-from turngym.agents.worlds.world import EmbeddedWorld
+from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.scripts.bench.learn.recipes import Imitation, Recipe
 
 Measure = Literal["success", "text", "critic"]

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from turngym.envs.core import TurngymError
-from turngym.envs.suggest import did_you_mean
+from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.scripts.bench.learn.recipes import FREE_CRITIC, REWARD, Imitation, Recipe, setup_of
 from turngym.scripts.bench.scenarios.scenario import Arm, Place, Scenario, Start
 
@@ -40,7 +39,6 @@ QUESTIONS = Place(
     reported=questions(1, (3, 4, 5), 1),
 )
 """Multi-hop questions over small fictional worlds."""
-
 STUDENT = Start(name="student")
 STUCK = Start(
     name="stuck",
@@ -64,13 +62,11 @@ READER = Start(
     text=True,
 )
 """A model that has seen text: without that there is nothing to forget."""
-
 # long failures would outweigh short successes if every token counted the same
 GRPO = Arm(name="grpo", recipe=Recipe(algorithm="grpo", words=("--grpo.weight", "trajectory")))
 JUDGE = ("--judge", "expert")
 BOLD = (*REWARD, "--optimizer.lr", "5e-4")
 """Where nearly nothing succeeds there is little that large steps could undo."""
-
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (

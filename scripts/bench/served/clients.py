@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.worlds.world import CHECKPOINTS
-from turngym.envs.core import TurngymError
+from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.envs.core.errors import TurngymError
 
 STUDENT = CHECKPOINTS / "alfworld" / "student"
 WORD = re.compile(r"client [0-9]+ session [0-9]+\b")

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from turngym.envs.core import TurngymError
+from turngym.envs.core.errors import TurngymError
 from turngym.scripts.bench.served.clients import Load, Tally, check, started, talk
 
 STAND_IN = Path(__file__).resolve().parents[3] / "tests" / "support" / "sglang_model.py"

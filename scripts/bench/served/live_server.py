@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from turngym.envs.episode import Episode
-from turngym.scripts.serve.proxy import parse, serve
+from turngym.envs.core.episode import Episode
+from turngym.scripts.serve_proxy import parse, serve
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 

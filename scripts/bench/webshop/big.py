@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from turngym.envs.core import TurngymError
-from turngym.retrieval.lucene import LuceneIndex, analyze
+from turngym.envs.core.errors import TurngymError
+from turngym.retrieval.bm25 import LuceneIndex
+from turngym.retrieval.lucene_text import analyze
 from turngym.scripts.bench.webshop.big_shop import BigShop
 
 T = TypeVar("T")
@@ -72,9 +73,9 @@ def build_shop(folder: Path, catalog: str, count: int) -> Figures:
 
 
 def _write_shop(folder: Path, count: int, made: list[float]) -> None:
-    from turngym.envs.webshop.files.load import LoadReport, read_pairs
-    from turngym.envs.webshop.files.mapped import build_folder
-    from turngym.envs.webshop.generate.shop import FULL, records
+    from turngym.envs.webshop.catalog import LoadReport, read_pairs
+    from turngym.envs.webshop.generate import FULL, records
+    from turngym.envs.webshop.open_catalog import build_folder
 
     report = LoadReport()
     # more clusters than needed: what is not asked for is not made
@@ -110,9 +111,9 @@ def open_catalog(folder: Path, catalog: str, count: int) -> tuple[Search, Callab
             lambda text: [name for name, _ in index.search(text, K)],
             lambda number: list(dict.fromkeys(BigShop().queries(number, count))),
         )
-    from turngym.envs.webshop.files.mapped import MappedCatalog
-    from turngym.envs.webshop.shop.profiles import find_profile
-    from turngym.envs.webshop.shop.shop import Shop
+    from turngym.envs.webshop.open_catalog import MappedCatalog
+    from turngym.envs.webshop.products import find_profile
+    from turngym.envs.webshop.shop import Shop
 
     shop = Shop(MappedCatalog(folder), find_profile("embedded"), memo=0)
 
@@ -168,8 +169,8 @@ def _texts(folder: Path, catalog: str, count: int) -> Iterator[tuple[str, str]]:
     if catalog == "zipf":
         yield from BigShop().documents(count)
         return
-    from turngym.envs.webshop.files.mapped import MappedCatalog
-    from turngym.envs.webshop.files.store import search_text
+    from turngym.envs.webshop.catalog import search_text
+    from turngym.envs.webshop.open_catalog import MappedCatalog
 
     for product in MappedCatalog(folder):
         yield product.asin, search_text(product)
@@ -226,7 +227,6 @@ def _memory() -> dict[str, float]:
 
 
 STEPS = {"build": build_shop, "search": search, "check": check}
-
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(json.dumps(STEPS[sys.argv[1]](Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))))

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import tyro
 
-from turngym.agents.evaluation.tables import print_table, write_json
-from turngym.envs.webshop.shop.shop import Shop, open_shop
+from turngym.envs.core.tables import print_table, write_json
+from turngym.envs.webshop.shop import Shop, open_shop
 from turngym.envs.webshop.transcripts import parity
 from turngym.scripts.bench.webshop import big, steps
 

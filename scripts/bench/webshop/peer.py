@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from turngym.envs.webshop.pages.actions import parse_action
-from turngym.envs.webshop.pages.pages import done_texts, item_buttons, page_of, sub_texts
-from turngym.envs.webshop.pages.session import COMPAT, State, Target, play
+from turngym.envs.webshop.session import (
+    COMPAT,
+    State,
+    Target,
+    done_texts,
+    item_buttons,
+    page_of,
+    parse_action,
+    play,
+    sub_texts,
+)
 
 if TYPE_CHECKING:
-    from turngym.envs.webshop.shop.shop import Shop
-
+    from turngym.envs.webshop.shop import Shop
 TEMPLATE = """<!DOCTYPE html>
 <html>
 <head>

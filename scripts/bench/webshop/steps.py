@@ -12,13 +12,11 @@ import gymnasium as gym
 import numpy as np
 
 import turngym.envs  # noqa: F401  (registers the ids)
-from turngym.envs.webshop.compat import ShopSession
-from turngym.envs.webshop.env import WebShopEnv
+from turngym.envs.webshop.env import ShopSession, WebShopEnv
 from turngym.scripts.bench.webshop.peer import HtmlSession
 
 if TYPE_CHECKING:
-    from turngym.envs.webshop.shop.shop import Shop
-
+    from turngym.envs.webshop.shop import Shop
 Step = tuple[str, float]
 """Observation and reward of one action."""
 

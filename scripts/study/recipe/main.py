@@ -18,12 +18,13 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.evaluation.tables import print_table
-from turngym.agents.worlds import EmbeddedWorld, load_world
-from turngym.envs.core import TurngymError
+from turngym.agents.worlds import load_world
+from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import print_table
 from turngym.scripts.bench.learn.text import write_text
 from turngym.scripts.bench.learn.words import shown
-from turngym.scripts.options.world import distill_words
+from turngym.scripts.options import distill_words
 from turngym.scripts.study.cells import replaced
 from turngym.scripts.study.recipe.results import result_table
 from turngym.scripts.study.recipe.runs import RECIPES, PaperRun, find_recipe

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from turngym.agents.evaluation.statistics import Interval
-from turngym.agents.evaluation.tables import Table
+from turngym.envs.core.tables import Table
 from turngym.scripts.study.recipe.runs import PaperRun
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turngym.envs.core import TurngymError
-from turngym.envs.suggest import did_you_mean
+from turngym.envs.core.errors import TurngymError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,6 @@ Place = tuple[str, str, Mapping[str, str], str, int]
 HOUSE: Place = ("alfworld", "turngym/ALFWorld-v0", {"split": "train"}, "alfworld-valid-unseen", 80)
 SHOP: Place = ("webshop", "turngym/WebShop-v0", {"profile": "full-synthetic", "split": "train"}, "webshop-1k-eval", 50)
 SEARCH: Place = ("search", "turngym/Search-v0", {"source": "mixture", "split": "train"}, "search-mixture", 30)
-
 TURNOPD = tuple(Method(name=name, algorithm=name, teacher=True) for name in ("opd", "tcod", "turnopd"))
 TURNOPD_NOTES = (
     "# From the paper: models, thinking, the tool channel, turn limits, Table 7's settings (our defaults), 32 GPUs.",

@@ -12,14 +12,14 @@ from typing import Any
 import alfworld_house as houses
 import pytest
 
-from turngym.envs.alfworld.data import GameFolder
 from turngym.envs.alfworld.env import ALFWorldEnv
+from turngym.envs.alfworld.game import GameFolder
+from turngym.envs.alfworld.games import RealGames
 from turngym.envs.alfworld.reference import differential
 from turngym.envs.alfworld.reference.differential import Play, compare, plan, run, summary
-from turngym.envs.alfworld.reference.engine import Reference, acquire, release
 from turngym.envs.alfworld.reference.probes import SCRIPTS
-from turngym.envs.alfworld.source import RealGames
-from turngym.envs.core import TurngymError
+from turngym.envs.alfworld.textworld import Reference, acquire, release
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.guard import ActionGuard
 
 house = houses.house
@@ -109,7 +109,7 @@ def test_the_environment_is_the_same_with_both_engines(reference: Reference) -> 
 def test_a_difference_is_found_and_a_finished_game_is_not_played_again(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("turngym.envs.alfworld.native.engine.NativeEngine._open", lambda self, r, _: "Sesame.")
+    monkeypatch.setattr("turngym.envs.alfworld.engine.NativeEngine._open", lambda self, r, _: "Sesame.")
     monkeypatch.setattr(differential, "Reference", lambda: reference)
     log = tmp_path / "log.jsonl"
     data = house() | {"walkthrough": ["go to fridge 1", "open fridge 1", "look"]}

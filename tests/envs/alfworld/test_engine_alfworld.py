@@ -10,9 +10,9 @@ from alfworld_house import house
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.alfworld.native.engine import NOTHING, NativeEngine
-from turngym.envs.alfworld.native.game import load_game
-from turngym.envs.alfworld.native.names import entity_names, listing, shuffled
+from turngym.envs.alfworld.engine import NOTHING, NativeEngine
+from turngym.envs.alfworld.game import load_game
+from turngym.envs.alfworld.pddl import entity_names, listing, shuffled
 
 
 def play(*commands: str, goal: str = "place", extra: str = "") -> tuple[NativeEngine, str]:

@@ -11,9 +11,9 @@ import gymnasium as gym
 import pytest
 from alfworld_house import house
 
-from turngym.envs.alfworld.data import find_root
 from turngym.envs.alfworld.env import ALFWorldEnv
-from turngym.envs.core import TaskError
+from turngym.envs.alfworld.game import find_root
+from turngym.envs.core.errors import TaskError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.testing import EnvContract
 
@@ -154,7 +154,7 @@ def test_generated_ids() -> None:
 
 def test_close_gives_textworld_back_and_reset_takes_it_again() -> None:
     pytest.importorskip("alfworld")
-    from turngym.envs.alfworld.reference.engine import Reference
+    from turngym.envs.alfworld.textworld import Reference
 
     guard = guard_of(gym.make("turngym/ALFWorld-v0", engine="textworld"))
     first = guard.reset(seed=0)

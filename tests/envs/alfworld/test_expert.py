@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.alfworld.data import game_texts
-from turngym.envs.alfworld.generate.games import PRESETS, SMALL, generate
-from turngym.envs.alfworld.generate.house import House, Receptacle, Thing
-from turngym.envs.alfworld.generate.priors import TaskRow, load_priors
-from turngym.envs.alfworld.generate.problem_text import problem_text, task_sentence
-from turngym.envs.alfworld.native.engine import NativeEngine
-from turngym.envs.alfworld.native.game import Game, load_game
-from turngym.envs.alfworld.players.expert import SearchingExpert, next_action, search_order
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.game import Game, game_texts, load_game
+from turngym.envs.alfworld.generate import House, Receptacle, Thing, generate, problem_text, task_sentence
+from turngym.envs.alfworld.players import SearchingExpert, next_action, search_order
+from turngym.envs.alfworld.priors import PRESETS, SMALL, TaskRow, load_priors
 
 KITCHEN = (  # (type, opens, location); numbers count down: the first cabinet is cabinet 2
     *(("Cabinet", True, 0), ("Cabinet", True, 0), ("CounterTop", False, 1)),

@@ -9,9 +9,9 @@ from typing import Any
 import alfworld_house as houses
 import pytest
 
-from turngym.envs.alfworld.errors import GameError, GameUnsupported
-from turngym.envs.alfworld.native.engine import NOTHING, NativeEngine
-from turngym.envs.alfworld.native.game import load_game
+from turngym.envs.alfworld.engine import NOTHING, NativeEngine
+from turngym.envs.alfworld.game import load_game
+from turngym.envs.alfworld.pddl import GameError, GameUnsupported
 
 house = houses.house
 

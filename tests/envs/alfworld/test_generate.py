@@ -12,23 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.envs.alfworld.generate.config import FULL, TASK_TYPES
-from turngym.envs.alfworld.generate.games import (
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.game import Game, load_game
+from turngym.envs.alfworld.generate import generate, parse_task_id, task_ids
+from turngym.envs.alfworld.players import SearchingExpert
+from turngym.envs.alfworld.priors import (
+    FULL,
     PRESETS,
     SMALL,
+    TASK_TYPES,
     GeneratorConfig,
     Part,
-    generate,
-    parse_task_id,
+    load_priors,
     preset,
-    task_ids,
+    vocabulary,
 )
-from turngym.envs.alfworld.generate.priors import load_priors
-from turngym.envs.alfworld.generate.vocabulary import vocabulary
-from turngym.envs.alfworld.native.engine import NativeEngine
-from turngym.envs.alfworld.native.game import Game, load_game
-from turngym.envs.alfworld.players.expert import SearchingExpert
-from turngym.envs.core import TaskError
+from turngym.envs.core.errors import TaskError
 
 
 @cache
@@ -245,7 +244,7 @@ def test_the_vocabulary_spells_everything_that_is_said(config: GeneratorConfig, 
 def test_textworld_says_the_same(config: GeneratorConfig, numbers: range) -> None:
     pytest.importorskip("textworld", reason="needs turngym[alfworld]")
     pytest.importorskip("alfworld", reason="needs turngym[alfworld]")
-    from turngym.envs.alfworld.reference.engine import acquire, release
+    from turngym.envs.alfworld.textworld import acquire, release
 
     reference = acquire()
     for number in numbers:

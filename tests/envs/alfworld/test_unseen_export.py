@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from turngym.envs.alfworld.env import ALFWorldEnv
-from turngym.envs.alfworld.export import export_games
-from turngym.envs.alfworld.generate.config import FULL, SMALL
-from turngym.envs.alfworld.generate.unseen import SMALL_UNSEEN, unseen
-from turngym.envs.checks import expect
-from turngym.envs.core import TaskError, TurngymError
+from turngym.envs.alfworld.games import export_games
+from turngym.envs.alfworld.generate import SMALL_UNSEEN, unseen
+from turngym.envs.alfworld.priors import FULL, SMALL
+from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.panels import load_panel, verify_panel
+from turngym.envs.testing import expect
 from turngym.scripts import panel as verb
 
 PANEL = "alfworld-generated-unseen"
@@ -108,9 +108,9 @@ def test_exported_games_are_the_same_games(tmp_path: Path, options: dict[str, st
 
 def test_textworld_loads_and_plays_exported_games(tmp_path: Path) -> None:
     pytest.importorskip("alfworld")
-    from turngym.envs.alfworld.native.game import read_game_file
+    from turngym.envs.alfworld.game import read_game_file
     from turngym.envs.alfworld.reference.differential import Play, compare
-    from turngym.envs.alfworld.reference.engine import acquire, release
+    from turngym.envs.alfworld.textworld import acquire, release
 
     reference = acquire()
     try:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import search_toy as toy
 
-from turngym.agents.rollout import Job, rollout
-from turngym.agents.scripted import ExpertAgent, RandomAgent
-from turngym.envs.core import EnvBackendError, TaskError, TurngymError
-from turngym.envs.episode import Status
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
+from turngym.envs.core.episode import Status
+from turngym.envs.core.errors import EnvBackendError, TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.protocol import INVALID

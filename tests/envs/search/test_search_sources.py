@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import search_toy as toy
 
-from turngym.envs.core import TaskError
+from turngym.envs.core.errors import TaskError
 from turngym.envs.panels import load_panel, verify_panel
 from turngym.envs.search.env import SearchEnv
-from turngym.envs.search.parquet import PROMPT, prompt_rows, read_questions, write_prompts
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
-from turngym.envs.search.sources import half, open_source
+from turngym.envs.search.sources import PROMPT, half, open_source, prompt_rows, read_questions, write_prompts
 
 
 def write(path: Path, *rows: Any) -> Path:

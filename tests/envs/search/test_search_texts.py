@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.core import TaskError
+from turngym.envs.channels import blocks
+from turngym.envs.core.errors import TaskError
 from turngym.envs.search import protocol
-from turngym.envs.search.documents import check_format, render, shorten
-from turngym.envs.search.parquet import PROMPT, asked
-from turngym.envs.search.reward import RewardRule, exact, last_answer, published_prediction, sub_exact, valid_form
-from turngym.envs.tags import blocks
+from turngym.envs.search.protocol import check_format, render, shorten
+from turngym.envs.search.questions import RewardRule, exact, last_answer, published_prediction, sub_exact, valid_form
+from turngym.envs.search.sources import PROMPT, asked
 from turngym.retrieval.core import Hit, Passage
 
 NAMES = ("think", "search", "information", "answer", "tool_call")

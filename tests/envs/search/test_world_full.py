@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from turngym.envs.core import TaskError
+from turngym.envs.core.errors import TaskError
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.search.recall import hop_recall, question_recall
-from turngym.envs.search.world.config import FAMILIES, FULL, WorldConfig, preset
-from turngym.envs.search.world.generate import FictionalWorld, generate_world, open_world
-from turngym.envs.search.world.tables import english, relations
+from turngym.envs.search.world import FAMILIES, FULL, WorldConfig, english, preset, relations
+from turngym.envs.search.world_questions import FictionalWorld, generate_world, open_world
 from turngym.retrieval.bm25 import BM25Retriever
-from turngym.retrieval.lucene import analyze
+from turngym.retrieval.lucene_text import analyze
 
 
 @pytest.fixture(scope="module")

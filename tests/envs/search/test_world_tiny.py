@@ -9,15 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from turngym.agents.rendering.phrase_tokenizer import build_phrase_tokenizer
-from turngym.envs.core import TaskError
+from turngym.agents.rendering.chat_settings import build_phrase_tokenizer
+from turngym.envs.core.errors import TaskError
 from turngym.envs.search import players, retrievers
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.protocol import read_action
 from turngym.envs.search.sources import open_source
-from turngym.envs.search.vocabulary import vocabulary
-from turngym.envs.search.world.config import TINY
-from turngym.envs.search.world.generate import FictionalWorld, generate_worlds, open_world
+from turngym.envs.search.world import TINY
+from turngym.envs.search.world_questions import FictionalWorld, generate_worlds, open_world, vocabulary
 from turngym.retrieval.bm25 import BM25Retriever
 
 FEW = replace(TINY, worlds=(6, 4))

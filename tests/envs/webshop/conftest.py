@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.webshop.files.load import LoadReport, read_products
-from turngym.envs.webshop.files.store import MemoryCatalog
-from turngym.envs.webshop.shop.profiles import Profile
-from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.catalog import LoadReport, MemoryCatalog, read_products
+from turngym.envs.webshop.products import Profile
+from turngym.envs.webshop.shop import Shop
 
 MUG = {
     "asin": "MUG0000001",

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from turngym.envs.core import TurngymError
-from turngym.envs.webshop.compat import ShopSession
-from turngym.envs.webshop.shop.shop import Shop, open_shop
-from turngym.retrieval.lucene import LuceneIndex
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.webshop.env import ShopSession
+from turngym.envs.webshop.shop import Shop, open_shop
+from turngym.retrieval.bm25 import LuceneIndex
 from turngym.scripts.bench.webshop import big, steps
 from turngym.scripts.bench.webshop import main as bench
 from turngym.scripts.bench.webshop.big_shop import BigShop

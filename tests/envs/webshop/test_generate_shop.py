@@ -9,21 +9,29 @@ from functools import cache
 
 import pytest
 
-from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.generate.shop import FULL, SMALL, CatalogConfig, find_config, generate_catalog, part_of
-from turngym.envs.webshop.generate.terse import KINDS, LOOKS
-from turngym.envs.webshop.generate.words import load_words
-from turngym.envs.webshop.shop.colors import simplify_value
-from turngym.envs.webshop.shop.goals import Goal
-from turngym.envs.webshop.shop.reward import (
+from turngym.envs.webshop.generate import (
+    FULL,
+    KINDS,
+    LOOKS,
+    SMALL,
+    CatalogConfig,
+    find_config,
+    generate_catalog,
+    load_words,
+    part_of,
+)
+from turngym.envs.webshop.goals import Goal
+from turngym.envs.webshop.products import ShopDataError
+from turngym.envs.webshop.reward import (
     ProductFacts,
     best_purchase,
     compute_reward,
     matches,
     processed,
+    simplify_value,
     wanted_options,
 )
-from turngym.envs.webshop.shop.shop import Shop, open_shop
+from turngym.envs.webshop.shop import Shop, open_shop
 
 PROFILES = ("embedded", "embedded-small")
 

@@ -11,9 +11,8 @@ import pytest
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.generate.shop import FULL, SMALL
-from turngym.envs.webshop.generate.vocabulary import vocabulary
+from turngym.envs.webshop.generate import FULL, SMALL, vocabulary
+from turngym.envs.webshop.products import ShopDataError
 
 PROFILES = ("embedded", "embedded-small")
 Choose = Callable[[WebShopEnv], str | None]

@@ -11,15 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.files.load import LoadReport
-from turngym.envs.webshop.files.store import MemoryCatalog
-from turngym.envs.webshop.shop.catalog import Instruction, Kind, Product
-from turngym.envs.webshop.shop.goals import Goal, draw_goal, limited, shuffled
-from turngym.envs.webshop.shop.prices import cap_text, draw_cap, draw_prices
-from turngym.envs.webshop.shop.profiles import find_profile
-from turngym.envs.webshop.shop.shop import Shop
-from turngym.envs.webshop.shop.splits import make_splits
+from turngym.envs.webshop.catalog import LoadReport, MemoryCatalog
+from turngym.envs.webshop.goals import Goal, draw_goal, limited, make_splits, shuffled
+from turngym.envs.webshop.products import (
+    Instruction,
+    Kind,
+    Product,
+    ShopDataError,
+    cap_text,
+    draw_cap,
+    draw_prices,
+    find_profile,
+)
+from turngym.envs.webshop.shop import Shop
 
 
 def product(asin: str, *, instructions: tuple[Instruction, ...] = (), **changes: object) -> Product:

@@ -10,12 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.files import json_stream
-from turngym.envs.webshop.files.json_stream import read_array, read_object
-from turngym.envs.webshop.files.load import LoadReport, read_pairs, read_products
-from turngym.envs.webshop.shop.catalog import Instruction, Product, decode_product, encode_product
-from turngym.envs.webshop.shop.prices import parse_pricing, price_text
+from turngym.envs.webshop import json_stream
+from turngym.envs.webshop.catalog import LoadReport, read_pairs, read_products
+from turngym.envs.webshop.json_stream import read_array, read_object
+from turngym.envs.webshop.products import (
+    Instruction,
+    Product,
+    ShopDataError,
+    decode_product,
+    encode_product,
+    parse_pricing,
+    price_text,
+)
 
 
 def item(asin: str = "B000000001", **changes: Any) -> dict[str, Any]:

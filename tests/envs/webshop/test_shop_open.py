@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.core import TaskError
-from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.shop import shop as shop_module
-from turngym.envs.webshop.shop.profiles import PROFILES, find_profile
-from turngym.envs.webshop.shop.shop import Shop, goal_task, open_shop
+from turngym.envs.core.errors import TaskError
+from turngym.envs.webshop import shop as shop_module
+from turngym.envs.webshop.products import PROFILES, ShopDataError, find_profile
+from turngym.envs.webshop.shop import Shop, goal_task, open_shop
 
 
 def record(number: int) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from turngym.envs.panels import load_panel, verify_panel
-from turngym.envs.webshop.shop.shop import Shop, goal_task, open_shop
-from turngym.envs.webshop.shop.splits import PER_PRODUCT
-from turngym.envs.webshop.shop.tagger import NounTagger
+from turngym.envs.webshop.goals import PER_PRODUCT
+from turngym.envs.webshop.reward import NounTagger
+from turngym.envs.webshop.shop import Shop, goal_task, open_shop
 
 PARTS = {0: "1k-synthetic", 1: "1k-human"}
 

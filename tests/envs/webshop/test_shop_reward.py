@@ -8,20 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.shop.catalog import Product
-from turngym.envs.webshop.shop.colors import COLORS, simplify_pair, simplify_value
-from turngym.envs.webshop.shop.goals import Goal
-from turngym.envs.webshop.shop.reward import (
+from turngym.envs.webshop.goals import Goal
+from turngym.envs.webshop.products import Product, ShopDataError
+from turngym.envs.webshop.reward import (
+    COLORS,
+    NounTagger,
     ProductFacts,
     Reward,
     best_purchase,
     compute_reward,
+    make_tagger,
     matches,
     processed,
+    simplify_pair,
+    simplify_value,
     wanted_options,
 )
-from turngym.envs.webshop.shop.tagger import NounTagger, make_tagger
 
 WORDS = NounTagger(name="split", nouns=lambda text: tuple(text.lower().split()))
 

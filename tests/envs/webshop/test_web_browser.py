@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import web_browser
 
-from turngym.envs.episode import Episode
+from turngym.envs.core.episode import Episode
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.shop.shop import Shop, open_shop
+from turngym.envs.webshop.shop import Shop, open_shop
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
-from turngym.envs.webshop.web.app import WebSettings, create_app
-from turngym.scripts.serve.draining import DrainingServer
-from turngym.scripts.serve.fronts import webshop_front
+from turngym.agents.serving import DrainingServer, webshop_front
+from turngym.envs.webshop.web import WebSettings, create_app
 
 WIDTH, HEIGHT = 1000, 800
 
@@ -128,9 +127,8 @@ def test_going_back_in_the_browser_shows_the_present_page(browser: Any, site: An
 
 
 def hostile_shop() -> Shop:
-    from turngym.envs.webshop.files.load import LoadReport, read_products
-    from turngym.envs.webshop.files.store import MemoryCatalog
-    from turngym.envs.webshop.shop.profiles import Profile
+    from turngym.envs.webshop.catalog import LoadReport, MemoryCatalog, read_products
+    from turngym.envs.webshop.products import Profile
 
     evil = (
         "\"><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><svg onload=owned()>"

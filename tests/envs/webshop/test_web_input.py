@@ -11,12 +11,11 @@ import web_tools as tools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.shop import Shop
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
-from turngym.envs.webshop.web.app import COOKIE, MAX_FORM, WebSettings, create_app
-from turngym.envs.webshop.web.content import picture
+from turngym.envs.webshop.web import COOKIE, MAX_FORM, WebSettings, create_app, picture
 
 Person = tools.Person
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import web_tools as tools
 
-from turngym.envs.episode import Episode, Status
+from turngym.envs.core.episode import Episode, Status
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.shop.shop import Shop, open_shop
+from turngym.envs.webshop.shop import Shop, open_shop
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
-from turngym.envs.webshop.web.app import WebSettings, create_app
-from turngym.envs.webshop.web.visits import VisitLimits
+from turngym.envs.webshop.web import VisitLimits, WebSettings, create_app
 
 Person = tools.Person
 

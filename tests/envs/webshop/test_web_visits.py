@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.episode import Episode, Status
-from turngym.envs.trace import TraceWriter, read_trace
+from turngym.envs.core.episode import Episode, Status
+from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.shop.shop import Shop
-from turngym.envs.webshop.web.recording import Recorder
-from turngym.envs.webshop.web.visits import VisitLimits, Visits
+from turngym.envs.webshop.shop import Shop
+from turngym.envs.webshop.web import Recorder, VisitLimits, Visits
 from turngym.scripts.main import main
 
 

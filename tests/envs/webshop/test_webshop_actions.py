@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.pages.actions import canonical, click, parse_action, search
+from turngym.envs.webshop.session import canonical, parse_action
+from turngym.envs.webshop.session import click_action as click
+from turngym.envs.webshop.session import search_action as search
 
 PATTERN = re.compile(r"(.+)\[(.+)\]")
 

@@ -12,12 +12,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from turngym.envs.core import TaskError, TurngymError
+from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.registration import make_env
 from turngym.envs.webshop.env import WebShopEnv, final_score, parse_final_score
-from turngym.envs.webshop.pages.actions import SEARCH_TEMPLATE
-from turngym.envs.webshop.shop.shop import Shop, open_shop
+from turngym.envs.webshop.session import SEARCH_TEMPLATE
+from turngym.envs.webshop.shop import Shop, open_shop
 
 
 def made(shop: Shop, **options: Any) -> ActionGuard:

@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.envs.webshop.compat import ShopSession
-from turngym.envs.webshop.pages.pages import options_json, visible
-from turngym.envs.webshop.pages.render_html import render_html
-from turngym.envs.webshop.pages.render_rich import render_rich
-from turngym.envs.webshop.pages.render_text import render_text
-from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.webshop.env import ShopSession
+from turngym.envs.webshop.session import options_json, visible
+from turngym.envs.webshop.shop import Shop
+from turngym.envs.webshop.views import render_html, render_rich, render_text
 
 VOID = {"br", "img", "input", "meta", "hr", "link"}
 HIDDEN = {"style", "script", "head", "title", "meta", "[document]"}

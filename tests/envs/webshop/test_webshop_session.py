@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.envs.core import TaskError, TurngymError
-from turngym.envs.webshop.compat import History, ShopSession, quirks_of
-from turngym.envs.webshop.pages.session import COMPAT, Kind, Quirks, State, route, url
-from turngym.envs.webshop.shop.shop import Shop
+from turngym.envs.core.errors import TaskError, TurngymError
+from turngym.envs.webshop.env import History, ShopSession, quirks_of
+from turngym.envs.webshop.session import COMPAT, Kind, Quirks, State, route, url
+from turngym.envs.webshop.shop import Shop
 
 
 def walk(shop: Shop, *actions: str, quirks: Quirks = COMPAT["webshop"]) -> ShopSession:

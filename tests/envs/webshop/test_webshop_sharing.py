@@ -12,8 +12,8 @@ import pytest
 
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.shop.memo import SizedMemo
-from turngym.envs.webshop.shop.shop import Shop, open_shop
+from turngym.envs.webshop.memo import SizedMemo
+from turngym.envs.webshop.shop import Shop, open_shop
 
 PROFILE = "embedded-small"
 
@@ -145,7 +145,7 @@ def test_the_memo_of_searches_is_bounded_in_bytes() -> None:
 
 
 def test_shops_remember_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turngym.envs.webshop.shop.shop.MEMO_BYTES", 400_000)
+    monkeypatch.setattr("turngym.envs.webshop.shop.MEMO_BYTES", 400_000)
     shop = open_shop(PROFILE, price_seed=6)
     try:
         for number in range(40):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from turngym.envs.webshop.compat import ShopSession
-from turngym.envs.webshop.errors import ShopDataError
-from turngym.envs.webshop.shop.shop import Shop, open_shop
-from turngym.envs.webshop.shop.tagger import DEFAULT_TAGGER, NounTagger
+from turngym.envs.webshop.env import ShopSession
+from turngym.envs.webshop.products import ShopDataError
+from turngym.envs.webshop.reward import DEFAULT_TAGGER, NounTagger
+from turngym.envs.webshop.shop import Shop, open_shop
 from turngym.envs.webshop.transcripts import parity, read_transcripts, replay
 
 PRICE_SEED = 7

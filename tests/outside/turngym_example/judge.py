@@ -47,5 +47,5 @@ def left_open(episode: Episode, turn: int) -> tuple[int, int]:
 
 
 def make(context: Any) -> Judge:
-    """What `--judge` calls, with a `turngym.agents.judges.make_judge.JudgeContext`; this judge needs nothing of it."""
+    """What `--judge` calls, with a `turngym.agents.judges.judges.JudgeContext`; this judge needs nothing of it."""
     return GuessJudge()

@@ -1,1 +1,0 @@
-"""Who demonstrates to a student, which of it counts, and where a student goes on from it."""

@@ -1,0 +1,197 @@
+"""Play episodes of any environment with any agent, from Python or the command line, and keep them as a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+import numpy as np
+
+from turngym.agents.endpoint.messages import usage_table
+from turngym.agents.evaluation.evaluate import keep_settings, prepare
+from turngym.agents.evaluation.scores import behavior_table, score, success_table
+from turngym.agents.executor.options import WorkerOptions
+from turngym.agents.executor.workers import open_workers
+from turngym.agents.open_agent import OpenedAgent
+from turngym.agents.options import AgentSettings
+from turngym.agents.playing.agent import Agent
+from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.rollout import Job
+from turngym.agents.presets import Preset, preset_name
+from turngym.agents.sglang.client import PolicyServer
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import locked_file
+from turngym.envs.core.tables import Table, columns, progress_bar, table_text
+from turngym.envs.core.trace import TraceWriter, iter_episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedEpisodes:
+    """What `play_episodes` played."""
+
+    episodes: tuple[Episode, ...]
+    """Sample by sample, tasks in order; without those that the trace held before."""
+    agent: str
+    """Name of the agent."""
+    out: Path | None = None
+    """The trace."""
+    chat: str = ""
+    """How a model was spoken to; empty for other agents."""
+
+    @property
+    def errors(self) -> int:
+        """Episodes that ended in an error; they do not count in the table."""
+        return sum(episode.status.is_error for episode in self.episodes)
+
+    def table(self) -> Table | None:
+        """Success and behavior; None where no episode ended without an error."""
+        if self.errors == len(self.episodes):
+            return None
+        scores = {self.agent: score(self.episodes)}
+        return columns(success_table(scores), behavior_table(scores), *usage_table(scores, self.episodes))
+
+    @property
+    def summary(self) -> str:
+        """How many episodes, and where, in one line."""
+        where = "" if self.out is None else f" in {self.out}"
+        errors = f", {self.errors} of them ended in errors" if self.errors else ""
+        chat = f"\n{self.chat}" if self.chat else ""
+        return f"{len(self.episodes)} episodes{where}{errors}{chat}"
+
+    def __str__(self) -> str:
+        table = self.table()
+        return ("" if table is None else table_text(table)) + self.summary
+
+
+def play_episodes(
+    env: str = "turngym/ALFWorld-v0",
+    agent: str | Agent | OpenedAgent = "expert",
+    *,
+    preset: str | Preset | None = None,
+    tasks: int | Sequence[str] = 10,
+    draw: bool = False,
+    samples: int = 1,
+    seed: int = 0,
+    depth: int | None = None,
+    temperature: float = 0.85,
+    slots: int = 64,
+    out: str | Path | None = None,
+    append: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    workers: int | Literal["auto"] | WorkerOptions = "auto",
+    servers: PolicyServer | None = None,
+    progress: bool = True,
+    command: str | Sequence[str] = "turngym.agents.play_episodes",
+    **settings: Unpack[AgentSettings],
+) -> PlayedEpisodes:
+    """Play tasks of `env` with `agent`, as `turngym rollout` does.
+
+    Args:
+        env: Gymnasium id; `package:namespace/Name-v0` imports `package` first.
+        agent: a name as on the command line, or an agent object; see `evaluate`.
+        preset: a published set-up of `env`, by name; see `evaluate`.
+        tasks: how many, or task ids.
+        draw: draw the tasks with `seed` instead of taking the first ones.
+        samples: episodes per task.
+        seed: same seed, same episodes, whatever `slots` and `workers`.
+        depth: end every episode after so many turns as `truncated_depth`.
+        temperature: at which a model samples; 0 is greedy.
+        slots: episodes played, and requests generated, at a time.
+        out: trace file (JSON lines), with what was asked for beside it as NAME.config.toml (which `turngym rollout
+            --config` takes); an existing one is refused unless `append`.
+        append: add to an existing trace; episodes that it holds (task, sample, seed) are not played again.
+        env_kwargs: arguments for gym.make: split, data, max_turns, on_invalid, ...
+        workers: processes that play; 0: this one; auto: several where they pay.
+        servers: SGLang servers that play with the weights of `model:FOLDER`.
+        progress: a bar on standard error.
+        command: who asked, as the configuration names it.
+        settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
+
+    Raises:
+        TurngymError: an unknown environment, task or agent, or a trace that exists, or that another process writes.
+    """
+    out, given = None if out is None else Path(out), dict(env_kwargs or {})
+    with locked_file(out):
+        done = _held(out, append)
+        ready = prepare(
+            env,
+            agent,
+            {**settings, "temperature": temperature, "slots": slots},
+            preset=preset,
+            base={},
+            given=given,
+            workers=workers,
+            servers=servers,
+        )
+        opened, chosen = ready.opened, _choose(env_maker(env, **ready.kwargs), tasks, seed if draw else None)
+        if out is not None and not out.exists():  # what is added to keeps the configuration of its first episodes
+            many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
+            call = {"env": env, "out": str(out), "append": append, **many, "draw": draw, "samples": samples}
+            call |= {"seed": seed, "depth": depth, "env_kwargs": given, **preset_name(ready.preset)}
+            keep_settings(out.with_suffix(".config.toml"), call, agent, ready.player, servers, ready.playing, command)
+        jobs = [
+            Job(task_id=task_id, sample=sample, group=group, seed=seed)
+            for sample in range(samples)
+            for group, task_id in enumerate(chosen)
+            if (task_id, sample, seed) not in done
+        ]
+        with open_workers(ready.playing, ready.played(len(jobs))) as play, _writing(out, len(jobs), progress) as keep:
+            episodes = play(
+                jobs,
+                ready.make_env,
+                opened.agent,
+                slots=slots,
+                max_turns=depth,
+                on_episode=keep,
+                system=opened.system,
+                meta={"temperature": opened.temperature, **ready.preset_note},
+            )
+        return PlayedEpisodes(episodes=tuple(episodes), agent=opened.agent.name, out=out, chat=opened.chat)
+
+
+@contextmanager
+def _writing(out: Path | None, episodes: int, progress: bool) -> Iterator[Callable[[Episode], None]]:
+    """What writes each episode as it ends, and moves the bar."""
+    with ExitStack() as stack:
+        writer = None if out is None else stack.enter_context(TraceWriter(out))
+        report = stack.enter_context(progress_bar("rollout", episodes, enabled=progress))
+
+        def keep(episode: Episode) -> None:
+            if writer is not None:
+                writer.write(episode)
+            report(episode)
+
+        yield keep
+
+
+def _held(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
+    """(task id, sample, seed) of the episodes in the trace that is added to."""
+    if out is None and append:
+        raise TurngymError("--append (append=True) adds to a trace: name it with --out (out=...)")
+    if out is None or not out.exists():
+        return set()
+    if not append:
+        raise TurngymError(f"{out} exists: add to it with --append (append=True), or name another file")
+    # episodes that ended in errors are not held: adding to the trace is how they are played again
+    return {(e.task.task_id, e.sample, e.seed) for e in iter_episodes(out) if not e.status.is_error}
+
+
+def _choose(make_env: Callable[[], Any], tasks: int | Sequence[str], seed: int | None) -> list[str]:
+    """Task ids: those that are named, the first so many, or so many that `seed` draws."""
+    if not isinstance(tasks, int):
+        return [tasks] if isinstance(tasks, str) else list(tasks)
+    env = make_env()
+    try:
+        ids = env.unwrapped.task_ids()
+    finally:
+        env.close()
+    if not 1 <= tasks <= len(ids):
+        raise TurngymError(f"{tasks} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")
+    if seed is None:
+        return [ids[place] for place in range(tasks)]
+    places = np.random.default_rng(seed).choice(len(ids), tasks, replace=False)
+    return [ids[int(place)] for place in places]

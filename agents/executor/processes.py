@@ -1,0 +1,393 @@
+"""Protocol of an executor: numbered workers, each a `Worker` object elsewhere whose methods are called from here."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import _lru_cache_wrapper, lru_cache
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from turngym.agents.executor.options import available_cores
+from turngym.agents.playing.agent import Agent
+from turngym.agents.playing.rollout import Job, MakeEnv, Rollout
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import AgentError
+
+
+class ExecutorError(AgentError):
+    """Workers that cannot be started, reached or sent what they need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The result of a call: a value, an exception that the worker raised, or why the worker died."""
+
+    worker: int
+    value: Any = None
+    error: Exception | None = None
+    died: str = ""
+
+
+class Workers(Protocol):
+    """Processes on this machine or actors on a cluster, numbered from 0. The scheduler decides what each plays."""
+
+    @property
+    def count(self) -> int: ...
+
+    def call(self, worker: int, method: str, *args: Any) -> None:
+        """Call `method` of `worker`; `wait` returns the answer. One call at a time for each worker.
+
+        A worker that was never started, or was stopped, is started first, with nothing in its memory.
+        """
+
+    def wait(self, timeout: float) -> list[Answer]:
+        """Answers that have come, waiting at most `timeout` seconds for the first. A death answers the call too."""
+
+    def share(self, payload: bytes) -> Any:
+        """Store `payload` once for all workers; passed to `call`, the returned handle arrives as the bytes."""
+
+    def free(self, handle: Any) -> None:
+        """Free a shared payload."""
+
+    def stop(self, worker: int) -> None:
+        """End `worker` at once, alive or not; its answer will not come."""
+
+    def close(self) -> None:
+        """End every worker at once."""
+
+
+# Pickles agents for workers; local engines are replaced by numbers and sent apart, because they hold weights.
+
+
+def pack(content: Any) -> tuple[bytes, list[Any]]:
+    """`content` pickled, and the local engines found in it, in the order of their numbers."""
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    try:
+        pickler.dump(content)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ExecutorError(
+            f"this cannot be sent to workers: {error}. Environments are sent as EnvSpec(id, kwargs) or another "
+            "picklable callable; agents must be picklable, and clients of an engine server must be as their address"
+        ) from error
+    return buffer.getvalue(), pickler.engines
+
+
+def unpack(data: bytes, engines: Mapping[int, Any]) -> Any:
+    """What `pack` was given, with `engines` in the places of its own."""
+    return _Unpickler(io.BytesIO(data), engines).load()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.engines: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        local = sys.modules.get(
+            "turngym.agents.local_engine.engine"
+        )  # not imported: then no engine exists, and torch need not be loaded
+        if local is None or not isinstance(obj, local.LocalEngine):
+            return None
+        for number, engine in enumerate(self.engines):
+            if engine is obj:
+                return number
+        self.engines.append(obj)
+        return len(self.engines) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        """lru_caches (renderers have many) arrive empty; objects with `for_workers` say how their copy is made."""
+        if hasattr(type(obj), "for_workers"):
+            return obj.for_workers()
+        if isinstance(obj, _lru_cache_wrapper):
+            return _empty_cache, (obj.__wrapped__, obj.cache_parameters()["maxsize"])
+        return NotImplemented
+
+
+def _empty_cache(function: Callable[..., Any], size: int | None) -> Any:
+    return lru_cache(size)(function)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, engines: Mapping[int, Any]) -> None:
+        super().__init__(file)
+        self._engines = engines
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._engines[number]
+
+
+# What runs in a worker process: environments, copies of engines, and a rollout that takes new jobs as it plays.
+
+HEARTBEAT = 2.0
+"""Seconds after which a worker answers although no episode has finished, so that it is not taken for hung."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSpec:
+    """Everything a worker needs to play, but for the jobs."""
+
+    make_env: MakeEnv
+    agent: Agent
+    slots: int
+    max_turns: int | None
+    system: str | None
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """An engine to make (`full_engine`) or weights to put into it, in the order in which payloads are sent along."""
+
+    engine: int
+    """The executor's number of the engine."""
+    full_engine: bool
+    version: int
+
+
+class Worker:
+    """Plays jobs for a scheduler in another process. Methods are called one at a time with picklable arguments."""
+
+    def __init__(self) -> None:
+        self._engines: dict[int, Any] = {}
+        self._rollout: Rollout | None = None
+        self._waiting: deque[tuple[int, Job]] = deque()
+        self._spare_env: tuple[MakeEnv, Any] | None = None
+        """An environment that stays open between runs: what all of a process share (a shop, an index) is built once."""
+
+    def begin(self, spec: bytes, engine_numbers: Sequence[int], loads: Sequence[Load], *payloads: bytes) -> None:
+        """Start a run; an unfinished one is abandoned. Engine i of `spec` is the one numbered `engine_numbers[i]`."""
+        self.end()
+        for load, payload in zip(loads, payloads, strict=True):
+            self._load_engine(load, payload)
+        content: RolloutSpec = unpack(
+            spec, {place: self._engines[engine] for place, engine in enumerate(engine_numbers)}
+        )
+        self._keep_env_open(content.make_env)
+        self._rollout = Rollout(
+            content.make_env,
+            content.agent,
+            slots=content.slots,
+            max_turns=content.max_turns,
+            system=content.system,
+            meta=dict(content.meta),
+        )
+
+    def _keep_env_open(self, make_env: MakeEnv) -> None:
+        if self._spare_env is None or self._spare_env[0] != make_env:
+            # the new one before the former is closed: what the two share then stays built
+            former, self._spare_env = self._spare_env, (make_env, make_env())
+            if former is not None:
+                former[1].close()
+
+    def _load_engine(self, load: Load, payload: bytes) -> None:
+        # late: needs torch, which workers without a local engine do without
+        from turngym.agents.local_engine.engine import load_weights, unpack_engine
+
+        if load.full_engine:
+            self._engines[load.engine] = unpack_engine(payload)
+        else:
+            load_weights(self._engines[load.engine], payload, load.version)
+
+    def advance(self, jobs: Sequence[tuple[int, Job]]) -> list[tuple[int, Episode]]:
+        """Take on `jobs` and play until something ends: numbers and episodes. Empty after HEARTBEAT seconds without."""
+        assert self._rollout is not None, "begin comes first"
+        self._waiting.extend(jobs)
+        start = time.monotonic()
+        while self._waiting or self._rollout.playing:
+            done = self._rollout.advance(self._waiting)
+            if done or time.monotonic() - start > HEARTBEAT:
+                return done
+        return []
+
+    def end(self) -> None:
+        """Abandon running episodes and close the environments."""
+        self._waiting.clear()
+        if self._rollout is not None:
+            self._rollout.abandon()
+            self._rollout = None
+
+    def close(self) -> None:
+        """Abandon everything: the process ends."""
+        self.end()
+        if self._spare_env is not None:
+            self._spare_env[1].close()
+            self._spare_env = None
+
+
+# Workers as processes on this machine.
+
+GRACE = 3.0
+"""Seconds that workers get to end by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A payload on disk."""
+
+    path: str
+
+
+@dataclass(slots=True)
+class _Child:
+    process: Any
+    pipe: Any
+    busy: bool = False
+    """A call has not been answered."""
+
+
+class LocalWorkers:
+    """`count` processes, started when first called; each gets its share of this process's cores.
+
+    Processes are spawned: a script that uses them needs the usual `if __name__ == "__main__":`. They end with this
+    process, however it ends. Payloads are shared as files in a temporary folder.
+    """
+
+    def __init__(self, count: int, *, threads: int | None = None) -> None:
+        if count < 1:
+            raise ExecutorError(f"{count} workers: at least 1 must play")
+        self._count = count
+        self._threads = threads or max(1, available_cores() // count)
+        # a forked child would inherit locks of threads that it does not have, and a CUDA context that it cannot use
+        self._context = multiprocessing.get_context("spawn")
+        self._children: dict[int, _Child] = {}
+        self._deaths: list[Answer] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._shared = 0
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of those that run."""
+        return tuple(child.process.pid for child in self._children.values())
+
+    def call(self, worker: int, method: str, *args: Any) -> None:
+        child = self._children.get(worker) or self._start(worker)
+        assert not child.busy, f"worker {worker} has not answered yet"
+        try:
+            child.pipe.send((method, args))
+            child.busy = True
+        except OSError:
+            self._deaths.append(Answer(worker=worker, died=self._death_reason(worker)))
+
+    def wait(self, timeout: float) -> list[Answer]:
+        answers, self._deaths = self._deaths, []
+        pending = {child.pipe: number for number, child in self._children.items() if child.busy}
+        if answers or not pending:
+            return answers
+        for ready in connection.wait(list(pending), timeout):
+            worker = pending[ready]  # type: ignore[index]
+            try:
+                good, value = self._children[worker].pipe.recv()
+            except (EOFError, OSError, pickle.UnpicklingError):
+                answers.append(Answer(worker=worker, died=self._death_reason(worker)))
+                continue
+            self._children[worker].busy = False
+            answers.append(Answer(worker=worker, value=value) if good else Answer(worker=worker, error=value))
+        return answers
+
+    def share(self, payload: bytes) -> SharedFile:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="turngym-workers-")
+        self._shared += 1
+        path = Path(self._folder.name) / f"payload_{self._shared}"
+        path.write_bytes(payload)
+        return SharedFile(str(path))
+
+    def free(self, handle: SharedFile) -> None:
+        Path(handle.path).unlink(missing_ok=True)
+
+    def stop(self, worker: int) -> None:
+        child = self._children.pop(worker, None)
+        if child is not None:
+            child.process.kill()
+            child.process.join()
+            child.pipe.close()
+
+    def close(self) -> None:
+        for child in self._children.values():
+            child.pipe.close()  # the end of its pipe tells a worker to close its environments
+        deadline = time.monotonic() + GRACE
+        for worker, child in list(self._children.items()):
+            child.process.join(max(0.0, deadline - time.monotonic()))
+            self.stop(worker)
+        self._deaths.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _start(self, worker: int) -> _Child:
+        ours, theirs = self._context.Pipe()
+        name = f"turngym-worker-{worker}"
+        process = self._context.Process(target=serve, args=(theirs, self._threads), name=name, daemon=True)
+        process.start()
+        # while this process holds the child's end too, the death of the child is no end of the pipe
+        theirs.close()
+        self._children[worker] = _Child(process, ours)
+        return self._children[worker]
+
+    def _death_reason(self, worker: int) -> str:
+        process = self._children[worker].process
+        # the pipe breaks a moment before the exit status is known
+        process.join(5.0)
+        self.stop(worker)
+        code = process.exitcode
+        if code is None or code >= 0:
+            return f"worker process {process.pid} ended with status {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"worker process {process.pid} was ended by {name}"
+
+
+def serve(pipe: Any, threads: int) -> None:
+    """Main loop of a worker process: one `Worker`, whose methods are called through `pipe`."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent is not for this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; only the parent handles it
+    # before torch is loaded, which reads them once
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, str(threads))
+    worker = Worker()
+    while True:
+        try:
+            method, args = pipe.recv()
+        except (EOFError, OSError):
+            worker.close()
+            return
+        try:
+            plain = [Path(arg.path).read_bytes() if isinstance(arg, SharedFile) else arg for arg in args]
+            answer: tuple[bool, Any] = (True, getattr(worker, method)(*plain))
+        except Exception as error:
+            answer = (False, picklable(error))
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+
+
+def picklable(error: Exception) -> Exception:
+    """`error` with its traceback as a note, or a summary of it where it cannot be pickled."""
+    trace = "".join(traceback.format_exception(error))
+    error.add_note(f"in a worker:\n{trace}")
+    try:
+        # both ways: exceptions whose __init__ takes other arguments can be dumped, but not loaded
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return ExecutorError(f"{type(error).__name__} in a worker: {error}\n{trace}")
+    return error

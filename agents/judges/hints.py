@@ -1,0 +1,191 @@
+"""Hints in prompts: what the policy would have read, had somebody told it beforehand."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils import RecordConstructorArgs
+from numpy.typing import NDArray
+
+from turngym.agents.judges.judges import expert_hint
+from turngym.agents.playing.agent import task_number
+from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert
+from turngym.agents.rendering.conversation import IdBuffer, TokenHistory
+from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.envs.core.episode import Episode, Turn
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.task import Verdict
+from turngym.envs.guard import guard_of
+
+HINT_HEAD = "\n\n[user's hint / instruction]\n"
+Position = Literal["last_user", "last_message"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintPrompts:
+    """Fills in `Turn.hint_prompt_ids` wherever a turn has a hint: the ids of its prompt with the hint in it.
+
+    The hint follows the text of the last message of role user, which is the first observation where later ones are
+    tool results; `last_message` puts it after the latest observation. Earlier responses keep the ids that were sampled.
+    A hint that spells a special token of the tokenizer or holds control characters could forge a turn: it is refused
+    (`hint` stays, `hint_prompt_ids` stays None), as is one that leaves the response no room in `max_context`.
+    Source: [openclaw-rl] section 4.2; docs/algorithms.md#hinted-prompt.
+    """
+
+    renderer: ChatRenderer
+    position: Position = "last_user"
+    max_context: int | None = None
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
+        return [self.enhance(episode) for episode in episodes]
+
+    def enhance(self, episode: Episode) -> Episode:
+        """Raises AgentError for an episode whose ids another template or tokenizer made."""
+        hinted = [turn for turn in episode.turns if turn.hint is not None and turn.response_length]
+        hinted = [turn for turn in hinted if turn.hint_prompt_ids is None and self.accepts(turn.hint or "")]
+        if not hinted:
+            return episode
+        if self.renderer.memory.name != "all":
+            raise AgentError(f"hints need the whole conversation in a prompt: memory {self.renderer.memory.name!r}")
+        found = self._late(episode, hinted) if self._at_observation else self._early(episode, hinted)
+        found = {index: ids for index, ids in found.items() if self._fits(episode.turns[index], ids)}
+        turns = [replace(t, hint_prompt_ids=found[t.index]) if t.index in found else t for t in episode.turns]
+        return replace(episode, turns=tuple(turns))
+
+    def accepts(self, hint: str) -> bool:
+        """Whether the tokenizer reads `hint` as plain text."""
+        if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in hint):
+            return False
+        return not any(word in hint for word in self._special())
+
+    def _special(self) -> list[str]:
+        tokenizer = self.renderer.template.tokenizer
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        # `<think>` and its kin are added tokens that tokenizers do not call special
+        markup = [str(token) for token in added if token.special or str(token).startswith("<")]
+        return [word for word in {*tokenizer.all_special_tokens, *markup} if word.strip()]
+
+    @property
+    def _at_observation(self) -> bool:
+        return self.position == "last_message" or self.renderer.template.role == "user"
+
+    def _late(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
+        """The hint at the end of each turn's own observation: one pass, forked at every hint."""
+        wanted = {turn.index: turn.hint or "" for turn in hinted}
+        thread: TokenHistory | None = None
+        found: dict[int, NDArray[np.int32]] = {}
+        for turn in episode.turns[: max(wanted) + 1]:
+            if turn.index in wanted:
+                fork = self._show(episode, _fork(thread), turn.observation + HINT_HEAD + wanted[turn.index])
+                found[turn.index] = fork.buffer.array()
+            thread = self._show(episode, thread, turn.observation)
+            self._check(episode, turn, thread)
+            self.renderer.respond(thread, episode.response_ids(turn))
+        return found
+
+    def _early(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
+        """The hint in the opening message: every hint has a conversation of its own."""
+        found: dict[int, NDArray[np.int32]] = {}
+        for wanted in hinted:
+            thread: TokenHistory | None = None
+            for turn in episode.turns[: wanted.index + 1]:
+                text = turn.observation if turn.index else turn.observation + HINT_HEAD + (wanted.hint or "")
+                thread = self._show(episode, thread, text)
+                if turn.index == wanted.index:
+                    found[turn.index] = thread.buffer.array()
+                self.renderer.respond(thread, episode.response_ids(turn))
+        return found
+
+    def _show(self, episode: Episode, thread: TokenHistory | None, observation: str) -> TokenHistory:
+        if thread is None:
+            return self.renderer.open(episode.system, observation)
+        self.renderer.observe(thread, observation)
+        return thread
+
+    def _fits(self, turn: Turn, ids: NDArray[np.int32]) -> bool:
+        return self.max_context is None or len(ids) + turn.response_length <= self.max_context
+
+    @staticmethod
+    def _check(episode: Episode, turn: Turn, thread: TokenHistory) -> None:
+        if not np.array_equal(thread.buffer.view(), episode.prompt_ids(turn)):
+            raise AgentError(
+                f"{episode.task.task_id} sample {episode.sample}, turn {turn.index}: its prompt has other ids than "
+                "were recorded; hints need the tokenizer and chat template that the episode was played with"
+            )
+
+
+def _fork(thread: TokenHistory | None) -> TokenHistory | None:
+    """A conversation that may go on by itself."""
+    if thread is None:
+        return None
+    # only the last segment is ever written to; the earlier ones may be shared
+    last = IdBuffer(max(256, thread.buffer.size))
+    last.extend(thread.buffer.view())
+    segments = [*thread.segments[:-1], last]
+    return replace(thread, segments=segments, messages=list(thread.messages), pieces=list(thread.pieces))
+
+
+# Observations with an expert's hint in them: how a model learns to read the hints that it is later taught by.
+
+HINT_STREAM = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HintedEnv:
+    """Makes hinted environments, here or in another process."""
+
+    make_env: Callable[[], Any]
+    share: float
+    expert: MakeExpert = PrivilegedExpert
+
+    def __call__(self) -> HintedObservations:
+        return HintedObservations(self.make_env(), self.share, self.expert)
+
+
+class HintedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
+    """Appends what `expert` would do next to a `share` of the observations, drawn turn by turn.
+
+    The expert should be the one who demonstrates: hints that name other actions than those that are imitated teach to
+    ignore hints. Which turns are hinted follows from the reset's seed, the task and the turn. An observation for which
+    the expert knows nothing stays as it is.
+    """
+
+    def __init__(self, env: gym.Env[str, str], share: float, expert: MakeExpert = PrivilegedExpert) -> None:
+        RecordConstructorArgs.__init__(self, share=share, expert=expert)
+        gym.Wrapper.__init__(self, env)
+        if not 0.0 <= share <= 1.0:
+            raise AgentError(f"the share of hinted observations is {share}; valid: 0 to 1")
+        self._guard = guard_of(env)
+        self._share = share
+        self._make_expert = expert
+        self._expert: Any = None
+        self._seed, self._turn = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._seed, self._turn = seed or 0, 0
+        self._expert = self._make_expert(self._guard)
+        return self._hinted(observation), info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._turn += 1
+        played = self._guard.read(action).action
+        if played is not None and Verdict(info["verdict"]).valid:
+            self._expert.observe(self._guard.base.canonical(played))
+        over = terminated or truncated
+        return (observation if over else self._hinted(observation)), float(reward), terminated, truncated, info
+
+    def _hinted(self, observation: str) -> str:
+        number = task_number(self._guard.task.task_id)
+        if np.random.default_rng((self._seed, number, self._turn, HINT_STREAM)).random() >= self._share:
+            return observation
+        action = self._expert.act()
+        if action is None:
+            return observation
+        return observation + HINT_HEAD + expert_hint(self._guard.base.canonical(action))

@@ -1,0 +1,389 @@
+"""Asks judges two questions about each turn, and makes one vote of both answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
+
+from turngym.agents.judges.model_judges import HttpJudge, PolicyJudge
+from turngym.agents.models import load_policy
+from turngym.agents.options import JudgeOptions
+from turngym.agents.playing.agent import reset_seed
+from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert, named_player
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.chat_template import ChatTemplate
+from turngym.envs.core.episode import Episode, Status, Turn, next_state
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import find
+from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
+from turngym.envs.core.task import Verdict
+from turngym.envs.guard import guard_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BothQuestions:
+    """Implements `Judge` for requests of kind `both`: vote v is the score's vote v and the hint's vote v, `joined`.
+
+    Where `score` and `hint` are one judge it is asked once, all together. A vote fails where both of its answers do.
+    """
+
+    score: Judge
+    hint: Judge
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        scores = [replace(request, kind="score") for request in requests]
+        hints = [replace(request, kind="hint") for request in requests]
+        if self.score is self.hint:
+            found = self.score.judge([*scores, *hints])
+        else:
+            found = [*self.score.judge(scores), *self.hint.judge(hints)]
+        return [_together(*pair) for pair in zip(found[: len(scores)], found[len(scores) :], strict=True)]
+
+
+def _together(score: Judgment, hint: Judgment) -> Judgment:
+    return Judgment(
+        votes=tuple(joined(*pair) for pair in zip_longest(score.votes, hint.votes)),
+        error=score.error or hint.error,
+        cut=score.cut + hint.cut,
+    )
+
+
+# A judge that asks an expert: it plays each episode again and compares every turn with what the expert would do.
+
+
+class ReplayError(TurngymError):
+    """An episode that goes another way when its responses are given again."""
+
+
+def expert_hint(action: str) -> str:
+    """What an expert who would do `action` tells the policy."""
+    return f"The best action here is: {action}"
+
+
+def in_a_row(actions: Sequence[str | None], turn: int) -> int:
+    """How many turns up to `turn` have the same action as it, without another between them."""
+    start = turn
+    while start and actions[start - 1] == actions[turn]:
+        start -= 1
+    return turn - start + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Advice:
+    """What the expert would have done before each turn of an episode, or why that cannot be said."""
+
+    actions: tuple[str | None, ...] = ()
+    error: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class ExpertJudge:
+    r"""Implements `Judge` with one vote per request, for tests and small experiments: the expert may be privileged.
+
+    - Score: 1 where the action is the expert's own in that state, -1 where it differs and was not even valid or changed
+      nothing, 0 where it is another possible one (which may be as good).
+    - Hint: `expert_hint`, also where they agree (`agreeing`; else `\boxed{-1}` there). The same one at most
+      `repeats` times in a row: a policy that is stuck would be told little else.
+
+    The default expert sees the hidden state, so its hints are more than hindsight: they are the solution.
+    `scripted.named_player("searching")` and its kin know only what was observed.
+
+    A vote fails where the request has no episode, the environment fails or answers otherwise than recorded, or the
+    expert knows no action. Environments that answer at random cannot be played again.
+    """
+
+    make_env: Callable[[], Any]
+    expert: MakeExpert = PrivilegedExpert
+    agreeing: bool = True
+    strict: bool = False
+    repeats: int | None = None
+    _env: Any = field(default=None, init=False)
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        # by identity: one replay serves all turns of an episode, whose arrays have no hash
+        episodes = {id(request.episode): request.episode for request in requests}
+        advice = {key: self._advice(episode) for key, episode in episodes.items()}
+        return [self._judgment(request, advice[id(request.episode)]) for request in requests]
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _judgment(self, request: JudgeRequest, advice: _Advice) -> Judgment:
+        action = advice.actions[request.turn] if advice.actions else None
+        if action is None or request.episode is None:
+            why = advice.error or "the expert knows no action"
+            return Judgment(votes=(None,), error=f"{request.name}: {why}")
+        turn = request.episode.turns[request.turn]
+        agrees = action == turn.action
+        if request.kind == "score":
+            score = 1 if agrees else 0 if turn.verdict is Verdict.OK and not self.strict else -1
+            return Judgment(votes=(f"The expert would do: {action} \\boxed{{{score}}}",))
+        if self.repeats is not None and in_a_row(advice.actions, request.turn) > self.repeats:
+            return Judgment(votes=("The expert has said so already. \\boxed{-1}",))
+        if agrees and not self.agreeing:
+            return Judgment(votes=("The expert would do the same. \\boxed{-1}",))
+        return Judgment(votes=(f"[HINT_START]{expert_hint(action)}[HINT_END] \\boxed{{1}}",))
+
+    def _advice(self, episode: Episode | None) -> _Advice:
+        if episode is None:
+            return _Advice(error="no episode")
+        try:
+            return _Advice(actions=tuple(self._replay(episode)))
+        except TurngymError as error:
+            self.close()  # its state is unknown
+            return _Advice(error=f"{type(error).__name__}: {error}")
+
+    def _replay(self, episode: Episode) -> list[str | None]:
+        """The expert's action before each turn. Raises ReplayError where the environment answers otherwise."""
+        if self._env is None:
+            self._env = self.make_env()
+        guard = guard_of(self._env)
+        task = episode.task.task_id
+        observation, _ = self._env.reset(seed=reset_seed(task, episode.seed), options={"task": task})
+        player = self.expert(guard)
+        actions: list[str | None] = []
+        for turn in episode.turns:
+            if observation != turn.observation:
+                raise ReplayError(
+                    f"played again, turn {turn.index} begins with {observation[:80]!r}, not {turn.observation[:80]!r}"
+                )
+            action = player.act()
+            actions.append(None if action is None else guard.base.canonical(action))
+            observation, _, terminated, truncated, _ = self._env.step(turn.response)
+            if turn.action is not None and turn.verdict.valid:
+                player.observe(turn.action)
+            if (terminated or truncated) and turn.index < episode.depth - 1:
+                raise ReplayError(f"played again, the episode ends at turn {turn.index} of {episode.depth}")
+        return actions
+
+
+# A judge that needs no model: it looks for words of failure, displeasure or thanks in what came next.
+
+FAILED = (
+    r"\berrors?\b|\bexception\b|\btraceback\b|\bfailed\b|\bfailure\b|\bnot found\b|\binvalid\b|\bdenied\b|"
+    r"\bnothing happens\b|\bnot possible\b|\bcannot\b|\bcan't\b|\bno such\b|\bunknown\b"
+)
+UNHAPPY = (
+    r"\bredo\b|\bwrong\b|\bincorrect\b|\brephrase\b|\btry again\b|\bonce more\b|\bcorrect (?:this|that|it)\b|"
+    r"\bnot what i\b|\bthat'?s not\b|\bfix (?:this|that|it)\b"
+)
+HAPPY = (
+    # a bare `correct` is no praise: `correct this` asks for more
+    r"\bthanks?\b|\bthank you\b|\bperfect\b|\bgreat\b|\bwell done\b|\bcorrect[.!]|\byou won\b|"
+    r"\bsuccess(?:ful(?:ly)?)?\b"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordJudge:
+    r"""Implements `Judge` with one vote per request, for tests and first steps; a judge model sees more.
+
+    -1 where the next message speaks of failure or displeasure, else 1 where it speaks of success or thanks or where a
+    tool answered something (`results`), else 0. As a hint judge it repeats a failure's first line; else `\boxed{-1}`.
+    """
+
+    failed: str = f"{FAILED}|{UNHAPPY}"
+    happy: str = HAPPY
+    results: bool = True
+    """Whether a tool's result without a word of failure is a good sign."""
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        return [Judgment(votes=(self._vote(request),)) for request in requests]
+
+    def _vote(self, request: JudgeRequest) -> str:
+        state = request.next_state
+        failure = re.search(self.failed, state, re.IGNORECASE)
+        if request.kind == "hint":
+            if failure is None:
+                return "Nothing went wrong. \\boxed{-1}"
+            line = next(line for line in state.splitlines() if re.search(self.failed, line, re.IGNORECASE))
+            return f"[HINT_START]What you are about to do leads to this: {line.strip()[:200]}[HINT_END] \\boxed{{1}}"
+        if failure is not None:
+            return f"It says {failure.group()!r}. \\boxed{{-1}}"
+        pleased = re.search(self.happy, state, re.IGNORECASE)
+        if pleased is not None:
+            return f"It says {pleased.group()!r}. \\boxed{{1}}"
+        good = self.results and request.next_role == "tool" and bool(state.strip())
+        return f"Nothing went wrong. \\boxed{{{int(good)}}}"
+
+
+# A judge made of an environment's verdicts and rewards: no model, no knowledge that the agent did not cause.
+
+HINTS = {
+    Verdict.MALFORMED: "Answer with exactly one action, written in the form that the instructions ask for.",
+    Verdict.INADMISSIBLE: "That action is not possible here. Choose another one.",
+    Verdict.NO_EFFECT: "That action changes nothing here. Choose another one.",
+}
+CHAT = "proxy"
+"""Environment id of chat sessions."""
+REPEATED = "This was tried before, with the same result. Choose another action."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleJudge:
+    r"""Implements `Judge` with one vote per request. The first rule that applies decides, for a turn t:
+
+    -1: no action could be read, it was not possible, or it changed nothing (the verdict)
+    +1: its reward is positive, or its episode ends here in success
+    -1: its reward is negative, or its episode is over here without success
+    +1 / -1: the environment's progress (`Turn.progress`: share of goals met, else score) rose / fell
+    +1 (`outcome`): the episode ended in success, so the turn was on the way to it
+    -1 (`repeats`): the same action had the same answer at an earlier turn, and progress was the same there
+     0: anything else
+
+    Rewarding whatever works and is new would teach to walk about: success fell to 0 within ten steps when tried.
+
+    As a hint judge it says what the verdict teaches, on turns of the first kind and on repeated ones; else
+    `\boxed{-1}`. On a chat session, which has no verdicts, every vote fails.
+    """
+
+    outcome: bool = True
+    repeats: bool = True
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: JudgeRequest) -> Judgment:
+        if request.episode is None or request.episode.task.env_id == CHAT:
+            return Judgment(votes=(None,), error=f"{request.name}: rules need an environment's verdicts and rewards")
+        episode, turn = request.episode, request.episode.turns[request.turn]
+        if request.kind == "hint":
+            hint = self._hint(episode, turn)
+            block = "" if hint is None else f"[HINT_START]{hint}[HINT_END] "
+            return Judgment(votes=(f"{block}\\boxed{{{-1 if hint is None else 1}}}",))
+        score, reason = self.score(episode, turn)
+        return Judgment(votes=(f"{reason} \\boxed{{{score}}}",))
+
+    def score(self, episode: Episode, turn: Turn) -> tuple[int, str]:
+        """The score of a turn and the rule that gave it."""
+        last = turn.index == episode.depth - 1
+        if turn.verdict is not Verdict.OK:
+            return -1, f"The action was {turn.verdict.value}."
+        if turn.reward > 0 or (last and episode.success):
+            return 1, "The environment rewarded it."
+        if turn.reward < 0 or (last and episode.status is Status.COMPLETED):
+            return -1, "The environment punished it." if turn.reward < 0 else "The task ended here, unsolved."
+        before = episode.turns[turn.index - 1].progress if turn.index else 0.0
+        if turn.progress is not None and before is not None and turn.progress != before:
+            return (1, "A goal was met.") if turn.progress > before else (-1, "A goal was lost.")
+        if self.outcome and episode.success:
+            return 1, "It was on the way to success."
+        if self.repeats and _repeated(episode, turn):
+            return -1, "It was done before, with the same result."
+        return 0, "Nothing tells whether it helped."
+
+    def _hint(self, episode: Episode, turn: Turn) -> str | None:
+        hint = HINTS.get(turn.verdict)
+        return REPEATED if hint is None and self.repeats and _repeated(episode, turn) else hint
+
+
+def _repeated(episode: Episode, turn: Turn) -> bool:
+    return any(
+        earlier.action == turn.action
+        and earlier.progress == turn.progress
+        and next_state(episode, earlier) == next_state(episode, turn)
+        for earlier in episode.turns[: turn.index]
+    )
+
+
+# The judge that a name stands for.
+
+KINDS = ("auto", "model:FOLDER", "http://... or https://...")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeContext:
+    """What a judge may be made of."""
+
+    kind: Question
+    """What it will be asked: was a turn good (`score`), what should the policy have been told beforehand (`hint`), or
+    both, in requests of their own."""
+    options: JudgeOptions
+    make_env: Callable[[], Any]
+    """Opens the environment that is played, to look or to play again; not all who judge need it."""
+    expert: str = "expert"
+    seed: int = 0
+    device: str = "auto"
+
+
+MakeJudge = Callable[[JudgeContext], Judge]
+"""A judge; from another package as `--judge package.module:name`, or a name in its entry points `turngym.judges`."""
+
+
+def make_judge(
+    options: JudgeOptions,
+    kind: Question,
+    *,
+    make_env: Callable[[], Any],
+    expert: str = "expert",
+    seed: int = 0,
+    device: str = "auto",
+) -> Judge:
+    """The judge that `options.judge` names; for `both` one that asks it twice about each turn.
+
+    Raises TurngymError where there is none of that name.
+    """
+    context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
+    judge = _named_judge(context)
+    return BothQuestions(score=judge, hint=judge) if kind == "both" else judge
+
+
+def _named_judge(context: JudgeContext) -> Judge:
+    options = context.options
+    name, _, argument = options.judge.partition(":")
+    if name in ("http", "https"):
+        return _http_judge(context)
+    if name == "model" and argument:
+        return _model_judge(context, argument)
+    name = options.judge
+    if name == "auto":
+        name = "rules" if context.kind == "score" else "expert"
+    built_in = {"rules": _rule_judge, "expert": _expert_judge}
+    make: MakeJudge = find("turngym.judges", name, built_in, known=KINDS)
+    return make(context)
+
+
+def _rule_judge(context: JudgeContext) -> Judge:
+    return RuleJudge()
+
+
+def _expert_judge(context: JudgeContext) -> Judge:
+    strict, repeats = context.options.judge_strict, context.options.judge_repeats
+    if repeats is not None and repeats < 1:
+        raise TurngymError(f"--judge-repeats is {repeats}; a hint is given at least once")
+    expert = named_player(context.expert)
+    return ExpertJudge(make_env=context.make_env, expert=expert, strict=strict, repeats=repeats)
+
+
+def _http_judge(context: JudgeContext) -> Judge:
+    options = context.options
+    return HttpJudge(
+        url=options.judge,
+        model=options.judge_model,
+        votes=options.judge_votes,
+        temperature=options.judge_temperature,
+        max_tokens=options.judge_max_tokens,
+        timeout=options.judge_timeout,
+        tries=options.judge_tries,
+        parallel=options.judge_parallel,
+        seed=context.seed,
+    )
+
+
+def _model_judge(context: JudgeContext, folder: str) -> Judge:
+    from turngym.agents.local_engine.engine import LocalEngine  # torch, which only this judge needs
+
+    options, settings = context.options, ChatSettings.load(folder)
+    model, tokenizer = load_policy(folder, context.device, "float32")
+    return PolicyJudge(
+        policy=LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context),
+        template=ChatTemplate(tokenizer, thinking=settings.thinking),
+        votes=options.judge_votes,
+        sampling=Sampling(temperature=options.judge_temperature, max_new_tokens=options.judge_max_tokens),
+        seed=context.seed,
+    )

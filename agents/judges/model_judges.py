@@ -1,0 +1,255 @@
+"""A judge behind an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, hosted models)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from turngym.agents.playing.agent import task_number
+from turngym.agents.rendering.chat_template import ChatTemplate
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
+
+# What a judge model is told: one response, what came next, and what to decide with that hindsight.
+
+LIMIT = 6000
+"""Characters of each part that are shown; the middle of longer ones is left out."""
+SCORE = """You judge one reply of an assistant by what happened right after it.
+You see what the assistant had in front of it, its reply, and the message that came next. The next message is either \
+from the user or the result of a tool that the assistant called.
+- A tool result is there because the assistant acted. That it exists says nothing; what it says does.
+- 1: the next message shows that the reply moved the task forward: the action worked, new facts came in, the user \
+goes on or is content.
+- -1: it shows that the reply failed: an error, a refused or useless action, the same state as before, or a user who \
+asks to redo, correct or rephrase it.
+- 0: it does not tell. A user who merely changes or extends the request is not unhappy with the reply.
+Reason in a few sentences, then end with \\boxed{1}, \\boxed{-1} or \\boxed{0}."""
+HINT = """You look back at one reply of an assistant, knowing what happened right after it.
+You see what the assistant had in front of it, its reply, and the message that came next: a user's message, or the \
+result of a tool that the assistant called (the result is there because the assistant acted).
+Does the next message teach something that would have made the reply better, had the assistant known it?
+- If so, write it as a hint to the assistant, one to three sentences, concrete, without quoting the next message: \
+[HINT_START]your hint[HINT_END], and end with \\boxed{1}.
+- If not (the reply was fine, or the next message says nothing about it), end with \\boxed{-1}."""
+
+
+def messages(request: JudgeRequest) -> tuple[str, str]:
+    """(system message, user message) of the judge for `request`."""
+    speaker = "result of the assistant's action (role tool)" if request.next_role == "tool" else "next message"
+    if request.next_role not in ("tool", "user"):
+        speaker = f"next message (role {request.next_role})"
+    parts = [("what the assistant had in front of it", request.before), ("reply", request.response)]
+    parts.append((speaker, request.next_state))
+    shown = "\n\n".join(f"## {title}\n{_short(text)}" for title, text in parts if text or title != parts[0][0])
+    return (SCORE if request.kind == "score" else HINT), shown
+
+
+def _short(text: str) -> str:
+    if len(text) <= LIMIT:
+        return text
+    half = LIMIT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+KEY = "TURNGYM_JUDGE_KEY"
+"""Environment variable with the bearer key; none is sent without it."""
+RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(slots=True, kw_only=True)
+class HttpJudge:
+    """Implements `Judge`: one POST to `url`/chat/completions per vote, `parallel` of them at a time.
+
+    A vote that gets no answer after `tries` attempts is None; one that `max_tokens` cut is counted, and "" if nothing
+    but reasoning had been written. The `seed` of a vote is fixed by the request's name and its number; whether that
+    repeats a vote is up to the server. Safe to call from several threads.
+
+    Raises:
+        AgentError: a url that is none, settings out of range, or httpx is not installed.
+    """
+
+    url: str
+    """With its version, for example http://127.0.0.1:8000/v1."""
+    model: str = "default"
+    votes: int = 3
+    temperature: float = 0.6
+    max_tokens: int = 1024
+    timeout: float = 120.0
+    """Seconds per attempt."""
+    tries: int = 3
+    parallel: int = 16
+    seed: int = 0
+    sleep: Callable[[float], None] = time.sleep
+    _http: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise AgentError(f"judge url {self.url!r} must begin with http:// or https://")
+        for name in ("votes", "tries", "parallel"):
+            if getattr(self, name) < 1:
+                raise AgentError(f"{name} of a judge is {getattr(self, name)}; at least 1 is needed")
+        try:
+            import httpx
+        except ImportError as error:
+            raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
+        key = os.environ.get(KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(timeout=self.timeout, headers=headers, limits=httpx.Limits(max_connections=None))
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        jobs = [(request, vote) for request in requests for vote in range(self.votes)]
+        if not jobs:
+            return []
+        with ThreadPoolExecutor(min(self.parallel, len(jobs))) as pool:
+            found = list(pool.map(lambda job: self._vote(*job), jobs))
+        rows = [found[start : start + self.votes] for start in range(0, len(found), self.votes)]
+        return [
+            Judgment(
+                votes=tuple(vote.text for vote in row),
+                error=next((vote.error for vote in row if vote.error), ""),
+                cut=sum(vote.cut for vote in row),
+            )
+            for row in rows
+        ]
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _vote(self, request: JudgeRequest, vote: int) -> _Vote:
+        import httpx
+
+        problem = ""
+        for attempt in range(self.tries):
+            if attempt:
+                self.sleep(min(0.5 * 2 ** (attempt - 1), 8.0))
+            try:
+                answer = self._http.post(f"{self.url.rstrip('/')}/chat/completions", json=self._body(request, vote))
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if answer.status_code == 200:
+                read = _content(answer)
+                if read.text is not None:
+                    return read
+            problem = f"status {answer.status_code} without a message: {answer.text[:200]!r}"
+            if answer.status_code not in RETRY:
+                break
+        return _Vote(None, error=f"{request.name}: {self.url}: {problem}")
+
+    def _body(self, request: JudgeRequest, vote: int) -> dict[str, Any]:
+        system, user = messages(request)
+        number = task_number(f"{self.seed} {request.kind} {request.name} {vote}")
+        return {
+            "model": self.model,
+            "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            # llama.cpp's seeds have 32 bits, and the largest of them asks for a random one
+            "seed": number % (1 << 31),
+            "stream": False,
+        }
+
+
+class _Vote(NamedTuple):
+    text: str | None
+    error: str = ""
+    """Why there is no text."""
+    cut: bool = False
+    """Whether it ended at `max_tokens`."""
+
+
+def _content(answer: Any) -> _Vote:
+    """The text of the first choice; None where the body is something else."""
+    try:
+        choice = answer.json()["choices"][0]
+        text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return _Vote(None)
+    if text is None and cut:
+        # a reasoning model that came to no answer: to ask again would cost as much, for as little
+        return _Vote("", cut=True)
+    return _Vote(text if isinstance(text, str) else None, cut=cut)
+
+
+# A judge that is a model behind a `Policy`: in this process, or any other engine that continues token ids.
+
+JUDGE_STREAM = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyJudge:
+    """Implements `Judge`: every vote of every request is one sample, all of them in one call of the policy.
+
+    A vote's random stream is fixed by (`seed`, the request's name, the number of the vote). Where the policy fails
+    (RuntimeError, OSError), the votes are tried again in halves; one that fails alone, or that leaves no room for an
+    answer, is None.
+    """
+
+    policy: Policy
+    template: ChatTemplate
+    votes: int = 3
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6, max_new_tokens=1024))
+    """Stop ids are filled in from the template."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.votes < 1:
+            raise AgentError(f"votes is {self.votes}; a judge needs at least 1")
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        sampling = replace(self.sampling, stop_ids=(*self.sampling.stop_ids, *self.template.stop_ids))
+        asked = []
+        for number, request in enumerate(requests):
+            ids = self.template.encode(self.template.render(self.template.opening(*messages(request))))
+            for vote in range(self.votes):
+                asked.append(
+                    GenerateRequest(
+                        session=f"judge/{number}/{vote}",
+                        prompt_ids=ids,
+                        sampling=sampling,
+                        stream=(JUDGE_STREAM, self.seed, task_number(f"{request.kind} {request.name}"), vote),
+                    )
+                )
+        found = self._generate(asked)
+        for item in asked:
+            self.policy.release(item.session)
+        rows = [found[start : start + self.votes] for start in range(0, len(found), self.votes)]
+        return [self._judgment(request, row) for request, row in zip(requests, rows, strict=True)]
+
+    def _judgment(self, request: JudgeRequest, row: Sequence[Generation | Exception]) -> Judgment:
+        votes: list[str | None] = []
+        errors: list[str] = []
+        for item in row:
+            if isinstance(item, Exception):
+                errors.append(f"{request.name}: {type(item).__name__}: {item}")
+            elif not len(item.ids):
+                errors.append(f"{request.name}: the judge's prompt leaves no room for an answer")
+            failed = isinstance(item, Exception) or not len(item.ids)
+            votes.append(None if failed else self._text(item))
+        cut = sum(isinstance(item, Generation) and item.finish == "length" for item in row)
+        return Judgment(votes=tuple(votes), error=errors[0] if errors else "", cut=cut)
+
+    def _text(self, item: Generation | Exception) -> str:
+        assert isinstance(item, Generation)
+        ids = item.ids.tolist()
+        return self.template.decode(ids[:-1] if ids[-1] in self.template.stop_ids else ids)
+
+    def _generate(self, asked: list[GenerateRequest]) -> list[Generation | Exception]:
+        if not asked:
+            return []
+        try:
+            found = self.policy.generate(asked)
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, (NotImplementedError, RecursionError)):
+                raise
+            if len(asked) == 1:
+                return [error]
+            half = len(asked) // 2
+            return [*self._generate(asked[:half]), *self._generate(asked[half:])]
+        if len(found) != len(asked):
+            raise AgentError(f"the judge's policy answered {len(found)} of {len(asked)} requests")
+        return list(found)

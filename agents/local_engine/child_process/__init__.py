@@ -1,1 +1,0 @@
-"""The local engine in a process of its own, whose weights lie in shared memory."""

@@ -1,0 +1,375 @@
+"""The Llama family as a few tensor operations a layer: what modules do around small products costs more than those."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from turngym.agents.local_engine.cache import RaggedCache, Segment, Step
+
+# A batch as attention sees it, rows and columns, and as products see it: the real ids alone.
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """B rows of Q ids for attention, and the T of them that are real, for everything else: padding costs no product."""
+
+    rows: int
+    queries: int
+    cells: Tensor | None
+    """As in `Step`."""
+
+    def real(self, values: Tensor) -> Tensor:
+        """[B, Q, ...] to [T, ...]."""
+        flat = values.flatten(0, 1)
+        return flat if self.cells is None else flat.index_select(0, self.cells)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[T, ...] to [B, Q, ...], zeros where nothing is real."""
+        if self.cells is not None:
+            grid = values.new_zeros(self.rows * self.queries, *values.shape[1:])
+            values = grid.index_copy_(0, self.cells, values)
+        return values.unflatten(0, (self.rows, self.queries))
+
+    def last(self, values: Tensor) -> Tensor:
+        """Those of [T, ...] that stand in the last column."""
+        if self.cells is None:
+            return values[self.queries - 1 :: self.queries]
+        return values if self.queries == 1 else values[self._ends(self.cells)]
+
+    def last_rows(self) -> slice | Tensor:
+        """The rows whose last id is real."""
+        return slice(None) if self.cells is None else self.cells[self._ends(self.cells)] // self.queries
+
+    def _ends(self, cells: Tensor) -> Tensor:
+        return cells % self.queries == self.queries - 1
+
+
+# The parts of a Llama-like model without modules: products and norms on flat rows of numbers.
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Products with the same input whose results lie side by side: one weight, or several where nothing is copied."""
+
+    weights: tuple[Tensor, ...]
+    """Each [in, out]. A copy has its rows so: few values times a matrix is up to twice as fast that way on a CPU."""
+    biases: tuple[Tensor | None, ...]
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """[T, in] to [T, out]."""
+        parts = [_product(values, *pair) for pair in zip(self.weights, self.biases, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def onto(self, hidden: Tensor, values: Tensor) -> Tensor:
+        """`hidden` [T, out] plus the product, in one operation."""
+        total = torch.addmm(hidden, values, self.weights[0])
+        return total if self.biases[0] is None else total.add_(self.biases[0])
+
+
+def _product(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(values, weight) if bias is None else torch.addmm(bias, values, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMS norm, x weight / sqrt(mean(x^2) + eps) over the last dimension.
+
+    On a CPU in float32 as x / sqrt(|x|^2 + D eps), three operations where PyTorch's own takes six; `weight` is then
+    sqrt(D) times the model's.
+    """
+
+    weight: Tensor | None
+    """[D] or [heads, D]; None where it is part of the product that follows."""
+    eps: float
+    floor: Tensor | None
+    """sqrt(D eps), on a CPU in float32."""
+
+    def __call__(self, values: Tensor) -> Tensor:
+        if self.floor is None:
+            normed = functional.rms_norm(values, values.shape[-1:], None, self.eps)
+        else:
+            length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+            normed = values / torch.hypot(length, self.floor)
+        return normed if self.weight is None else normed.mul_(self.weight)
+
+
+def make_norm(weight: Tensor, eps: float) -> Norm:
+    """A norm by the model's own weight [D] or [heads, D]."""
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return Norm(weight, eps, None)
+    width = weight.shape[-1]
+    return Norm(weight * math.sqrt(width), eps, torch.tensor(math.sqrt(width * eps)))
+
+
+def folded(norm: Norm, linear: Linear) -> tuple[Norm, Linear]:
+    """The same, with the norm's weight multiplied into the product that follows; float32 alone is exact enough."""
+    if norm.floor is None or norm.weight is None:
+        return norm, linear
+    scaled = tuple(weight * norm.weight[:, None] for weight in linear.weights)
+    return Norm(None, norm.eps, norm.floor), Linear(scaled, linear.biases)
+
+
+# Weights of the Llama family, read out of a transformers model for `decoder`; or why they cannot be.
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+"""`model_type` of models made of the same parts: RMS norms, rotary grouped attention, gated SiLU feed-forward."""
+FUSE_BYTES = 1 << 28
+"""Larger models are read where they are: what one product instead of three saves is small there, a copy is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer."""
+
+    kind: str
+    """Its name in `layer_types`: which mask it sees."""
+    before_attention: Norm
+    qkv: Linear
+    head_norm: Norm | None
+    """Of queries and keys (Qwen3), its weight [query heads + key heads, D]."""
+    out: Linear
+    before_feed_forward: Norm
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A whole model."""
+
+    embedding: Tensor
+    """[V, H]."""
+    layers: tuple[Layer, ...]
+    norm: Norm
+    head: Linear
+    scale: float
+    """Of the scores, D^-0.5."""
+    heads: int
+    key_heads: int
+    head_dim: int
+    rotary: nn.Module
+    """transformers' own, whose cosines and sines are taken."""
+
+
+def dense_problem(model: Any) -> str | None:
+    """Why `model` is not one of `FAMILY` exactly as transformers builds it, or None if it is."""
+    name, kind = type(model).__name__, str(getattr(model.config, "model_type", ""))
+    if kind not in FAMILY or type(model).__module__ != f"transformers.models.{kind}.modeling_{kind}":
+        return f"{name} is not a model of {', '.join(FAMILY)}"
+    if not name.endswith("ForCausalLM") or model.config.hidden_act != "silu":
+        return f"{name} with {model.config.hidden_act} is built differently"
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if len(dtypes) != 1:
+        return f"its parameters have several types: {', '.join(sorted(map(str, dtypes)))}"
+    return next(_changed(model, kind), None)
+
+
+def hooked(model: Any) -> bool:
+    """Whether somebody listens to or changes what passes through a module."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def read_weights(model: Any) -> Weights:
+    """The weights as they are now; a small model's are copied side by side, a large one's are the model's own."""
+    core, config = model.model, model.config
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(core.layers)
+    fuse = sum(parameter.nbytes for parameter in model.parameters()) <= FUSE_BYTES
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    layers = [_layer(layer, kind, heads, key_heads, fuse) for layer, kind in zip(core.layers, kinds, strict=True)]
+    norm, head = _pair(core.norm, fuse, model.lm_head)
+    return Weights(
+        embedding=core.embed_tokens.weight.detach(),
+        layers=tuple(layers),
+        norm=norm,
+        head=head,
+        scale=core.layers[0].self_attn.scaling,
+        heads=heads,
+        key_heads=key_heads,
+        head_dim=core.layers[0].self_attn.head_dim,
+        rotary=core.rotary_emb,
+    )
+
+
+def _layer(layer: Any, kind: str, heads: int, key_heads: int, fuse: bool) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    head_norm = None
+    if hasattr(attention, "q_norm"):
+        both = [attention.q_norm.weight.expand(heads, -1), attention.k_norm.weight.expand(key_heads, -1)]
+        head_norm = make_norm(torch.cat(both).detach(), attention.q_norm.variance_epsilon)
+    before_attention, qkv = _pair(layer.input_layernorm, fuse, attention.q_proj, attention.k_proj, attention.v_proj)
+    before_feed_forward, gate_up = _pair(layer.post_attention_layernorm, fuse, mlp.gate_proj, mlp.up_proj)
+    return Layer(
+        kind=kind,
+        before_attention=before_attention,
+        qkv=qkv,
+        head_norm=head_norm,
+        out=_linear(fuse, attention.o_proj),
+        before_feed_forward=before_feed_forward,
+        gate_up=gate_up,
+        down=_linear(fuse, mlp.down_proj),
+    )
+
+
+def _pair(norm: Any, fuse: bool, *modules: nn.Linear) -> tuple[Norm, Linear]:
+    pair = make_norm(norm.weight.detach(), norm.variance_epsilon), _linear(fuse, *modules)
+    return folded(*pair) if fuse else pair
+
+
+def _linear(fuse: bool, *modules: nn.Linear) -> Linear:
+    weights = tuple(module.weight.detach().t() for module in modules)
+    biases = tuple(None if module.bias is None else module.bias.detach() for module in modules)
+    if not fuse:
+        return Linear(weights, biases)
+    given = [bias for bias in biases if bias is not None]
+    # a model of the family has biases on all of queries, keys and values, or on none
+    return Linear((torch.cat(weights, 1).contiguous(),), (torch.cat(given) if given else None,))
+
+
+def _changed(model: Any, kind: str) -> Iterator[str]:
+    """What stands where transformers puts something else: adapters, quantized layers, parametrizations, shards."""
+    own = (f"transformers.models.{kind}.", "transformers.activations", "torch.nn.modules.activation")
+    for name, module in model.named_modules():
+        name = name or "the model"
+        plain = type(module) in (nn.Linear, nn.Embedding, nn.ModuleList)
+        if not plain and not type(module).__module__.startswith(own):
+            yield f"{name} is a {type(module).__name__}"
+        if "forward" in vars(module):
+            yield f"{name} has a forward of its own"
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            yield f"{name} is a {type(parameter).__name__}"
+
+
+Masks = Tensor | dict[str, Tensor | None]
+"""Additive, [B, 1, Q, length]; by the layers' type where they differ."""
+
+
+class DenseDecoder:
+    """`model`, one of `weights.FAMILY`, on a `RaggedCache`: the same logits up to rounding.
+
+    Keys lie in the cache as transformers' own modules would put them, so both may take turns on one cache. `follow`
+    has the weights read again.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._weights: Weights | None = None
+        self._cos = self._sin = torch.empty(0)
+        self._stale = True
+
+    def follow(self) -> None:
+        """The weights, or the modules that hold them, have changed."""
+        self._stale = True
+
+    def ready(self) -> bool:
+        """Whether the model can be run here as it stands; its weights are read if they have changed."""
+        if self._stale:
+            self._stale, self._weights, self._cos = False, None, torch.empty(0)
+            if dense_problem(self._model) is None:
+                self._weights = read_weights(self._model)
+        return self._weights is not None and not hooked(self._model)
+
+    def forward(self, cache: RaggedCache, ids: Tensor, step: Step, masks: Masks) -> Tensor:
+        """Logits of the last column of `ids` int64 [B, Q], as `CausalModel.forward`."""
+        weights = self._weights
+        assert weights is not None
+        grid = Grid(len(ids), ids.shape[1], step.cells)
+        hidden = functional.embedding(grid.real(ids), weights.embedding)
+        positions = grid.real(step.write_positions)
+        place = (grid.real(step.write_rows), positions)
+        cos, sin = self._rotation(weights, positions, step.length, hidden.dtype)
+        cache.step = step
+        for number, layer in enumerate(weights.layers):
+            asked, keys, values = _project(weights, layer, hidden, cos, sin)
+            seen = cache.write(number, *place, keys, values)
+            mask = masks[layer.kind] if isinstance(masks, dict) else masks
+            told = attention(grid.spread(asked), *seen, mask, weights.scale, step.segments)
+            hidden = layer.out.onto(hidden, grid.real(told).flatten(1))
+            hidden = _feed_forward(layer, hidden)
+        return weights.head(weights.norm(grid.last(hidden)))
+
+    def _rotation(self, weights: Weights, positions: Tensor, most: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, D] of `positions` [T] below `most`; the sines' first half is negative."""
+        if len(self._cos) < most or self._cos.dtype != dtype:
+            count = max(most, 2 * len(self._cos), 256)
+            device = positions.device
+            cos, sin = weights.rotary(
+                torch.empty(0, dtype=dtype, device=device), torch.arange(count, device=device)[None]
+            )
+            half = weights.head_dim // 2
+            self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+        return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
+
+
+def _project(weights: Weights, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [T, heads, D], keys and values [T, key heads, D] of `hidden` [T, H]."""
+    mixed = layer.qkv(layer.before_attention(hidden)).view(len(hidden), -1, weights.head_dim)
+    heads = weights.heads + weights.key_heads
+    turned, values = mixed[:, :heads], mixed[:, heads:]
+    if layer.head_norm is not None:
+        turned = layer.head_norm(turned)
+    turned = torch.addcmul(turned * cos, turned.roll(weights.head_dim // 2, -1), sin)
+    return turned[:, : weights.heads], turned[:, weights.heads :], values
+
+
+def _feed_forward(layer: Layer, hidden: Tensor) -> Tensor:
+    inner = layer.gate_up(layer.before_feed_forward(hidden))
+    width = inner.shape[-1] // 2
+    return layer.down.onto(hidden, functional.silu(inner[:, :width]).mul_(inner[:, width:]))
+
+
+def attention(
+    asked: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...] = ()
+) -> Tensor:
+    """What queries [B, Q, heads, D] read from keys and values [B, key heads, L, D]; [B, Q, heads, D].
+
+    The query heads of a key head stand in one matrix with it, so that no key is copied for them; a CPU reads keys once
+    per query head without a copy. Rows of `segments` read as many keys as their segment says, rows between them none:
+    their results are zero.
+    """
+    rows, queries, heads, width = asked.shape
+    shared = keys.shape[1]
+    group = heads // shared
+    if queries == 1:
+        packed = asked.reshape(rows, shared, group, width)
+        return _by_segment(packed, keys, values, mask, scale, segments).view(rows, 1, heads, width)
+    if asked.device.type == "cpu":
+        told = functional.scaled_dot_product_attention(
+            asked.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=group > 1
+        )
+        return told.transpose(1, 2)
+    # [B, key heads, group * Q, D], the queries of one head together
+    packed = asked.view(rows, queries, shared, group, width).permute(0, 2, 3, 1, 4)
+    packed = packed.reshape(rows, shared, group * queries, width)
+    if mask is not None and group > 1:
+        mask = mask.repeat(1, 1, group, 1)
+    told = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=scale)
+    return told.view(rows, shared, group, queries, width).permute(0, 3, 1, 2, 4)
+
+
+def _by_segment(
+    asked: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...]
+) -> Tensor:
+    told = None
+    for start, stop, length, even in segments or (Segment(0, len(asked), keys.shape[2], False),):
+        rows = slice(start, stop)
+        part = functional.scaled_dot_product_attention(
+            asked[rows],
+            keys[rows, :, :length],
+            values[rows, :, :length],
+            attn_mask=None if even or mask is None else mask[rows, :, :, :length],
+            scale=scale,
+        )
+        if stop - start == len(asked):
+            return part.contiguous()
+        told = asked.new_zeros(asked.shape) if told is None else told
+        told[rows] = part
+    assert told is not None
+    return told

@@ -1,0 +1,245 @@
+"""Two policies take turns within an answer: each id is the teacher's with a fixed probability, else the student's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.local_engine.sampling import Decoder, StopText, uniforms
+from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.playing.rollout import PlayJobs, rollout
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy
+
+# What the policies share in which a student and a teacher take part in one episode.
+
+
+class TwoEngines:
+    """A student, a teacher, and the teacher's share of `what` (turns, ids). Raises AgentError outside [0, 1]."""
+
+    def __init__(self, student: Engine, teacher: Engine, share: float, what: str) -> None:
+        if not 0.0 <= share <= 1.0:
+            raise AgentError(f"the teacher's share of the {what} is {share}; valid: 0 to 1")
+        self._student, self._teacher, self.share = student, teacher, share
+
+    @property
+    def max_length(self) -> int:
+        """Most ids of prompt and response together: what both hold."""
+        return min(self._student.max_length, self._teacher.max_length)
+
+    def weights_changed(self, version: int) -> None:
+        """The student has new weights."""
+        self._student.weights_changed(version)
+
+    def release(self, session: str) -> None:
+        self._student.release(session)
+        self._teacher.release(session)
+
+
+# Teacher and student share an episode turn by turn: some answers are the teacher's, whole.
+
+COIN, ANSWER = 1, 2
+"""What a request's stream is continued with: 0 would be the stream itself, from which the student draws."""
+
+
+class GuidedPolicy(TwoEngines):
+    """Each answer is the teacher's with probability `share`, else the student's, decided by the request's own stream.
+
+    Who else is in the batch changes nothing, and without a share the student plays what it would have played alone. An
+    answer of the teacher has origin `demonstration`, and no behavior probability (NaN): the student did not draw it.
+    Source: [guided-opd]; docs/algorithms.md#guided-turns.
+
+    Raises:
+        AgentError: a share outside [0, 1].
+    """
+
+    def __init__(self, student: Engine, teacher: Engine, share: float) -> None:
+        super().__init__(student, teacher, share, "turns")
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        """Raises PartialFailure where one of the two fails for some requests."""
+        theirs = [bool(uniforms((*request.stream, COIN), 1)[0] < self.share) for request in requests]
+        found: dict[int, Generation | BaseException] = {}
+        for policy, teaches in ((self._student, False), (self._teacher, True)):
+            rows = [row for row, taught in enumerate(theirs) if taught == teaches]
+            asked = [_taught(requests[row]) if teaches else requests[row] for row in rows]
+            answers = _answers(policy, asked) if asked else []
+            for row, answer in zip(rows, answers, strict=True):
+                found[row] = _shown(answer) if teaches else answer
+        results = [found[row] for row in range(len(requests))]
+        whole = [result for result in results if isinstance(result, Generation)]
+        if len(whole) < len(results):
+            raise PartialFailure(results)
+        return whole
+
+
+def _taught(request: GenerateRequest) -> GenerateRequest:
+    return replace(request, stream=(*request.stream, ANSWER))
+
+
+def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Generation | BaseException]:
+    try:
+        return policy.generate(requests)
+    except PartialFailure as error:
+        return error.results
+
+
+def _shown(answer: Generation | BaseException) -> Generation | BaseException:
+    if isinstance(answer, BaseException):
+        return answer
+    return replace(answer, logprobs=np.full(len(answer.ids), np.nan, np.float32), origin="demonstration")
+
+
+def guided_player(
+    player: ModelPlayer, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
+) -> Callable[[float], ModelPlayer]:
+    """Who plays when the model `teacher` takes a share of the turns: from that share to `player` and it.
+
+    Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
+    """
+    if teacher is None or play is not rollout:
+        raise AgentError(
+            "teacher and student share the turns of an episode, which needs --teacher FOLDER and rollouts in this "
+            "process (no --teacher-server, no --workers, no --staleness)"
+        )
+    theirs = LocalEngine(teacher, tokenizer=tokenizer, max_length=player.engine.max_length, max_batch=slots)
+    return lambda share: replace(player, engine=GuidedPolicy(player.engine, theirs, share)) if share else player
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One request under way."""
+
+    request: GenerateRequest
+    theirs: NDArray[np.bool_]
+    """[max_new_tokens]: whether the teacher draws the id at this place."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    version: int = 0
+    finish: str = ""
+    error: BaseException | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.finish != "" or self.error is not None
+
+    @property
+    def run(self) -> int:
+        """How many ids the one whose turn it is draws before the other's turn comes."""
+        rest = self.theirs[len(self.tokens) :]
+        other = np.flatnonzero(rest != rest[0])
+        return int(other[0]) if len(other) else len(rest)
+
+    def part(self) -> GenerateRequest:
+        """The request for those ids."""
+        place = len(self.tokens)
+        return replace(
+            self.request,
+            prompt_ids=np.concatenate((self.request.prompt_ids, np.array(self.tokens, np.int32))),
+            sampling=replace(self.request.sampling, max_new_tokens=self.run),
+            # 0 is the stream of the coins, and a place is never drawn twice
+            stream=(*self.request.stream, 1 + place),
+        )
+
+
+class MixedPolicy(TwoEngines):
+    """MiniLLM's teacher-mixed sampling: every id is drawn from p~ = share p_teacher + (1 - share) p_student.
+
+    Whether the teacher or the student draws an id is decided beforehand, by the request's own stream; drawing from the
+    chosen one is drawing from the mixture. Runs of ids that fall to one of them are one request to it, so both may be
+    any policies, each with its own KV cache. `logprobs` are the student's, NaN where the teacher drew: the weight
+    p_student / p~ that corrects for it (`kd_signals.mixture_weight`) follows from both models' log-probabilities.
+    Source: [minillm] eq. 4; docs/algorithms.md#teacher-mixed-sampling (its share is 0.2).
+
+    Args:
+        tokenizer: needed for stop texts, which may begin in one's ids and end in the other's.
+
+    Raises:
+        AgentError: a share outside [0, 1].
+    """
+
+    def __init__(self, student: Engine, teacher: Engine, share: float, *, tokenizer: Decoder | None = None) -> None:
+        super().__init__(student, teacher, share, "ids")
+        self._stop_text = None if tokenizer is None else StopText(tokenizer)
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        """Raises PartialFailure where one of the two fails for some requests."""
+        rows = [self._row(request) for request in requests]
+        while any(not row.over for row in rows):
+            for policy, teaches in ((self._student, False), (self._teacher, True)):
+                turn = [row for row in rows if not row.over and row.theirs[len(row.tokens)] == teaches]
+                if turn:
+                    self._draw(policy, turn, teaches)
+        if any(row.error is not None for row in rows):
+            raise PartialFailure([_generation(row) if row.error is None else row.error for row in rows])
+        return [_generation(row) for row in rows]
+
+    def _row(self, request: GenerateRequest) -> _Row:
+        sampling = request.sampling
+        if sampling.stop_text and self._stop_text is None:
+            raise AgentError(f"stop_text {sampling.stop_text!r} needs decoding: build the policy with tokenizer=...")
+        room = min(sampling.max_new_tokens, self.max_length - len(request.prompt_ids))
+        # all coins at once from the request's own stream: who else is in the batch changes nothing
+        coins = uniforms((*request.stream, 0), max(room, 0))
+        return _Row(request, coins < self.share, finish="" if room > 0 else "length")
+
+    def _draw(self, policy: Policy, rows: Sequence[_Row], teaches: bool) -> None:
+        results: Sequence[Generation | BaseException]
+        try:
+            results = policy.generate([row.part() for row in rows])
+        except PartialFailure as error:
+            results = error.results
+        for row, result in zip(rows, results, strict=True):
+            if isinstance(result, BaseException):
+                row.error = result
+            else:
+                self._take(row, result, teaches)
+
+    def _take(self, row: _Row, result: Generation, teaches: bool) -> None:
+        # before the ids are taken: `run` is counted from the row's end
+        cut_short = len(result.ids) < row.run
+        row.version = row.version if teaches else result.policy_version
+        for token, logprob in zip(result.ids.tolist(), result.logprobs.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(float("nan") if teaches else logprob)
+            if row.request.sampling.stop_text and self._stops(row):
+                row.finish = "stop"
+                return
+        # `length` after a whole run is only the run's own limit; a shorter one means that the context is full
+        if result.finish != "length" or cut_short:
+            row.finish = result.finish
+        elif len(row.tokens) == len(row.theirs):
+            row.finish = "length"
+
+    def _stops(self, row: _Row) -> bool:
+        # an engine sees only its own run: a stop text that the other one began is found here
+        return self._stop_text is not None and self._stop_text.hit(row.tokens, row.request.sampling.stop_text)
+
+
+def _generation(row: _Row) -> Generation:
+    ids, logprobs = np.array(row.tokens, np.int32), np.array(row.logprobs, np.float32)
+    return Generation(ids=ids, logprobs=logprobs, finish=row.finish, policy_version=row.version)
+
+
+def mixed_player(
+    player: ModelPlayer, share: float, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
+) -> ModelPlayer:
+    """Who plays the episodes to train on: `player` itself, or it and the model `teacher` mixed for a `share` above 0.
+
+    Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
+    """
+    if not share:
+        return player
+    if teacher is None or play is not rollout:
+        raise AgentError(
+            f"teacher_mix is {share}: teacher and student take turns within an answer, which needs "
+            "--teacher FOLDER and rollouts in this process (no --teacher-server, no --workers)"
+        )
+    limit = player.engine.max_length
+    theirs = LocalEngine(teacher, tokenizer=tokenizer, max_length=limit, max_batch=slots)
+    return replace(player, engine=MixedPolicy(player.engine, theirs, share, tokenizer=tokenizer))

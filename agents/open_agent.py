@@ -1,0 +1,229 @@
+"""The agent that a name stands for: `expert`, `random`, `replay:TRACE`, `model:FOLDER`, `openai:MODEL`, or your own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from turngym.agents.endpoint.agent import EndpointAgent, open_endpoint
+from turngym.agents.model_agent import ModelAgent
+from turngym.agents.models import file_hashes, load_policy, renderer_of, trained_on
+from turngym.agents.options import AgentOptions
+from turngym.agents.playing.agent import Agent
+from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
+from turngym.agents.rendering.chat_settings import ChatSettings, describe, resolved
+from turngym.agents.sglang.client import PolicyServer
+from turngym.agents.sglang.open_servers import eval_policy, load_outside
+from turngym.envs.base import TextEnv
+from turngym.envs.channels import make_channel
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.plugins import find, installed
+from turngym.envs.core.protocols import Sampling
+from turngym.envs.core.task import ToolSpec, content_hash
+from turngym.envs.core.trace import read_episodes
+
+KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedAgent:
+    """An agent with what the environment and the driver must know about it."""
+
+    agent: Agent
+    channel: str | None
+    system: str | None = None
+    temperature: float | None = None
+    """None for agents that do not sample."""
+    chat: str = ""
+    """How a model is spoken to, in a line for people."""
+    fingerprint: str | None = None
+    """Of a model's files: two checkpoints of one name are not the same player."""
+    dtype: str | None = None
+    """Precision of a model that plays in this process: another one draws other episodes."""
+
+
+class MakeAgent(Protocol):
+    """An agent from another package: `--agent package.module:name`, or a name in its entry points `turngym.agents`."""
+
+    def __call__(self, env: TextEnv, options: AgentOptions) -> Agent | OpenedAgent:
+        """`env` is the environment that will be played, closed: it says its `tool`, `players` and `env_id`.
+
+        An `Agent` alone speaks as `options.channel` says, by default in bare actions; an `OpenedAgent` says more.
+        """
+
+
+def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: PolicyServer | None = None) -> OpenedAgent:
+    """The agent that `options.agent` names. `probe` gives the environment it will play, if it must be asked.
+
+    A model plays in this process, or on `servers`.
+
+    Raises:
+        AgentError: a missing trace, a folder that holds no model.
+        PluginError: an unknown agent, or one that cannot be imported.
+    """
+    name, channel = options.agent, _plain_channel(options)
+    kind, _, argument = name.partition(":")
+    if name == "expert":
+        return OpenedAgent(agent=_expert(name, options), channel=channel, system=options.system)
+    if name == "random":
+        return OpenedAgent(agent=RandomAgent(), channel=channel, system=options.system)
+    if kind == "replay" and argument:
+        replay = ReplayAgent(read_episodes(argument), name=f"replay {Path(argument).name}")
+        return OpenedAgent(agent=replay, channel=channel, system=options.system)
+    if kind == "model" and argument:
+        env = probe()
+        _warn_of_transfer(argument, env.env_id)
+        return _open_model(argument, options, env.tool, servers or PolicyServer())
+    if kind == "openai" and argument:
+        return _open_endpoint(argument, options, probe().tool)
+    env = probe()
+    if name in env.players or name in installed(PLAYERS):
+        return OpenedAgent(agent=_expert(name, options), channel=channel, system=options.system)
+    make: MakeAgent = find("turngym.agents", name, {}, known=(*KINDS, *env.players))
+    found = make(env, options)
+    return found if isinstance(found, OpenedAgent) else OpenedAgent(agent=found, channel=channel, system=options.system)
+
+
+def as_opened(
+    agent: str | Agent | OpenedAgent,
+    settings: Mapping[str, Any],
+    probe: Callable[[], TextEnv],
+    servers: PolicyServer | None = None,
+) -> OpenedAgent:
+    """The agent that Python code or a command names: a name, opened with `settings` (of `AgentOptions`), or an object.
+
+    A `ModelAgent` brings its channel and temperature; any other object speaks as `channel` and `system` say.
+    """
+    options = AgentOptions.of(settings)
+    if isinstance(agent, str):
+        return open_agent(replace(options, agent=agent), probe, servers)
+    usable = ("temperature", "slots", "threads", *(() if isinstance(agent, OpenedAgent) else ("channel", "system")))
+    idle = [name for name in settings if name not in usable and settings[name] != AgentOptions().flat()[name]]
+    if idle:
+        raise AgentError(f"{', '.join(idle)}: settings of agents that are named; an agent object has its own")
+    if isinstance(agent, OpenedAgent):
+        return agent
+    if isinstance(agent, ModelAgent):
+        channel = None if agent.channel is None else agent.channel.name
+        temperature = agent.sampling.temperature
+        return OpenedAgent(agent=agent, channel=channel, system=options.system, temperature=temperature)
+    if isinstance(agent, EndpointAgent):
+        return _opened_endpoint(agent, options.system)
+    return OpenedAgent(agent=agent, channel=_plain_channel(options), system=options.system)
+
+
+def _plain_channel(options: AgentOptions) -> str | None:
+    """Scripted agents speak in bare actions unless they are told otherwise."""
+    return None if options.channel in ("auto", "none") else options.channel
+
+
+def _expert(name: str, options: AgentOptions) -> ExpertAgent:
+    shown = f"{name} (noise {options.noise:g})" if options.noise else name
+    return ExpertAgent(expert=named_player(name), noise=options.noise, name=shown)
+
+
+def _open_model(folder: str, options: AgentOptions, tool: ToolSpec, servers: PolicyServer) -> OpenedAgent:
+    settings = _settings(ChatSettings.load(folder), options)
+    path = Path(folder).resolve()
+    engine, model, tokenizer = _engine(folder, settings, options, servers)
+    settings = resolved(settings, tokenizer, tool)
+    renderer = renderer_of(model, tokenizer, settings, tool)
+    agent = ModelAgent(
+        engine,
+        renderer,
+        make_channel(settings.channel, tool),
+        Sampling(temperature=options.temperature, max_new_tokens=settings.max_new_tokens),
+        max_context=engine.max_length,
+        # weights often lie in a folder `model` of their checkpoint, whose name tells more
+        name=f"model {path.parent.name if path.name == 'model' else path.name}",
+    )
+    return OpenedAgent(
+        agent=agent,
+        channel=settings.channel,
+        system=settings.system,
+        chat=describe(settings),
+        temperature=options.temperature,
+        fingerprint=content_hash(
+            {"files": file_hashes(folder), "settings": settings.identity}
+            # another engine draws other episodes from the same seed
+            | ({"engine": "sglang"} if servers.policy_server else {})
+        )[:16],
+        dtype=None if servers.policy_server else options.dtype,
+    )
+
+
+def _warn_of_transfer(folder: str, env_id: str) -> None:
+    trained = trained_on(folder)
+    if trained is not None and trained != env_id:
+        warnings.warn(
+            f"model:{folder} was trained on {trained} and plays {env_id} here: a result of transfer, if that is meant",
+            stacklevel=2,
+        )
+
+
+def _open_endpoint(model: str, options: AgentOptions, tool: ToolSpec) -> OpenedAgent:
+    own = "tool" if options.channel == "tool" else "user"
+    if options.observation_role not in ("auto", own):
+        raise AgentError("--observation-role is not for endpoints: results of calls are of role tool, others of user")
+    if options.channel not in ("auto", "text", "tool", "tool:hermes"):
+        raise AgentError(f"--channel is {options.channel}: an endpoint reads its model's calls; valid: text, tool")
+    agent = open_endpoint(
+        model,
+        options.endpoint,
+        tool,
+        channel=options.channel,
+        temperature=options.temperature,
+        thinking=options.thinking,
+        max_tokens=options.max_new_tokens,
+        max_context=options.max_context,
+        memory=options.memory or "all",
+        slots=options.slots,
+    )
+    return _opened_endpoint(agent, options.system)
+
+
+def _opened_endpoint(agent: EndpointAgent, system: str | None) -> OpenedAgent:
+    return OpenedAgent(
+        agent=agent,
+        channel=agent.channel.name,
+        system=system,
+        temperature=agent.parameters.temperature,
+        fingerprint=agent.parameters.fingerprint(agent.channel.name, system),
+    )
+
+
+def _engine(folder: str, settings: ChatSettings, options: AgentOptions, servers: PolicyServer) -> tuple[Any, Any, Any]:
+    """What generates, the model as far as it is loaded, and the tokenizer."""
+    if servers.policy_server:
+        model, tokenizer = load_outside(folder)
+        return eval_policy(servers, Path(folder), tokenizer, settings.max_context), model, tokenizer
+    # first: it says what is missing where torch is
+    model, tokenizer = load_policy(folder, options.device, options.dtype)
+    from turngym.agents.local_engine.engine import LocalEngine
+
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=options.slots)
+    return engine, model, tokenizer
+
+
+def _settings(settings: ChatSettings, options: AgentOptions) -> ChatSettings:
+    """The model's own settings with those of the command line on top."""
+    if options.channel == "none":
+        raise AgentError("a model needs a channel to write actions in: --channel text or tool")
+    changes: dict[str, Any] = {}
+    if options.channel != "auto":
+        changes["channel"] = options.channel
+    if options.thinking != "auto":
+        changes["thinking"] = options.thinking == "on"
+    if options.observation_role != "auto":
+        changes["observation_role"] = options.observation_role
+    for name in ("system", "memory", "max_new_tokens", "max_context"):
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    return replace(settings, **changes)

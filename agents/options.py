@@ -1,0 +1,186 @@
+"""Options of demonstrations: who demonstrates, how it is asked, and which demonstrations count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from turngym.agents.endpoint.client import EndpointOptions, EndpointSettings
+from turngym.envs.core.errors import AgentError, did_you_mean
+from turngym.envs.core.settings import FLAT, SettingsError
+
+# Options of agents that have a name: which one plays, and how it speaks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Which agent plays, and how it speaks."""
+
+    agent: str = "expert"
+    """`expert` (sees the hidden state), one of the environment's own players (ALFWorld: `searching`; WebShop:
+    `first-hit`; Search: `single-shot`), `random`, `replay:TRACE`, `model:FOLDER` (a Hugging Face causal model),
+    `openai:MODEL` (a model behind any OpenAI-compatible endpoint), or an agent of yours as `package.module:name`."""
+    temperature: float = 0.85
+    """Sampling temperature of a model; 0 is greedy."""
+    noise: float = 0.0
+    """Share of random actions among an expert's."""
+    channel: str = "auto"
+    """How actions are written: `text` in tags, `tool` as a tool call in the words of the model's family
+    (`tool:DIALECT` names them), `none` as bare actions; auto: as the model was trained, else text, and bare actions
+    for scripted agents."""
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """Thinking switch of the chat template; auto: as the model was trained, else the template's default."""
+    observation_role: Literal["auto", "user", "tool"] = "auto"
+    """Role of observations after the first; auto: as the model was trained, else what its chat template keeps more of
+    the past for."""
+    system: str | None = None
+    """System message; by default as the model was trained, else the environment's instructions."""
+    memory: str | None = None
+    """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
+    transcript); by default as the model was trained, else all."""
+    max_new_tokens: int | None = None
+    """Most tokens of one response; by default as the model was trained, else 512, at an endpoint 4096."""
+    max_context: int | None = None
+    """Most tokens of an episode's history and response; by default what the model allows."""
+    device: str = "auto"
+    """`cpu`, `cuda`, ...; auto: cuda where there is one."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of a model."""
+    slots: int = 64
+    """Episodes played, and requests generated, at a time."""
+    threads: int = 0
+    """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions, metadata=FLAT)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> AgentOptions:
+        """From keywords: those of `EndpointOptions` stand beside the others. Raises AgentError for an unknown one."""
+        known = [field.name for field in (*fields(cls), *fields(EndpointOptions)) if field.name != "endpoint"]
+        for name in settings:
+            if name not in known:
+                valid = ", ".join(known)
+                raise AgentError(f"{name!r} is no setting of an agent; valid: {valid}.{did_you_mean(name, known)}")
+        inner = {field.name for field in fields(EndpointOptions)}
+        endpoint = EndpointOptions(**{name: value for name, value in settings.items() if name in inner})
+        return cls(**{name: value for name, value in settings.items() if name not in inner}, endpoint=endpoint)
+
+    def flat(self) -> dict[str, Any]:
+        """All settings as the keywords that `of` takes."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "endpoint"}
+        return own | asdict(self.endpoint)
+
+
+class AgentSettings(EndpointSettings, total=False):
+    """Fields of `AgentOptions` that functions take as further keywords."""
+
+    noise: float
+    channel: str
+    thinking: Literal["auto", "on", "off"]
+    observation_role: Literal["auto", "user", "tool"]
+    system: str | None
+    memory: str | None
+    max_new_tokens: int | None
+    max_context: int | None
+    device: str
+    dtype: Literal["float32", "bfloat16", "float16"]
+    threads: int
+
+
+def settings_of(options: AgentOptions) -> AgentSettings:
+    """`options` as keywords, without the agent's name, the temperature and the slots."""
+    given = options.flat()
+    settings: AgentSettings = {name: given[name] for name in AgentSettings.__annotations__}  # type: ignore[assignment]
+    return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationOptions:
+    """Demonstrations for luffy, tcod b2f and sft."""
+
+    demonstrations: str | None = None
+    """luffy, tcod b2f, sft: who demonstrates the step's tasks: `expert` or another player, `model:FOLDER`,
+    `openai:MODEL`, an agent of yours as `package.module:name`, or a trace file, whose episodes are found by task. By
+    default --expert."""
+    demonstrated_tasks: bool = False
+    """Play only tasks of which the trace file has a demonstration that counts."""
+    demonstration_success: bool = False
+    """Leave out demonstrations that did not succeed."""
+    demonstration_reward: float | None = None
+    """Leave out demonstrations that are worth less, by --reward, else by their return."""
+    demonstration_fits: bool = True
+    """Leave out demonstrations that, in the student's tokens, are longer than its context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstratorOptions(EndpointOptions):
+    """How a model that demonstrates is asked (--demonstrations model:FOLDER, openai:MODEL)."""
+
+    temperature: float = 0.85
+    """Sampling temperature; 0 is greedy."""
+    channel: str = "auto"
+    """How it writes actions, as `--channel` of `turngym rollout`."""
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """Thinking switch of its chat template, or of the endpoint."""
+    system: str | None = None
+    """Its system message; by default as it was trained, else the environment's instructions."""
+    max_new_tokens: int | None = None
+    """Most tokens of one response; by default as it was trained, else 512, at an endpoint 4096."""
+    max_context: int | None = None
+    """Most tokens of an episode's history and response; by default what the model allows."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of its weights."""
+
+    def agent(self, name: str, *, device: str, slots: int) -> AgentOptions:
+        """The options of the agent that `name` stands for."""
+        given = asdict(self)
+        endpoint = EndpointOptions(**{item.name: given.pop(item.name) for item in fields(EndpointOptions)})
+        return AgentOptions(agent=name, endpoint=endpoint, device=device, slots=slots, **given)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What draws other demonstrations, JSON-able."""
+        free = {"base_url", "key_env", "request_deadline", "request_retries", "price_in", "price_cached", "price_out"}
+        return {f"collect.demonstrator.{name}": value for name, value in asdict(self).items() if name not in free}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeOptions:
+    """Who judges the turns of prm-rl, opd-hints, prm-opd and sage-opd."""
+
+    judge: str = "auto"
+    """`rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks --expert, which by
+    default sees the hidden state), `model:FOLDER`, the url of an OpenAI-compatible endpoint with its version
+    (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a judge of yours as `package.module:name`.
+    auto: rules for prm-rl and sage-opd, expert for opd-hints and prm-opd."""
+    judge_strict: bool = False
+    """expert: a possible action that is not the expert's own scores -1, not 0."""
+    judge_repeats: int | None = None
+    """expert: the same hint at most so many times in a row; by default as often as it applies."""
+    judge_votes: int = 3
+    """Votes per turn of a model; rules and experts have one."""
+    judge_temperature: float = 0.6
+    """Sampling temperature of a judge model."""
+    judge_max_tokens: int = 1024
+    """Most tokens of one vote."""
+    judge_model: str = "default"
+    """Name of the model behind a url."""
+    judge_parallel: int = 16
+    """Votes that a judge behind a url is asked for at a time."""
+    judge_timeout: float = 120.0
+    """Seconds for one attempt at a vote."""
+    judge_tries: int = 3
+    """Attempts at a vote in a row; the proxy goes on asking later, other runs count a vote that failed so often."""
+    judge_unread: float = 0.9
+    """Stop when more than this share of the votes holds no valid box in three steps in a row; 1 never stops."""
+    judge_every: int = 10
+    """Steps between those whose judged episodes are kept as traces in OUT/judged; 0 keeps none."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.judge_unread <= 1.0:
+            raise SettingsError(f"judge_unread is {self.judge_unread}; valid: a share, 0 to 1")
+        if self.judge_parallel < 1 or self.judge_tries < 1 or not self.judge_timeout > 0:
+            raise SettingsError(
+                f"judge_parallel is {self.judge_parallel}, judge_tries {self.judge_tries} and judge_timeout "
+                f"{self.judge_timeout}; valid: at least 1, at least 1, and more than 0 seconds"
+            )

@@ -1,1 +1,0 @@
-"""Who demonstrates what supervised training imitates: mixtures of players."""

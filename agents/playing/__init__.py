@@ -1,0 +1,1 @@
+"""Playing episodes: agents, the rollout that drives many episodes at once, scripted players."""

@@ -1,0 +1,167 @@
+"""What an agent is to the rollout driver: it sees waiting conversations and answers each of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, TokenHistory, chat_messages
+from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
+from turngym.envs.channels import Channel
+from turngym.envs.core.episode import Origin, Status
+from turngym.envs.core.task import Task
+from turngym.envs.guard import ActionGuard
+
+
+@lru_cache(1 << 16)
+def task_number(task_id: str) -> int:
+    """A stable 63-bit number of a task id: random streams depend on which task it is, never on its position."""
+    # not hash(), which differs from process to process; a shift leaves what fits a signed 64-bit seed
+    return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
+
+
+def reset_seed(task_id: str, seed: int) -> int:
+    """The seed of an environment's reset: all samples of a task start alike."""
+    return task_number(task_id) + seed
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One episode in progress, as its agent sees it. The driver owns and updates it."""
+
+    task: Task
+    seed: int
+    sample: int
+    system: str
+    """The system message."""
+    observation: str
+    """What waits for an answer."""
+    admissible: tuple[str, ...] | None
+    env: ActionGuard
+    key: str
+    """Unique among the conversations of one rollout."""
+    turn: int = 0
+    """Number of the turn that waits, 0-based."""
+    played: str | None = None
+    """The action that reached the environment in the turn before; None if there was none."""
+    thread: TokenHistory | None = None
+    """Token ids; None for text-only agents."""
+    begun: Ids = ()
+    """Ids with which the answer that is waited for has begun; agents that sample ids go on from them."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """Whatever the agent wants to keep for the length of the episode."""
+    statement: str = ""
+    """The task in the environment's words: `TextEnv.statement`, else the first observation."""
+    past: list[PastTurn] = field(default_factory=list)
+    """The turns that were played."""
+    listing: str = ""
+    """The list of admissible actions that ends `observation`; "" if none does."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the agent adds to `meta` of the episode's record; JSON-able."""
+
+    @property
+    def channel(self) -> Channel | None:
+        """How the environment reads actions; None: the response is the action."""
+        return self.env.channel
+
+    @property
+    def stream(self) -> tuple[int, int, int, int]:
+        """Entropy of this turn's random stream: (seed, task number, sample, turn)."""
+        return self.seed, task_number(self.task.task_id), self.sample, self.turn
+
+    def messages(self, memory: Memory = ALL) -> list[dict[str, str]]:
+        """What waits for an answer as chat messages, for agents that speak in text."""
+        return chat_messages(memory, self.system, self.statement, self.past, self.observation)
+
+    def rng(self, *purpose: int) -> np.random.Generator:
+        """This turn's own random stream (one per `purpose`); the same whatever else is being played."""
+        return np.random.default_rng((*self.stream, *purpose))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An agent's answer to one conversation: a response, or the reason why the episode ends without one."""
+
+    text: str = ""
+    """What the environment reads (without the end token)."""
+    logprobs: NDArray[np.float32] | None = None
+    """Of the sampled ids under the sampling distribution, float32 [R]."""
+    finish: str = "stop"
+    policy_version: int = 0
+    version_spans: tuple[tuple[int, int, int], ...] = ()
+    """(policy version, start, end) of stretches of the ids, where more than one version drew them."""
+    origin: Origin = "policy"
+    begun: int = 0
+    """How many of the response's first ids were given (`Conversation.begun`)."""
+    ends: Status | None = None
+    """Set where the agent cannot answer: the status of the episode, which ends before this turn. With `logprobs`, the
+    response was broken off: what was drawn of it is recorded as the last turn, and the environment never sees it."""
+    error: str = ""
+
+
+class Agent(Protocol):
+    """Answers conversations. An answer depends on its conversation alone, never on what else is waiting."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def writer(self) -> ResponseWriter:
+        """Writes actions that somebody else chose (demonstrations) into a conversation."""
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        """One reply per conversation, in order. Token ids of the response go into `conversation.thread`."""
+
+    def release(self, conversation: Conversation) -> None:
+        """The conversation is over; forget what is held for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseWriter:
+    """Turns a known action into a response: text in the environment's channel, and token ids if there is a renderer."""
+
+    renderer: ChatRenderer | None = None
+
+    def present(self, conversation: Conversation) -> TokenHistory | None:
+        """Bring the thread up to date: the waiting observation stands as a prompt. Does nothing the second time."""
+        if self.renderer is None:
+            return None
+        thread = conversation.thread
+        if thread is not None and thread.awaiting:
+            return thread
+        said = conversation.observation
+        prompt = self.renderer.memory.prompt(conversation.statement, conversation.past, said)
+        if thread is None:
+            conversation.thread = self.renderer.open(conversation.system, said if prompt is None else prompt)
+        elif prompt is None:
+            self.renderer.observe(thread, said)
+        else:
+            self.renderer.restart(thread, conversation.system, prompt)
+        return conversation.thread
+
+    def write(self, conversation: Conversation, action: str, origin: Origin = "policy") -> Reply:
+        """Answer with `action`."""
+        channel = conversation.channel
+        return self.write_text(conversation, action if channel is None else channel.format(action), origin)
+
+    def show(self, conversation: Conversation, turn: Shown) -> Reply:
+        """Answer with a turn of a demonstration, id by id."""
+        thread = self.present(conversation)
+        if thread is None or self.renderer is None:
+            return Reply(text=turn.response, finish="scripted", origin=turn.origin)
+        text = self.renderer.respond(thread, np.array(turn.ids, np.int32))
+        return Reply(text=text, finish="scripted", origin=turn.origin)
+
+    def write_text(self, conversation: Conversation, text: str, origin: Origin = "policy") -> Reply:
+        """Answer with `text` as it stands."""
+        thread = self.present(conversation)
+        if thread is not None and self.renderer is not None:
+            text = self.renderer.template.fit(text)
+            self.renderer.write(thread, text)
+        return Reply(text=text, finish="scripted", origin=origin)

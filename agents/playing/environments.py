@@ -1,0 +1,109 @@
+"""Environments by name, as rollouts open them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
+
+from turngym.envs.base import TextEnv
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.settings import json_object
+from turngym.envs.guard import guard_of
+from turngym.envs.registration import require_env
+
+# An environment by id and arguments: picklable, so that another process can make it.
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Makes an environment when called, without Gymnasium's slow per-step checker.
+
+    `env_id` may name the module that registers it (`my_package.envs:my/Env-v0`); ids under `turngym/` need none.
+    """
+
+    env_id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> gym.Env[str, str]:
+        try:
+            return gym.make(self.env_id, disable_env_checker=True, **self.kwargs)
+        except TypeError as error:
+            known = _arguments(self.env_id)
+            wrong = sorted(self.kwargs.keys() - known) if known else []
+            if not wrong or f"'{wrong[0]}'" not in str(error):
+                raise
+            raise TurngymError(
+                f"{self.env_id} takes no argument {wrong[0]!r}.{did_you_mean(wrong[0], known)} It takes: "
+                f"{', '.join(sorted(known))}"
+            ) from error
+
+    def check(self) -> None:
+        """Raises TurngymError for a module that cannot be imported, or an id that is not registered then."""
+        require_env(self.env_id)
+
+
+def _arguments(env_id: str) -> set[str]:
+    """Arguments of the environment's class by name; empty where it takes any, or cannot be asked."""
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    named = None if spec is None else spec.kwargs.get("env_class", spec.entry_point)
+    env_class = load_env_creator(named) if isinstance(named, str) else named
+    if not isinstance(env_class, type):
+        return set()
+    found: set[str] = set()
+    for base in env_class.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        found |= {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break
+    return found - {"self"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvOptions:
+    """Which environment is played."""
+
+    env: str = "turngym/ALFWorld-v0"
+    """Gymnasium id; `package:namespace/Name-v0` imports `package` first, which registers it."""
+    split: str | None = None
+    """Split of the environment; by default the environment's own default."""
+    data: str | None = None
+    """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
+    max_turns: int | None = None
+    """Turns before the episode is cut; by default the environment's own limit."""
+    on_invalid: Literal["reject", "penalize", "noop", "terminate"] | None = None
+    """What an invalid action does; by default: reject."""
+    show_admissible: Literal["on", "off"] | None = None
+    """Whether every observation ends with the list of admissible actions; by default not."""
+    env_kwargs: str = "{}"
+    """Further arguments for gym.make as JSON, for example '{"engine": "textworld"}'."""
+
+    def kwargs(self) -> dict[str, Any]:
+        """Arguments for gym.make: only what was asked for."""
+        named = {name: getattr(self, name) for name in ("split", "data", "max_turns", "on_invalid")}
+        if self.show_admissible is not None:
+            named["show_admissible"] = self.show_admissible == "on"
+        return {**json_object("--env-kwargs", self.env_kwargs), **{k: v for k, v in named.items() if v is not None}}
+
+
+def env_maker(env_id: str, **kwargs: Any) -> EnvSpec:
+    """A factory of environments without Gymnasium's slow per-step checker, which may be sent to other processes.
+
+    Raises TurngymError for an id that nothing has registered.
+    """
+    spec = EnvSpec(env_id, kwargs)
+    spec.check()
+    return spec
+
+
+def probe(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
+    """An environment, closed already, to be asked for its tool and players."""
+    env = env_maker(env_id, **kwargs)()
+    env.close()
+    return guard_of(env).base

@@ -1,0 +1,420 @@
+"""The rollout: many independent episodes over a pool of environments, with responses generated in batches."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.playing.agent import Agent, Conversation, Reply, reset_seed
+from turngym.agents.rendering.conversation import PastTurn, without
+from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
+from turngym.envs.core.episode import SHORT, Episode, Status, Turn
+from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError
+from turngym.envs.core.task import Task, Verdict
+from turngym.envs.guard import ActionGuard, guard_of
+
+# Runs one episode: the job that describes it, its state while it is played, and the finished record.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One episode to play."""
+
+    task_id: str
+    sample: int = 0
+    """0-based number of this attempt at the task."""
+    group: int = 0
+    """Attempts that are compared with each other share it."""
+    seed: int = 0
+    sha256: str = ""
+    """What the task's hash must be; empty: not checked."""
+    demonstration: tuple[str | Shown, ...] = ()
+    """Actions, or turns in the agent's own ids, that are replayed first (origin `demonstration`); the agent plays the
+    rest."""
+    begun: Ids = ()
+    """Ids with which the agent's first response begins, after the demonstration; it goes on from them."""
+    max_turns: int | None = None
+    """A depth cap of its own in place of the rollout's; the episode says so in `meta`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EpisodeRunner:
+    """An episode in progress."""
+
+    number: int
+    """Number of the job."""
+    job: Job
+    env: Any
+    """What is stepped: the guard, or whatever wraps it."""
+    guard: ActionGuard
+    conversation: Conversation
+    turns: list[Turn] = field(default_factory=list)
+    episode_return: float = 0.0
+    success: bool = False
+    score: float = 0.0
+    goal_rate: float | None = None
+    """Share of goal conditions met, where the environment tells."""
+    status: Status | None = None
+    """None while the episode runs."""
+    error: str = ""
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def step(self, reply: Reply, max_turns: int | None = None) -> None:
+        """Hand `reply` to the environment and record the turn; `max_turns`: the depth cap of jobs without their own."""
+        max_turns = self.job.max_turns or max_turns
+        if reply.ends is not None:
+            self.status, self.error = reply.ends, reply.error
+            if reply.logprobs is not None:
+                self.turns.append(
+                    replace(_turn(self.conversation, reply, _info_of_aborted(self), 0.0), excluded="broken off")
+                )
+            return
+        start = time.perf_counter()
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(reply.text)
+        except EnvBackendError as error:
+            self.status, self.error = Status.ERROR_ENV, str(error)
+            return
+        self.timings["env"] += time.perf_counter() - start
+        self.record(reply, observation, float(reward), info)
+        if terminated:
+            self.status = Status.COMPLETED
+        elif truncated:
+            self.status = Status.TRUNCATED_TURNS
+        elif max_turns is not None and self.conversation.turn >= max_turns:
+            self.status = Status.TRUNCATED_DEPTH
+
+    def record(self, reply: Reply, observation: str, reward: float, info: Mapping[str, Any]) -> None:
+        """Add the turn that `reply` made, and what waits next."""
+        conversation = self.conversation
+        self.turns.append(_turn(conversation, reply, info, reward))
+        self.episode_return += reward
+        self.success, self.score = bool(info["success"]), float(info["score"])
+        self.goal_rate = info.get("goal_rate")
+        admissible = info["admissible_actions"]
+        conversation.past.append(
+            PastTurn(
+                observation=conversation.observation,
+                response=reply.text,
+                action=self.turns[-1].action,
+                listing=conversation.listing,
+                channel=conversation.channel,
+            )
+        )
+        conversation.observation, conversation.listing = observation, self.guard.listing()
+        conversation.admissible = None if admissible is None else tuple(admissible)
+        conversation.played = self.turns[-1].action if self.turns[-1].verdict.valid else None
+        conversation.turn += 1
+
+    def episode(self, meta: Mapping[str, Any]) -> Episode:
+        """The finished record."""
+        assert self.status is not None
+        conversation, job = self.conversation, self.job
+        extra: dict[str, Any] = {"error": self.error} if self.error else {}
+        if self.goal_rate is not None:
+            extra["goal_rate"] = float(self.goal_rate)
+        if job.max_turns is not None:
+            extra[SHORT] = job.max_turns
+        extra |= conversation.notes
+        return Episode(
+            task=conversation.task,
+            seed=job.seed,
+            sample=job.sample,
+            group=job.group,
+            segments=_segments(self),
+            turns=tuple(self.turns),
+            status=self.status,
+            success=self.success,
+            episode_return=self.episode_return,
+            score=self.score,
+            system=conversation.system,
+            final_observation=conversation.observation,
+            timings=self.timings,
+            meta={**meta, **extra},
+        )
+
+
+def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: ChatRenderer | None) -> EpisodeRunner:
+    """Reset `env` to the job's task; the first observation waits for an answer.
+
+    `system` None: the environment's instructions, and the channel's where the renderer's template does not give them.
+    Raises EnvBackendError where the environment fails, TaskError where the task is not the one that the job means.
+    """
+    guard = guard_of(env)
+    start = time.perf_counter()
+    observation, _ = env.reset(seed=reset_seed(job.task_id, job.seed), options={"task": job.task_id})
+    task = guard.task
+    if job.sha256 not in ("", task.sha256):
+        raise TaskError(
+            f"{task.env_id}: task {task.task_id!r} has sha256 {task.sha256} here, but {job.sha256} is asked for; "
+            "the data differ from those that the list of tasks was made from"
+        )
+    listing = guard.listing()
+    conversation = Conversation(
+        task=task,
+        seed=job.seed,
+        sample=job.sample,
+        system=_system_text(guard, renderer) if system is None else system,
+        observation=observation,
+        admissible=guard.admissible(),
+        env=guard,
+        key=f"{number}:{task.task_id}:{job.sample}",
+        statement=guard.base.statement or without(observation, listing),
+        listing=listing,
+    )
+    timings = {"env": time.perf_counter() - start, "generate": 0.0}
+    return EpisodeRunner(number=number, job=job, env=env, guard=guard, conversation=conversation, timings=timings)
+
+
+def failed_episode(
+    job: Job, env_id: str, error: object, meta: Mapping[str, Any], status: Status = Status.ERROR_ENV
+) -> Episode:
+    """The record of an episode of which nothing is known but why it failed, by default before its first observation."""
+    return Episode(
+        task=Task(env_id=env_id, task_id=job.task_id, sha256="", split="", category=""),
+        seed=job.seed,
+        sample=job.sample,
+        group=job.group,
+        segments=(),
+        turns=(),
+        status=status,
+        success=False,
+        episode_return=0.0,
+        meta={**meta, "error": str(error)},
+    )
+
+
+def _system_text(guard: ActionGuard, renderer: ChatRenderer | None) -> str:
+    if guard.channel is None or (renderer is not None and renderer.describes_tool):
+        return guard.instructions
+    return f"{guard.instructions}\n\n{guard.channel.instructions(guard.tool)}"
+
+
+def _segments(runner: EpisodeRunner) -> tuple[NDArray[np.int32], ...]:
+    """Ids up to the last response that became a turn: a prompt without a response is left out."""
+    history = runner.conversation.thread
+    if history is None or not runner.turns:
+        return ()
+    ends = {turn.segment: turn.response_span[1] for turn in runner.turns}
+    return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(history.segments[: max(ends) + 1]))
+
+
+def _info_of_aborted(runner: EpisodeRunner) -> Mapping[str, Any]:
+    """Stands in for `info` where a response was aborted: the environment was never given it."""
+    return {"action": None, "verdict": Verdict.MALFORMED, "score": runner.score, "goal_rate": runner.goal_rate}
+
+
+def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], reward: float) -> Turn:
+    history = conversation.thread
+    goals = info.get("goal_rate")
+    return Turn(
+        index=conversation.turn,
+        observation=conversation.observation,
+        admissible=conversation.admissible,
+        response=reply.text,
+        action=info["action"],
+        verdict=Verdict(info["verdict"]),
+        reward=reward,
+        progress=float(info["score"] if goals is None else goals),
+        segment=0 if history is None else history.segment,
+        prompt_span=(0, 0) if history is None else history.prompt_span,
+        response_span=(0, 0) if history is None else history.response_span,
+        logprobs=reply.logprobs,
+        finish=reply.finish,
+        policy_version=reply.policy_version,
+        version_spans=reply.version_spans,
+        origin=reply.origin,
+        begun=reply.begun,
+    )
+
+
+MakeEnv = Callable[[], Any]
+"""Makes one environment: an `ActionGuard`, alone or inside wrappers."""
+SLOTS = 64
+"""Episodes that are played at the same time, where the caller does not say."""
+
+
+class RolloutSettings(TypedDict, total=False):
+    """Keyword options of every rollout; all may be left out."""
+
+    slots: int
+    """Most episodes that are played at the same time."""
+    max_turns: int | None
+    """Depth cap: an episode that reaches it ends as `truncated_depth`. None: only the environment's own limit."""
+    on_episode: Callable[[Episode], None] | None
+    """Called in the caller's process as each episode finishes."""
+    system: str | None
+    """The system message. None: the environment's instructions, and the channel's."""
+    meta: dict[str, Any] | None
+    """Added to every episode's `meta`."""
+
+
+class PlayJobs(Protocol):
+    """A function that plays jobs: `rollout` in this process, `executor.ParallelRollout` in worker processes."""
+
+    def __call__(
+        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
+    ) -> list[Episode]:
+        """Episodes in the order of the jobs; `on_episode` is called in this process as each one finishes."""
+
+
+class Rollout:
+    """Plays jobs in `slots` environments. Episodes depend on their job alone, not on slots, order or batch.
+
+    Every round, all conversations that wait are answered together, then each environment takes its step; finished
+    episodes leave and the next jobs take their places. Environments are made when first needed and used again.
+
+    - the environment's limit of turns: `truncated_turns`; the depth cap `max_turns`: `truncated_depth` (the turn at the
+      cap is finished first); a full context: `truncated_tokens`
+    - EnvBackendError: `error_env` with the turns so far, and a fresh environment in that slot
+    - what the agent reports: `error_engine`, `error_timeout`; every other exception is a mistake and propagates
+
+    `on_episode` is called as each episode finishes, so what is finished is kept when a run is interrupted.
+    """
+
+    def __init__(
+        self,
+        make_env: MakeEnv,
+        agent: Agent,
+        *,
+        slots: int = SLOTS,
+        max_turns: int | None = None,
+        on_episode: Callable[[Episode], None] | None = None,
+        system: str | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        if slots < 1:
+            raise AgentError(f"slots is {slots}; at least 1 episode must be played at a time")
+        if max_turns is not None and max_turns < 1:
+            raise AgentError(f"max_turns is {max_turns}; the depth cap must be at least 1, or None for no cap")
+        self._make_env = make_env
+        self._agent = agent
+        self._slots = slots
+        self._max_turns = max_turns
+        self._on_episode = on_episode
+        self._system = system
+        self._meta = {"agent": agent.name, **(meta or {})}
+        self._idle: list[Any] = []
+        self._active: list[EpisodeRunner] = []
+
+    def run(self, jobs: Sequence[Job]) -> list[Episode]:
+        """Play every job; episodes in the order of the jobs. Environments stay open for the next call."""
+        waiting = deque(enumerate(jobs))
+        done: dict[int, Episode] = {}
+        try:
+            while waiting or self._active:
+                done.update(self.advance(waiting))
+        except BaseException:
+            self.abandon()
+            raise
+        return [done[number] for number in range(len(jobs))]
+
+    def advance(self, waiting: deque[tuple[int, Job]]) -> list[tuple[int, Episode]]:
+        """Begin what fits of `waiting` (numbered jobs, taken from the left) and play one round of everything begun.
+
+        Returns the numbers and episodes that finished. Numbers must differ among all that is being played. After an
+        exception only `abandon` may be called.
+        """
+        done: list[tuple[int, Episode]] = []
+        while waiting and len(self._active) < self._slots:
+            number, job = waiting.popleft()
+            runner = self._begin(number, job)
+            if isinstance(runner, Episode):
+                self._finish(runner, done, number)
+            else:
+                self._active.append(runner)
+        if self._active:
+            self._active = self._round(self._active, done)
+        return done
+
+    @property
+    def playing(self) -> int:
+        """Episodes that have begun and not ended."""
+        return len(self._active)
+
+    def abandon(self) -> None:
+        """Give up every episode in progress and close every environment."""
+        # Which of these already went back to the pool is unknown: none may be used again.
+        for runner in self._active:
+            self._agent.release(runner.conversation)
+            runner.env.close()
+        self._active = []
+        self.close()
+
+    def close(self) -> None:
+        """Close every environment of the pool."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _begin(self, number: int, job: Job) -> EpisodeRunner | Episode:
+        env = self._idle.pop() if self._idle else self._make_env()
+        try:
+            return begin(env, job, number=number, system=self._system, renderer=self._agent.writer.renderer)
+        except EnvBackendError as error:
+            env.close()
+            return failed_episode(job, guard_of(env).env_id, error, self._meta)
+
+    def _round(self, active: list[EpisodeRunner], done: list[tuple[int, Episode]]) -> list[EpisodeRunner]:
+        """One turn for everything that waits; what goes on."""
+        replies = self._answer(active)
+        continuing: list[EpisodeRunner] = []
+        for runner, reply in zip(active, replies, strict=True):
+            runner.step(reply, self._max_turns)
+            if runner.status is None:
+                continuing.append(runner)
+                continue
+            self._agent.release(runner.conversation)
+            if runner.status is Status.ERROR_ENV:
+                runner.env.close()
+            else:
+                self._idle.append(runner.env)
+            self._finish(runner.episode(self._meta), done, runner.number)
+        return continuing
+
+    def _answer(self, active: list[EpisodeRunner]) -> list[Reply]:
+        waiting = [runner for runner in active if runner.conversation.turn >= len(runner.job.demonstration)]
+        for runner in waiting:
+            first = runner.conversation.turn == len(runner.job.demonstration)
+            runner.conversation.begun = runner.job.begun if first else ()
+        start = time.perf_counter()
+        generated = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
+        if len(generated) != len(waiting):
+            raise AgentError(f"agent {self._agent.name!r} answered {len(generated)} of {len(waiting)} conversations")
+        answers = iter(generated)
+        seconds_each = (time.perf_counter() - start) / max(len(waiting), 1)
+        replies = []
+        for runner in active:
+            turn = runner.conversation.turn
+            if turn < len(runner.job.demonstration):
+                replies.append(self._shown(runner, turn))
+            else:
+                runner.timings["generate"] += seconds_each
+                replies.append(next(answers))
+        return replies
+
+    def _shown(self, runner: EpisodeRunner, turn: int) -> Reply:
+        """A turn of the job's demonstration."""
+        shown, writer = runner.job.demonstration[turn], self._agent.writer
+        if isinstance(shown, str):
+            return writer.write(runner.conversation, shown, "demonstration")
+        return writer.show(runner.conversation, shown)
+
+    def _finish(self, episode: Episode, done: list[tuple[int, Episode]], number: int) -> None:
+        done.append((number, episode))
+        if self._on_episode is not None:
+            self._on_episode(episode)
+
+
+def rollout(jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]) -> list[Episode]:
+    """Play `jobs` and close the environments; see `Rollout`, which keeps them open between calls."""
+    driver = Rollout(make_env, agent, **options)
+    try:
+        return driver.run(jobs)
+    finally:
+        driver.close()

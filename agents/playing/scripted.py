@@ -1,0 +1,454 @@
+"""Agents without a model: the expert, a random player, a replay of recorded episodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, reset_seed
+from turngym.agents.playing.rollout import Job, MakeEnv
+from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.envs.base import Player
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.errors import AgentError, did_you_mean, nearest
+from turngym.envs.core.plugins import find, installed, is_path
+from turngym.envs.guard import ActionGuard, guard_of
+from turngym.envs.spaces import printable
+
+# A person at the terminal as an agent.
+
+HELP = "Type an action. ? lists what is possible, ?WORD only what contains WORD, ! asks the expert, q quits."
+
+
+class HumanAgent:
+    """Shows each observation and reads an action. Quitting ends the episode as `truncated_depth`; the turns are kept.
+
+    Args:
+        ask: reads one line (EOFError and KeyboardInterrupt quit).
+        say: shows a text; `kind` is `observation`, `note` or `list`.
+    """
+
+    def __init__(self, ask: Callable[[], str], say: Callable[[str, str], None], *, name: str = "human") -> None:
+        self.name = name
+        self.writer = ResponseWriter()
+        self._ask = ask
+        self._say = say
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        if len(waiting) > 1:
+            raise AgentError("a person plays one episode at a time: use slots=1")
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        pass
+
+    def _one(self, conversation: Conversation) -> Reply:
+        if conversation.turn == 0:
+            self._say(HELP, "note")
+        self._say(printable(conversation.observation), "observation")
+        while True:
+            try:
+                line = self._ask().strip()
+            except (EOFError, KeyboardInterrupt):
+                line = "q"
+            if line in ("q", "quit", "exit"):
+                return Reply(ends=Status.TRUNCATED_DEPTH, error="the player quit")
+            if line.startswith("?"):
+                self._say(_choices(conversation, line[1:].strip()), "list")
+            elif line == "!":
+                self._say(conversation.env.expert_action() or "The expert knows no way.", "note")
+            elif line:
+                self._hint(conversation, line)
+                return self.writer.write(conversation, line)
+
+    def _hint(self, conversation: Conversation, line: str) -> None:
+        if conversation.admissible and conversation.env.base.canonical(line) not in conversation.admissible:
+            near = nearest(line, conversation.admissible)
+            if near:
+                self._say(f"(not possible now; nearest: {', '.join(near[:3])})", "note")
+
+
+def _choices(conversation: Conversation, word: str) -> str:
+    if conversation.admissible is None:
+        return "Any text is possible here."
+    found = [action for action in conversation.admissible if word in action]
+    return "\n".join(found) if found else f"Nothing possible contains {word!r}."
+
+
+# Shares of players of every quality: experts, noisy experts, and players that fall into a loop.
+
+PERIODS = {"repeat": (1,), "cycle": (2, 3)}
+"""Players that fall into a loop, and the lengths that it may have."""
+KNOWN_PLAYERS = ("expert", "noisy", *PERIODS)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Who plays one episode."""
+
+    player: str
+    loop_from: int = 0
+    """Turn from which a looping player says again, in turn, what it said in the `period` turns before; never below
+    `period`."""
+    period: int = 0
+    """Length of the loop; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerMix:
+    """Shares of players among episodes, and how soon a loop sets in."""
+
+    shares: tuple[tuple[str, float], ...]
+    """(player, share), in any unit; `expert`, `noisy`, `repeat` (its last action for ever) or `cycle` (its last two or
+    three)."""
+    loop_after: float = 2.3
+    """Mean number of turns before a loop sets in; at least 1."""
+    loop_slips: float = 0.0
+    """Share of turns in a loop that are noise; the loop goes on after them."""
+
+    def __post_init__(self) -> None:
+        for player, share in self.shares:
+            if player not in KNOWN_PLAYERS:
+                hint = did_you_mean(player, [*KNOWN_PLAYERS])
+                raise AgentError(f"players: {player!r}; known are {', '.join(KNOWN_PLAYERS)}.{hint}")
+            if not (math.isfinite(share) and share >= 0):
+                raise AgentError(f"players: the share of {player} is {share}; valid: 0 or more")
+        names = [player for player, _ in self.shares]
+        if len({*names}) < len(names):
+            raise AgentError(f"players: {', '.join(names)}; each may be named once")
+        if not sum(share for _, share in self.shares) > 0:
+            raise AgentError("players: no player has a share above 0")
+        if not (math.isfinite(self.loop_after) and self.loop_after >= 1):
+            raise AgentError(f"loop-after is {self.loop_after}; valid: 1 or more turns")
+        if not 0 <= self.loop_slips < 1:
+            raise AgentError(f"loop-slips is {self.loop_slips}; valid: a share of turns below 1")
+
+    @classmethod
+    def parse(cls, text: str, **more: float) -> PlayerMix:
+        """From `expert:.35,noisy:.2,repeat:.2,cycle:.25`, and further fields. Raises AgentError for what cannot be."""
+        shares = []
+        for item in text.split(","):
+            player, _, share = item.strip().partition(":")
+            try:
+                shares.append((player, float(share)))
+            except ValueError:
+                raise AgentError(
+                    f"players: {item.strip()!r} in {text!r}; valid: player:share, for example expert:.7,repeat:.3"
+                ) from None
+        return cls(shares=tuple(shares), **more)
+
+    def draw(self, rng: np.random.Generator) -> Part:
+        """Who plays an episode. The turn of a loop is geometric with mean `loop_after`, but never below its length."""
+        names, weights = zip(*self.shares, strict=True)
+        player = names[int(rng.choice(len(names), p=np.array(weights) / sum(weights)))]
+        if player not in PERIODS:
+            return Part(player)
+        period = int(rng.choice(PERIODS[player]))
+        return Part(player, max(int(rng.geometric(1 / self.loop_after)), period), period)
+
+
+# streams of their own: switching noise on leaves an episode's share, and all other draws, as they were
+EXPERT_STREAM = 1
+NOISE_STREAM = 2
+PLAYERS = "turngym.players"
+"""Entry points of players that other packages bring."""
+MakeExpert = Callable[[ActionGuard], Player]
+
+
+class PrivilegedExpert:
+    """The environment's own expert, which sees the hidden state."""
+
+    def __init__(self, env: ActionGuard) -> None:
+        self._env = env
+
+    def observe(self, action: str) -> None:
+        """It sees the state anyway."""
+
+    def act(self) -> str | None:
+        return self._env.expert_action()
+
+
+def named_player(name: str) -> MakeExpert:
+    """Makes one expert per episode: `expert` is the environment's privileged one, other names its scripted players.
+
+    Players of other packages are named as `package.module:name`, or by an entry point of `turngym.players`: a function
+    that gets the episode's `ActionGuard` (its `base` is the environment) after the reset and returns a `Player`.
+
+    Raises PluginError for a player of another package that cannot be imported.
+    """
+    if name == "expert":
+        return PrivilegedExpert
+    if is_path(name):
+        find(PLAYERS, name, {})
+    return _NamedPlayer(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedPlayer:
+    """A function that can be sent to other processes."""
+
+    name: str
+
+    def __call__(self, env: ActionGuard) -> Player:
+        own = env.base.players
+        if self.name not in own and (is_path(self.name) or self.name in installed(PLAYERS)):
+            player: Player = find(PLAYERS, self.name, {}, known=own)(env)
+            return player
+        return env.base.make_player(self.name)
+
+
+class ExpertAgent:
+    """Plays an expert's actions, with a share of random ones mixed in.
+
+    Args:
+        renderer: given one, episodes carry token ids, ready for supervised training.
+        expert: makes one expert per episode; by default the environment's privileged one.
+        noise: share of turns that play a random action instead, marked `origin="noise"` and never trained on; a pair
+            (low, high) draws one share per episode. The expert goes on from wherever the noise leads.
+        mistakes: share of the noise that is the environment's own idea of a mistake (`TextEnv.plausible_mistake`);
+            most of them are impossible, and without them a student never learns what to do after a refusal. The rest
+            is admissible.
+    """
+
+    def __init__(
+        self,
+        renderer: ChatRenderer | None = None,
+        *,
+        expert: MakeExpert = PrivilegedExpert,
+        noise: float | tuple[float, float] = 0.0,
+        mistakes: float = 0.0,
+        name: str = "expert",
+    ) -> None:
+        self._mistakes = mistakes
+        self._noise = (noise, noise) if isinstance(noise, (int, float)) else noise
+        if not 0.0 <= self._noise[0] <= self._noise[1] <= 1.0:
+            raise AgentError(f"noise is {noise}; it must be a share between 0 and 1, or an increasing pair of shares")
+        self.name = name
+        self.writer = ResponseWriter(renderer)
+        self._make_expert = expert
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        conversation.memory.pop("expert", None)
+
+    def _one(self, conversation: Conversation) -> Reply:
+        memory = conversation.memory
+        if "expert" not in memory:
+            memory["expert"] = self._make_expert(conversation.env)
+            low, high = self._noise
+            memory["noise"] = low if low == high else conversation.rng(EXPERT_STREAM).uniform(low, high)
+        elif conversation.played is not None:
+            memory["expert"].observe(conversation.played)
+        noise = self.noise(conversation, memory["noise"])
+        if noise is not None:
+            return self.writer.write(conversation, noise, "noise")
+        action = memory["expert"].act()
+        if action is None:
+            return Reply(ends=Status.ERROR_ENGINE, error=f"the expert knows no action at turn {conversation.turn}")
+        return self.writer.write(conversation, action, "demonstration")
+
+    def noise(self, conversation: Conversation, share: float) -> str | None:
+        """A random action for this turn, or None where none is drawn, which is so for 1 - `share` of the turns."""
+        rng = conversation.rng(NOISE_STREAM)
+        if rng.random() >= share:
+            return None
+        if self._mistakes and rng.random() < self._mistakes:
+            plausible_mistake = conversation.env.base.plausible_mistake(rng)
+            if plausible_mistake is not None:
+                return plausible_mistake
+        return conversation.env.base.sample_action(rng)
+
+
+class RandomAgent:
+    """Draws from what may be done now (`TextEnv.sample_action`)."""
+
+    def __init__(self, renderer: ChatRenderer | None = None, *, name: str = "random") -> None:
+        self.name = name
+        self.writer = ResponseWriter(renderer)
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        pass
+
+    def _one(self, conversation: Conversation) -> Reply:
+        action = conversation.env.base.sample_action(conversation.rng())
+        if action is None:
+            raise AgentError(f"{conversation.task.env_id} has no admissible actions to draw from")
+        return self.writer.write(conversation, action)
+
+
+class ReplayAgent:
+    """Plays recorded turns again: per (task id, sample) for episodes, or one list of actions for every conversation.
+
+    A recorded response is repeated letter by letter where the environment reads the recorded action from it; where the
+    channel differs, the action is written anew. With `verify`, an observation that differs from the recorded one is an
+    error that names the turn. A script that ends before its episode does ends it as `truncated_depth`.
+    """
+
+    def __init__(
+        self,
+        script: Iterable[Episode] | Sequence[str],
+        renderer: ChatRenderer | None = None,
+        *,
+        verify: bool = False,
+        name: str = "replay",
+    ) -> None:
+        items = list(script)
+        self._actions = tuple(item for item in items if isinstance(item, str))
+        episodes = [item for item in items if isinstance(item, Episode)]
+        self._turns: Mapping[tuple[str, int], tuple[Turn, ...]] = {
+            (episode.task.task_id, episode.sample): episode.turns for episode in episodes
+        }
+        if bool(self._actions) == bool(episodes):
+            raise AgentError("a replay needs either recorded episodes or a list of actions")
+        self.name = name
+        self.writer = ResponseWriter(renderer)
+        self._verify = verify
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        pass
+
+    def _one(self, conversation: Conversation) -> Reply:
+        over = Reply(ends=Status.TRUNCATED_DEPTH, error=f"the recording ends after {conversation.turn} turns")
+        if self._actions:
+            return (
+                self.writer.write(conversation, self._actions[conversation.turn])
+                if conversation.turn < len(self._actions)
+                else over
+            )
+        turns = self._turns.get((conversation.task.task_id, conversation.sample))
+        if turns is None:
+            known = ", ".join(f"{task} sample {sample}" for task, sample in list(self._turns)[:5])
+            raise AgentError(
+                f"no recording of {conversation.task.task_id} sample {conversation.sample}; recorded are: {known}, ..."
+            )
+        if conversation.turn >= len(turns):
+            return over
+        turn = turns[conversation.turn]
+        if self._verify and turn.observation != conversation.observation:
+            raise AgentError(
+                f"{conversation.task.task_id} sample {conversation.sample}, turn {conversation.turn}: recorded "
+                f"observation "
+                f"{turn.observation[:200]!r}, now {conversation.observation[:200]!r}"
+            )
+        read = conversation.env.read(turn.response).action
+        # a response from which nothing was read can only be repeated as it was
+        if turn.action is None or (read is not None and conversation.env.base.canonical(read) == turn.action):
+            return self.writer.write_text(conversation, turn.response, turn.origin)
+        return self.writer.write(conversation, turn.action, turn.origin)
+
+
+def expert_actions(
+    env: ActionGuard, task_id: str, *, seed: int = 0, expert: MakeExpert = PrivilegedExpert, limit: int = 100
+) -> tuple[str, ...]:
+    """What the expert does from the start of `task_id` to its end, at most `limit` actions. Resets `env`."""
+    base = env.base
+    env.reset(seed=reset_seed(task_id, seed), options={"task": task_id})
+    player = expert(env)
+    actions: list[str] = []
+    while len(actions) < limit:
+        action = player.act()
+        if action is None:
+            break
+        actions.append(action)
+        if base.step(action)[2]:
+            break
+        player.observe(action)
+    return tuple(actions)
+
+
+def with_demonstrations(
+    jobs: Sequence[Job],
+    make_env: MakeEnv,
+    student_turns: int,
+    *,
+    expert: MakeExpert = PrivilegedExpert,
+    known: dict[tuple[str, int], tuple[str, ...]] | None = None,
+) -> list[Job]:
+    """TCOD B2F: jobs whose first L - `student_turns` of the expert's L actions are replayed before the agent plays.
+
+    `known` caches the expert's actions by (task id, seed); pass the same dict again to ask the expert only once.
+    """
+    if student_turns < 1:
+        raise AgentError(f"student_turns is {student_turns}; the agent must play at least 1 turn")
+    known = {} if known is None else known
+    env = make_env()
+    try:
+        for job in jobs:
+            key = (job.task_id, job.seed)
+            if key not in known:
+                known[key] = expert_actions(guard_of(env), job.task_id, seed=job.seed, expert=expert)
+    finally:
+        env.close()
+    plans = [known[job.task_id, job.seed] for job in jobs]
+    return [
+        replace(job, demonstration=plan[: max(0, len(plan) - student_turns)])
+        for job, plan in zip(jobs, plans, strict=True)
+    ]
+
+
+# Demonstrations by players of every quality, a player for each episode.
+
+# a stream of its own: noise and the expert's share of it stay what they are without other players
+PLAYER_STREAM = 3
+
+
+class MixedAgent:
+    """Plays as a player that is drawn for each episode by (seed, task, sample) alone.
+
+    `expert` plays without noise, the others with it, as `ExpertAgent` does. Looping players begin like `noisy` and then
+    repeat what they said, letter by letter, noise or not, but for `loop_slips`. A repetition is what a poor policy does
+    and no demonstration (origin `policy`): who trains on both learns to go on with a loop, also where the environment
+    refuses every turn of it. Noise is never imitated. Arguments as those of `ExpertAgent`.
+    """
+
+    def __init__(
+        self,
+        mix: PlayerMix,
+        renderer: ChatRenderer | None = None,
+        *,
+        expert: MakeExpert = PrivilegedExpert,
+        noise: float | tuple[float, float] = 0.0,
+        mistakes: float = 0.0,
+        name: str = "players",
+    ) -> None:
+        self.name = name
+        self.writer = ResponseWriter(renderer)
+        self._mix = mix
+        self._clean = ExpertAgent(renderer, expert=expert)
+        self._noisy = ExpertAgent(renderer, expert=expert, noise=noise, mistakes=mistakes)
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        for agent in (self._clean, self._noisy):
+            agent.release(conversation)
+
+    def _one(self, conversation: Conversation) -> Reply:
+        memory = conversation.memory
+        if "part" not in memory:
+            memory["part"], memory["said"] = self._mix.draw(conversation.rng(PLAYER_STREAM)), []
+        part, said = memory["part"], memory["said"]
+        if part.period and conversation.turn >= part.loop_from:
+            return self._again(conversation, said[part.loop_from - part.period : part.loop_from], part)
+        reply = (self._clean if part.player == "expert" else self._noisy).respond([conversation])[0]
+        said.append(reply.text)
+        return reply
+
+    def _again(self, conversation: Conversation, loop: Sequence[str], part: Part) -> Reply:
+        """A turn of a loop, or a slip from it."""
+        slip = self._noisy.noise(conversation, self._mix.loop_slips)
+        if slip is not None:
+            return self.writer.write(conversation, slip, "noise")
+        return self.writer.write_text(conversation, loop[(conversation.turn - part.loop_from) % part.period], "policy")

@@ -1,0 +1,471 @@
+"""The Flask application: chat completions, models, the end of a session, health. Errors are JSON as OpenAI words it."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turngym.agents.proxy.config import ApiError, ProxyError, invalid
+from turngym.agents.proxy.conversation import Delta
+from turngym.agents.proxy.openai_api import Headers, read_json, read_messages, read_request, read_session, shown
+from turngym.agents.proxy.service import Finished, InflightRequest, ProxyService, answer_id
+from turngym.agents.proxy.sessions import Feedback
+from turngym.envs.core.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from flask import Flask, Response
+
+# What /healthz says, in the text form that Prometheus reads.
+
+LABELED = ("unnamed", "ignored", "left_out")
+"""Tables whose names are anybody's words: a label, not a part of the metric's name."""
+
+
+def prometheus(health: Mapping[str, Any]) -> str:
+    """One line per number, `turngym_` and its path in /healthz with underscores; what is no number is left out."""
+    return "".join(f"{name} {value:.12g}\n" for name, value in _numbers("turngym", health))
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, bool | int | float):
+        yield name, float(value)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if name.removeprefix("turngym_") in LABELED:
+                yield f'{name}{{name="{_escaped(str(key))}"}}', float(inner)
+            else:
+                yield from _numbers(f"{name}_{re.sub('[^a-zA-Z0-9_]', '_', str(key))}", inner)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# A page to watch the proxy by: what /healthz says, every two seconds. It loads nothing from elsewhere.
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>turngym proxy</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em; max-width: 60em; color: #222; background: #fff }
+h1 { font-size: 1.2em } h2 { font-size: 1em; margin: 1.2em 0 .2em; text-transform: capitalize }
+table { border-collapse: collapse } td { padding: .1em 1em .1em 0 } td + td { text-align: right }
+@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 } }
+</style>
+<h1>turngym proxy <span id="state"></span></h1><div id="all"></div>
+<script>
+function table(title, rows) {
+  const made = name => document.createElement(name);
+  const box = made('div'), head = made('h2'), body = made('table');
+  head.textContent = title;
+  for (const [name, value] of rows) {
+    const row = body.insertRow();
+    row.insertCell().textContent = name.replaceAll('_', ' ');
+    row.insertCell().textContent = typeof value === 'number' ? +value.toFixed(3) : String(value);
+  }
+  box.append(head, body);
+  return box;
+}
+async function look() {
+  try {
+    const health = await (await fetch('/healthz')).json(), entries = Object.entries(health);
+    const plain = entries.filter(([, value]) => typeof value !== 'object');
+    const nested = entries.filter(([, value]) => value && typeof value === 'object' && Object.keys(value).length);
+    document.getElementById('state').textContent = health.status;
+    const shown = [table('now', plain), ...nested.map(([name, value]) => table(name, Object.entries(value)))];
+    document.getElementById('all').replaceChildren(...shown);
+  } catch (error) { document.getElementById('state').textContent = 'is not reached'; }
+}
+look(); setInterval(look, 2000);
+</script></html>
+"""
+
+# Routes beside the chat: numbers for Prometheus, a page to watch, and what this server does not do, said clearly.
+
+OTHERS = {
+    "/v1/responses": "the Responses API",
+    "/v1/completions": "plain completions",
+    "/v1/embeddings": "embeddings",
+}
+
+
+def add_routes(app: Flask, health: Callable[[], Mapping[str, Any]]) -> None:
+    """Add them to the application; `health` is what /healthz says."""
+    app.add_url_rule("/metrics", "metrics", lambda: _text(prometheus(health()), "text/plain; version=0.0.4"))
+    app.add_url_rule("/watch", "watch", lambda: _text(PAGE, "text/html; charset=utf-8"))
+    for path, what in OTHERS.items():
+        app.add_url_rule(path, f"not {path}", _refuse(path, what), methods=["POST"])
+
+
+def _text(text: str, kind: str) -> Response:
+    from flask import Response
+
+    return Response(text.encode(), content_type=kind)
+
+
+def _refuse(path: str, what: str) -> Callable[[], Response]:
+    def refuse() -> Response:
+        raise ApiError(
+            404,
+            f"{path}: this server does not have {what}; send messages to POST /v1/chat/completions "
+            "(client.chat.completions in the official client)",
+            code="unsupported_endpoint",
+        )
+
+    return refuse
+
+
+# Completions in the form that OpenAI clients read: whole, or as server-sent events.
+
+POLL_SECONDS = 0.5
+"""Seconds between keep-alive comments to a client: a lost connection is noticed only on a write."""
+DONE = b"data: [DONE]\n\n"
+
+
+def completion(finished: Finished, inflight: InflightRequest, pieces: Sequence[str] | None) -> dict[str, Any]:
+    """The whole answer; `pieces` are the texts of the sampled ids where log-probabilities were asked for."""
+    message = {**finished.reply.as_json(), "refusal": None}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None if pieces is None else _logprobs(_scored(finished), pieces),
+        "finish_reason": finished.finish,
+    }
+    answer = {**_head(finished.number, inflight, "chat.completion"), "choices": [choice], "usage": _usage(finished)}
+    if inflight.request.token_ids:
+        choice["token_ids"] = finished.record.ids.tolist()
+        answer["prompt_token_ids"] = inflight.prompt.ids.tolist()
+    return answer
+
+
+class EventStream:
+    """The answer as events while it is being generated: a role, text, calls as they are complete, the end.
+
+    An engine that does not stream gives its text in one event at the end; keep-alive comments come before it. `close`
+    (the WSGI server calls it, also for a client that went away) drops an answer that is not there yet, and the engine
+    gives it up; one that is there stays recorded.
+    """
+
+    def __init__(self, inflight: InflightRequest) -> None:
+        self._inflight, self._service = inflight, inflight.service
+        self._head = _head(inflight.number, inflight, "chat.completion.chunk")
+        self._text, self._reader = self._service.renderer.incremental_decoder(), inflight.reader()
+        self._drawn: list[tuple[int, float]] = []
+        """Ids whose log-probabilities were not sent yet."""
+        self._sent = self._calls = 0
+        self._events = self._run()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._events)
+
+    def close(self) -> None:
+        self._events.close()
+        # not in a `finally` of _run: closing a generator that never began runs nothing of it
+        self._inflight.abandon()
+
+    def _run(self) -> Generator[bytes]:
+        inflight, finished = self._inflight, None
+        yield self._event({"role": "assistant", "content": ""})
+        try:
+            while finished is None:
+                if drawn := inflight.new_tokens(POLL_SECONDS):
+                    yield from self._token_events(drawn)
+                elif (finished := inflight.wait(0)) is None:
+                    yield b": waiting\n\n"
+        except ApiError as error:
+            yield _data(error.as_json())
+            return
+        text = finished.record.text
+        if not text.startswith(self._text.text):
+            # the engine failed on a batch; the retry with a smaller batch sampled other ids than were streamed
+            self._service.count("streams_torn")
+            torn = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
+            yield _data(torn.as_json())
+            return
+        rest = text[len(self._text.text) :]
+        self._drawn += _scored(finished)[self._sent + len(self._drawn) :]
+        for delta in (*self._reader.feed(rest), *self._reader.end()):
+            yield from self._delta_events(delta)
+        yield self._event({}, finish=finished.finish)
+        if inflight.request.usage_in_stream:
+            yield _data({**self._head, "choices": [], "usage": _usage(finished)})
+        yield DONE
+
+    def _token_events(self, drawn: Sequence[tuple[int, float]]) -> Iterator[bytes]:
+        self._drawn += drawn
+        stops = self._service.renderer.stop_ids
+        text = "".join(self._text.feed(token) for token, _ in drawn if token not in stops)
+        for delta in self._reader.feed(text):
+            yield from self._delta_events(delta)
+
+    def _delta_events(self, delta: Delta) -> Iterator[bytes]:
+        if isinstance(delta, str):
+            yield self._event({"content": delta})
+            return
+        call, place = delta.as_json(), self._calls
+        self._calls += 1
+        arguments = call["function"].pop("arguments")
+        # as OpenAI streams calls: the head first, then arguments, which clients append to its empty ones
+        opening = {"index": place, **call, "function": {**call["function"], "arguments": ""}}
+        yield self._event({"tool_calls": [opening]})
+        yield self._event({"tool_calls": [{"index": place, "function": {"arguments": arguments}}]})
+
+    def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": self._logprobs(), "finish_reason": finish}
+        # as OpenAI does: null everywhere but in the last event
+        usage = {"usage": None} if self._inflight.request.usage_in_stream else {}
+        return _data({**self._head, "choices": [choice], **usage})
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        """Of the ids that were drawn since the last event, where the client asked for them."""
+        if not self._inflight.request.logprobs or not self._drawn:
+            return None
+        drawn, self._drawn = self._drawn, []
+        self._sent += len(drawn)
+        return _logprobs(drawn, self._service.renderer.pieces([token for token, _ in drawn]))
+
+
+def _data(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def _head(number: int, inflight: InflightRequest, kind: str) -> dict[str, Any]:
+    return {
+        "id": answer_id(inflight.service.run_id, number),
+        "object": kind,
+        "created": int(time.time()),
+        "model": inflight.service.name,
+    }
+
+
+def _usage(finished: Finished) -> dict[str, int]:
+    sampled = len(finished.record.ids)
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": finished.prompt_tokens + sampled,
+    }
+
+
+def _scored(finished: Finished) -> list[tuple[int, float]]:
+    record = finished.record
+    return list(zip(record.ids.tolist(), record.logprobs.tolist(), strict=True))
+
+
+def _logprobs(drawn: Sequence[tuple[int, float]], pieces: Sequence[str]) -> dict[str, Any]:
+    rows = [
+        {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
+        for piece, (_, logprob) in zip(pieces, drawn, strict=True)
+    ]
+    return {"content": rows, "refusal": None}
+
+
+# Answers in JSON, and what a request that fails is told.
+
+ROUTES = (
+    "POST /v1/chat/completions, GET /v1/models, POST /v1/sessions/done, POST /v1/feedback, GET /healthz, GET /metrics, "
+    "GET /watch"
+)
+
+
+def refusal(app: Flask, error: Exception, method: str, path: str) -> Response:
+    """The answer to a request of `method` and `path` that ended in `error`."""
+    if not isinstance(error, ApiError):
+        # exceptions of werkzeug (no such route, a body too large) carry their status
+        status = getattr(error, "code", None)
+        if not isinstance(status, int):
+            app.logger.exception("request failed", exc_info=error)
+            error = ApiError(500, f"internal error: {type(error).__name__}", code="internal")
+        else:
+            limit = app.config["MAX_CONTENT_LENGTH"]
+            said = {
+                404: f"there is no {method} {path}; valid: {ROUTES}",
+                405: f"{path} does not take {method}; valid: {ROUTES}",
+                413: f"the body is larger than {limit} bytes",
+            }
+            error = ApiError(status, said.get(status, str(error)))
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return json_response(error.as_json(), error.status, headers)
+
+
+def json_response(value: Mapping[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
+    """`value` as JSON."""
+    from flask import Response
+
+    return Response(json.dumps(value).encode(), status=status, headers=headers, mimetype="application/json")
+
+
+# Routes about sessions and turns that are there: the end of a session, and what users think of a turn.
+
+MAX_TEXT = 4000
+"""Characters of a user's words about a turn."""
+NAMING = ("session_id", "metadata", "conversation", "conversation_id")
+FIELDS = ("score", "text", "turn", "answer", *NAMING)
+
+
+def add_session_routes(app: Flask, service: ProxyService) -> None:
+    """Add them to the application."""
+    from flask import request
+
+    @app.post("/v1/sessions/done")
+    def done() -> Response:
+        fields = read_json(request.get_data(cache=False))
+        session = read_session(fields, request.headers)
+        if session is None:
+            raise invalid("which session is done? Set the header X-Session-Id or session_id", "session_id")
+        given = fields.get("messages")
+        final = () if not given else read_messages(given, service.settings)
+        return json_response({"object": "session", "turns": service.end(session, final)}, 200)
+
+    @app.post("/v1/feedback")
+    def feedback() -> Response:
+        if service.stopping:
+            raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
+        said, place = read_feedback(read_json(request.get_data(cache=False)), request.headers)
+        outcome = service.feedback(said, **place)
+        return json_response({"object": "feedback", "score": said.score, "status": outcome}, 200)
+
+
+def read_feedback(fields: Mapping[str, Any], headers: Headers) -> tuple[Feedback, dict[str, Any]]:
+    """(what is thought of a turn, which turn: the arguments of `ProxyService.feedback`).
+
+    Raises ApiError (400) with the field at fault.
+    """
+    for name in fields:
+        if name not in FIELDS:
+            # a name may be as long as a body
+            hint = did_you_mean(name[:40], FIELDS)
+            raise invalid(f"the field {shown(name)} is unknown; valid: {', '.join(FIELDS[:5])}.{hint}", name[:40])
+    score, text = fields.get("score"), fields.get("text")
+    # True equals 1
+    if isinstance(score, bool) or score not in (1, -1):
+        raise invalid(f"score is {shown(score)}; it must be 1 (good) or -1 (bad)", "score")
+    if text is not None and (not isinstance(text, str) or len(text) > MAX_TEXT):
+        raise invalid(f"text is {shown(text)}; it must be text of at most {MAX_TEXT} letters", "text")
+    return Feedback(score=int(score), text=text or ""), _place(fields, headers)
+
+
+def _place(fields: Mapping[str, Any], headers: Headers) -> dict[str, Any]:
+    """Which turn is meant: `session_id` and `turn`, or `answer`."""
+    session, turn, answer = read_session(fields, headers), fields.get("turn"), fields.get("answer")
+    if answer is not None and not isinstance(answer, str):
+        raise invalid(f"answer is {shown(answer)}; it must be the id of an answer (chatcmpl-...)", "answer")
+    if turn is not None and (isinstance(turn, bool) or not isinstance(turn, int) or turn < 0):
+        raise invalid(f"turn is {shown(turn)}; it must be a whole number from 0, or left out for the last", "turn")
+    if answer is None and session is None:
+        raise invalid("which turn? Send answer (its id), or session_id and turn", "session_id")
+    if answer is not None and turn is not None:
+        raise invalid("answer names the turn already: leave turn out", "turn")
+    return {"session_id": session, "turn": turn, "answer": answer}
+
+
+OPEN = ("/healthz", "/watch")
+"""Paths that need no key."""
+
+
+def create_app(
+    service: ProxyService, *, api_key: str | None = None, more_health: Callable[[], Mapping[str, Any]] | None = None
+) -> Flask:
+    """A WSGI application; `app.extensions["proxy"]` is the service. `more_health` adds to what /healthz says.
+
+    Raises:
+        ProxyError: Flask is not installed.
+    """
+    try:
+        from flask import Flask, request
+    except ImportError as error:
+        raise ProxyError("the proxy needs Flask: pip install 'turngym[serve]'") from error
+    # both paths said, because Flask cannot find them for a package inside a namespace
+    here = str(Path(__file__).parent)
+    app = Flask("turngym.agents.proxy", root_path=here, instance_path=here, static_folder=None)
+    app.extensions["proxy"] = service
+    app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body
+
+    def health() -> dict[str, Any]:
+        return {**service.health(), **({} if more_health is None else more_health())}
+
+    _add_checks(app, api_key)
+    _add_chat(app, service)
+    add_session_routes(app, service)
+    _add_health(app, service, health)
+    add_routes(app, health)
+
+    @app.errorhandler(Exception)
+    def refused(error: Exception) -> Response:
+        return refusal(app, error, request.method, request.path)
+
+    return app
+
+
+def _add_checks(app: Flask, api_key: str | None) -> None:
+    """Who may ask, and in what form."""
+    from flask import request
+
+    @app.before_request
+    def check_key() -> None:
+        if api_key is not None and request.path not in OPEN:
+            _check_key(request.headers.get("Authorization", ""), api_key)
+
+    @app.before_request
+    def check_type() -> None:
+        # any page may send text/plain or a form to any address, but JSON only to who allows it (CORS)
+        if request.method == "POST" and request.mimetype != "application/json":
+            raise ApiError(415, "send Content-Type: application/json", code="unsupported_media_type")
+
+
+def _add_chat(app: Flask, service: ProxyService) -> None:
+    from flask import request
+
+    @app.post("/v1/chat/completions")
+    def chat() -> Response:
+        asked = read_request(read_json(request.get_data(cache=False)), request.headers, service.settings, service.name)
+        inflight = service.begin(asked)
+        if asked.stream:
+            return _stream(inflight)
+        # other WSGI servers do not say whether the client is still there
+        gone = request.environ.get("waitress.client_disconnected", lambda: False)
+        finished = _answer(inflight, gone)
+        pieces = service.renderer.pieces(finished.record.ids.tolist()) if asked.logprobs else None
+        return json_response(completion(finished, inflight, pieces), 200)
+
+
+def _add_health(app: Flask, service: ProxyService, health: Callable[[], Mapping[str, Any]]) -> None:
+    @app.get("/v1/models")
+    def models() -> Response:
+        model = {"id": service.name, "object": "model", "created": 0, "owned_by": "turngym"}
+        return json_response({"object": "list", "data": [model]}, 200)
+
+    @app.get("/healthz")
+    def healthz() -> Response:
+        return json_response(health(), 503 if service.stopping else 200)
+
+
+def _answer(inflight: InflightRequest, gone: Callable[[], bool]) -> Finished:
+    """The whole answer, unless the client goes away first."""
+    while (finished := inflight.wait(POLL_SECONDS)) is None:
+        if gone():
+            inflight.abandon()
+            # nginx's status for this; HTTP has none
+            raise ApiError(499, "the client closed the connection", code="disconnected")
+    return finished
+
+
+def _stream(inflight: InflightRequest) -> Response:
+    from flask import Response
+
+    return Response(EventStream(inflight), mimetype="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _check_key(header: str, key: str) -> None:
+    scheme, _, given = header.partition(" ")
+    # as the bytes that came (WSGI reads headers as Latin-1): compare_digest refuses text that is not ASCII
+    same = hmac.compare_digest(given.strip().encode("latin-1", "replace"), key.encode())
+    if scheme.lower() != "bearer" or not same:
+        raise ApiError(401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key")

@@ -1,0 +1,433 @@
+"""Parses a model's answer into text and tool calls, incrementally: the same result in one piece or id by id."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.proxy.config import invalid
+from turngym.agents.proxy.turn_records import (
+    CLOSE,
+    OPEN,
+    ChatMessage,
+    ToolCall,
+    Tools,
+    TurnRecord,
+    common_prefix,
+    read_call,
+    tool_text,
+)
+from turngym.agents.rendering.chat_template import ChatTemplate, RenderError
+from turngym.agents.rendering.conversation import IdBuffer, Message
+from turngym.envs.core.episode import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+THINK, THOUGHT = "<think>", "</think>"
+UNKNOWN = "\ufffd"
+"""What a decoder writes for bytes that are no character, or not yet."""
+LONGEST = 8
+"""Most ids that are held back for an incomplete character: four of one byte each, and as many that are no text."""
+Delta = str | ToolCall
+"""A piece of the answer: text, or one complete tool call."""
+
+
+class IncrementalDecoder:
+    """Decodes ids that come one by one; a character is given out only when all its bytes are there.
+
+    `decode` reads a few ids at a time, so an answer costs time in proportion to its length.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._emitted: list[int] = []
+        """The last ids whose text was given: what a tokenizer does at the seam must not show."""
+        self._pending: list[int] = []
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All that was given so far."""
+        return "".join(self._parts)
+
+    def feed(self, token: int) -> str:
+        """The text that `token` completes."""
+        self._pending.append(token)
+        return self._emit(patient=len(self._pending) < LONGEST)
+
+    def end(self) -> str:
+        """The text that was held back."""
+        return self._emit(patient=False) if self._pending else ""
+
+    def _emit(self, *, patient: bool) -> str:
+        before = self._decode(self._emitted) if self._emitted else ""
+        text = self._decode([*self._emitted, *self._pending])[len(before) :]
+        if patient and (not text or text.endswith(UNKNOWN)):
+            return ""
+        self._emitted, self._pending = self._pending, []
+        self._parts.append(text)
+        return text
+
+
+def text_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> str:
+    """The text of `ids`, as `IncrementalDecoder` gives it."""
+    whole = decode(list(ids))
+    if UNKNOWN not in whole:
+        return whole
+    # Some decoders spoil a whole run for one bad byte; what was streamed before it came must stay true.
+    decoder = IncrementalDecoder(decode)
+    return "".join([*map(decoder.feed, ids), decoder.end()])
+
+
+class AnswerReader:
+    """Parses a model's text into text and tool calls for the client, however the text is cut into pieces.
+
+    The first stop text to be complete ends it. Control tokens, which a policy may sample anywhere, are left out. For a
+    client with tools, well-formed calls in the form of Qwen and Hermes are taken out, and white space at the end of an
+    answer with calls; a call inside a thought, or one that cannot be read, stays text.
+
+    Args:
+        control: texts of control tokens.
+        salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
+        thinking: whether the answer begins inside a thought, because the prompt ends with `<think>`.
+    """
+
+    def __init__(
+        self,
+        *,
+        stops: Sequence[str] = (),
+        control: Iterable[str] = (),
+        tools: bool = False,
+        salt: str = "",
+        thinking: bool = False,
+    ) -> None:
+        # longest first: of alternatives a regular expression takes the first that fits
+        controls = sorted(control, key=len, reverse=True)
+        self._stops, self._tools, self._salt = tuple(stops), tools, salt
+        self._control = re.compile("|".join(map(re.escape, controls))) if controls else None
+        self._prefixes = _prefixes([*stops, *controls])
+        self._raw, self._stopped = "", False
+        self._open_tag = THINK if thinking else ""
+        """The tag that is open: `<think>`, `<tool_call>`, or none."""
+        self._rest = self._space = ""
+        self._calls = 0
+
+    def feed(self, text: str) -> list[Delta]:
+        """The deltas that no later text can change."""
+        return self._split(self._clean(text, last=False), last=False)
+
+    def end(self) -> list[Delta]:
+        """The deltas that were held back until the end of the answer."""
+        return self._split(self._clean("", last=True), last=True)
+
+    def _clean(self, text: str, *, last: bool) -> str:
+        """`text` without control tokens, up to a stop text; what may become either is held back."""
+        if self._stopped:
+            return ""
+        raw = self._raw + text
+        # the first to be complete, not the first to begin: what was sampled after it is not the answer
+        ends = [(place + len(stop), place) for stop in self._stops if (place := raw.find(stop)) >= 0]
+        self._stopped = bool(ends)
+        cut = min(ends)[1] if ends else len(raw) if last else len(raw) - _partial_suffix(raw, self._prefixes)
+        found = [] if self._control is None else list(self._control.finditer(raw))
+        if not self._stopped and not last:
+            # a control token across the cut would be sent in halves, and not be recognized
+            cut = min([cut, *(match.start() for match in found if match.start() < cut < match.end())])
+        self._raw = raw[cut:]
+        return raw[:cut] if self._control is None else self._control.sub("", raw[:cut])
+
+    def _split(self, text: str, *, last: bool) -> list[Delta]:
+        if not self._tools:
+            return [text] if text else []
+        self._rest += text
+        deltas: list[Delta] = []
+        while self._step(deltas):
+            pass
+        if last and self._open_tag == OPEN:
+            self._close(self._rest, "", deltas)  # cut at a stop text, or at the limit
+        elif last:
+            self._emit_text(self._rest, deltas)
+        elif self._open_tag != OPEN:
+            keep = len(self._rest) - _partial_suffix(self._rest, TAGS[self._open_tag][1])
+            self._emit_text(self._rest[:keep], deltas)
+            self._rest = self._rest[keep:]
+        if last and self._space and not self._calls:
+            deltas.append(self._space)
+        return deltas
+
+    def _step(self, deltas: list[Delta]) -> bool:
+        """Consume the text up to the next tag that is valid here; whether there is one."""
+        found = [(place, tag) for tag in TAGS[self._open_tag][0] if (place := self._rest.find(tag)) >= 0]
+        if not found:
+            return False
+        place, tag = min(found)
+        before, self._rest = self._rest[:place], self._rest[place + len(tag) :]
+        if tag == CLOSE:
+            self._close(before, tag, deltas)
+        elif tag == OPEN:
+            self._emit_text(before, deltas)
+        else:
+            self._emit_text(before + tag, deltas)
+        self._open_tag = tag if tag in (THINK, OPEN) else ""
+        return True
+
+    def _close(self, inside: str, tag: str, deltas: list[Delta]) -> None:
+        call = read_call(inside, f"{self._salt}/{self._calls}")
+        if call is None:
+            self._emit_text(OPEN + inside + tag, deltas)
+        else:
+            self._calls += 1
+            deltas.append(call)
+
+    def _emit_text(self, text: str, deltas: list[Delta]) -> None:
+        text = self._space + text
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        if shown:
+            deltas.append(shown)
+
+
+def reply_of(deltas: Sequence[Delta]) -> ChatMessage:
+    """The whole answer as a message."""
+    text = "".join(delta for delta in deltas if isinstance(delta, str))
+    calls = tuple(delta for delta in deltas if isinstance(delta, ToolCall))
+    return ChatMessage(role="assistant", content=text, tool_calls=calls)
+
+
+def _prefixes(texts: Iterable[str]) -> frozenset[str]:
+    """All proper prefixes of `texts`."""
+    return frozenset(text[:size] for text in texts for size in range(1, len(text)))
+
+
+def _partial_suffix(text: str, starts: frozenset[str]) -> int:
+    """Length of the longest suffix of `text` that is in `starts`."""
+    longest = min(len(text), max(map(len, starts), default=0))
+    return next((size for size in range(longest, 0, -1) if text[-size:] in starts), 0)
+
+
+TAGS = {
+    "": ((THINK, OPEN), _prefixes((THINK, OPEN))),
+    THINK: ((THOUGHT,), _prefixes((THOUGHT,))),
+    OPEN: ((CLOSE,), _prefixes((CLOSE,))),
+}
+"""By the tag that is open: the tags that mean something, and their beginnings."""
+
+# Renders a client's list of chat messages to token ids: sampled ids are kept, only new messages are tokenized.
+
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "turngymtool", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+_PROBE_RESULT = "turngymresult"
+
+
+@dataclass(slots=True)
+class ChatHistory:
+    """The history of one chat session: token ids, and the messages that they stand for."""
+
+    segments: list[IdBuffer] = field(default_factory=list)
+    client_messages: list[ChatMessage] = field(default_factory=list)
+    """The conversation as the client has it, the last answer included."""
+    template_messages: list[Message] = field(default_factory=list)
+    """The same as the template gets it: answers as they were sampled."""
+    tools: Tools = ()
+    last_id: int | None = None
+    """The stop id that ended the last answer; None if it was cut."""
+    text: str | None = None
+    """The current segment as text; None: not known, to be rendered again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The prompt of one request, and how it extends the history."""
+
+    ids: NDArray[np.int32]
+    """The whole prompt, int32 [P]."""
+    added: NDArray[np.int32]
+    """The part of it that is not in the history yet; all of it where a segment opens."""
+    opens: bool
+    """Whether a new segment opens: at the start, and where the client or the template rewrote the past."""
+    retry: bool
+    """Whether the client asks again for the answer it was given before."""
+    kept: int
+    """How many messages of the history are repeated, from its start."""
+    new_messages: tuple[ChatMessage, ...]
+    """The messages after those."""
+    tools: Tools
+    text: str
+    """The whole prompt as text."""
+
+
+class ChatListRenderer:
+    """Renders lists of chat messages into prompts for one tokenizer. Safe for several threads.
+
+    Agents use `ChatRenderer` of agents/rendering, which appends one observation at a time. Clients of the proxy
+    send the whole conversation with every request, so here it is compared with the history.
+
+    A request that repeats the history word for word and goes on extends its ids; any other opens a new segment. Text in
+    messages that a tokenizer would read as one of its control tokens is refused: it could forge another role.
+
+    Raises:
+        RenderError: a tokenizer without a usable chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        thinking: bool | None = None,
+        stop_ids: Sequence[int] = (),
+    ) -> None:
+        self.template = ChatTemplate(tokenizer, thinking=thinking)
+        self.stop_ids = tuple(dict.fromkeys((*self.template.stop_ids, *stop_ids)))
+        """Ids that end an answer."""
+        self.tokenizer: Any = tokenizer
+        # Fast tokenizers refuse to be used by two threads at once.
+        self._lock = threading.Lock()
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special = {str(token) for token in tokenizer.all_special_tokens}
+        self.control = tuple(sorted(special | {token.content for token in added.values() if token.special}))
+        """Texts that stand for control tokens."""
+        self._shows_tools = "turngymtool" in self.template.render([_user("x")], tools=[_PROBE_TOOL])
+        self._shows_results = self._probe_results()
+
+    def prompt(self, history: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
+        """What `messages` ask for, given what `history` holds; changes nothing.
+
+        Raises:
+            ApiError: control tokens in the text, or roles that the template refuses (400).
+        """
+        known, common = len(history.client_messages), common_prefix(history.client_messages, messages)
+        follows = 0 < known == common < len(messages)
+        # only what is new: repeated messages hold answers, in which the policy may have sampled anything
+        self._check_control(messages, common)
+        given = (*history.template_messages[:common], *map(self.template_message, messages[common:]))
+        with self._lock:
+            text = self._render(given, tools)
+            before = self._history_text(history) if follows and history.segments and tools == history.tools else None
+            extends = before is not None and text.startswith(before)
+            added = self._encode(text[len(before) :] if before is not None and extends else text)
+        ids = np.concatenate((history.segments[-1].view(), added)) if extends else added
+        return Prompt(
+            ids=ids,
+            added=added,
+            opens=not extends,
+            retry=0 < common == len(messages) == known - 1,
+            kept=common,
+            new_messages=tuple(messages[common:]),
+            tools=tools,
+            text=text,
+        )
+
+    def apply(self, history: ChatHistory, record: TurnRecord, text: str | None = None) -> tuple[Span, Span]:
+        """Append a finished turn to the history; the spans of its prompt and answer. `text`: the prompt's, if known."""
+        if record.opens:
+            history.segments.append(IdBuffer())
+        spans = history.segments[-1].extend(record.prompt_ids), history.segments[-1].extend(record.ids)
+        history.client_messages = [*history.client_messages[: record.kept], *record.messages, record.reply]
+        answer = self.template.answer(record.text)
+        history.template_messages = [
+            *history.template_messages[: record.kept],
+            *map(self.template_message, record.messages),
+            answer,
+        ]
+        history.tools = history.tools if record.tools is None else record.tools
+        history.last_id = int(record.ids[-1]) if len(record.ids) and int(record.ids[-1]) in self.stop_ids else None
+        with self._lock:
+            history.text = None if text is None else text + record.text + self._stop_text(history.last_id)
+        return spans
+
+    def ids(self, given: Sequence[Message], tools: Tools = ()) -> NDArray[np.int32]:
+        """A whole prompt, int32 [P]."""
+        with self._lock:
+            return self._encode(self._render(given, tools))
+
+    def decode(self, ids: NDArray[np.int32]) -> tuple[str, int | None]:
+        """(the answer as text, without the stop id that ended it; that id or None)."""
+        listed = ids.tolist()
+        last = listed[-1] if listed and listed[-1] in self.stop_ids else None
+        with self._lock:
+            return text_of(listed if last is None else listed[:-1], self._decode), last
+
+    def incremental_decoder(self) -> IncrementalDecoder:
+        """A decoder for the ids of one answer as they are sampled; it gives the same text as `decode`."""
+        return IncrementalDecoder(self._decode_locked)
+
+    def reader(self, prompt: Prompt, *, stops: Sequence[str] = (), tools: bool = False, salt: str = "") -> AnswerReader:
+        """Reads the text of an answer to `prompt`."""
+        thinking = prompt.text.rstrip().endswith(THINK)
+        return AnswerReader(stops=stops, control=self.control, tools=tools, salt=salt, thinking=thinking)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each id by itself."""
+        with self._lock:
+            return [self._decode([token]) for token in ids]
+
+    def _history_text(self, history: ChatHistory) -> str:
+        if history.text is None:
+            *given, answer = history.template_messages
+            # the prompt that is rendered here ends with the prefill already
+            raw = answer["content"].removeprefix(self.template.prefill)
+            history.text = self._render(given, history.tools) + raw + self._stop_text(history.last_id)
+        return history.text
+
+    def _render(self, given: Sequence[Message], tools: Tools) -> str:
+        messages = list(given)
+        system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+        if tools and not self._shows_tools:
+            messages = messages if system is None else messages[1:]
+            system = "\n\n".join(part for part in (system, tool_text(tools)) if part)
+            messages = [{"role": "system", "content": system}, *messages]
+        if system is not None and len(messages) > 1 and messages[1]["role"] == "user":
+            # a template without system messages gets both in one
+            messages = [*self.template.opening(system, messages[1]["content"]), *messages[2:]]
+        try:
+            return self.template.render(messages, tools=list(tools) or None)
+        except RenderError as error:
+            raise invalid(str(error), "messages") from error
+
+    def template_message(self, message: ChatMessage) -> Message:
+        """The message as the template gets it."""
+        if message.role == "tool" and not self._shows_results:
+            return _user(f"<tool_response>\n{message.content}\n</tool_response>")
+        return {"role": message.role, "content": message.text}
+
+    def _check_control(self, messages: Sequence[ChatMessage], first: int) -> None:
+        for place, message in enumerate(messages[first:], start=first):
+            for token in self.control:
+                if token in message.text:
+                    where = f"messages[{place}].content"
+                    raise invalid(f"{where} holds {token!r}, a control token of this model", where, "control_token")
+
+    def _probe_results(self) -> bool:
+        call: Message = {"role": "assistant", "content": "turngymanswer"}
+        try:
+            shown = self.template.render([_user("x"), call, {"role": "tool", "content": _PROBE_RESULT}])
+        except RenderError:
+            return False
+        return _PROBE_RESULT in shown
+
+    def _stop_text(self, last: int | None) -> str:
+        return "" if last is None else self._decode([last])
+
+    def _encode(self, text: str) -> NDArray[np.int32]:
+        # not the template's own cache: prompts are long, all different, and a server runs for weeks
+        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+    def _decode_locked(self, ids: list[int]) -> str:
+        with self._lock:
+            return self._decode(ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        decoded = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(decoded)
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}

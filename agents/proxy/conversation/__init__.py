@@ -1,1 +1,0 @@
-"""Chat messages and tool calls as token ids, and answers read back."""

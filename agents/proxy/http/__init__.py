@@ -1,1 +1,0 @@
-"""The proxy's HTTP side: the Flask application, requests read, replies written."""

@@ -1,0 +1,478 @@
+"""Prompts with hints: each turn's prompt again, with a judge's hint inserted, as token ids."""
+
+from __future__ import annotations
+
+import threading
+import time
+import unicodedata
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.judges.hints import HINT_HEAD
+from turngym.agents.proxy.conversation import ChatListRenderer
+from turngym.agents.proxy.sessions import Feedback, without_stale
+from turngym.agents.proxy.turn_records import Tools, messages_from_json
+from turngym.agents.rendering.conversation import Message
+from turngym.envs.core.episode import Episode, Turn
+from turngym.envs.core.protocols import CollectRequest, JudgeRequest, Judgment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHints:
+    """Fills in `Turn.hint_prompt_ids` of a proxy's episodes: the turn's messages with the hint in them, tokenized anew.
+
+    The hint follows the last message of role user; where there is none, or with `last_message`, the last message; an
+    empty list gets a user message. A hint with control tokens or control characters is refused, and one that leaves
+    the answer no room in `max_context`: `hint` stays, `hint_prompt_ids` stays None.
+    Source: [openclaw-rl] section 4.2; docs/algorithms.md#hinted-prompt.
+    """
+
+    renderer: ChatListRenderer
+    max_context: int
+    position: Literal["last_user", "last_message"] = "last_user"
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
+        return [self.enhance(episode) for episode in episodes]
+
+    def enhance(self, episode: Episode) -> Episode:
+        given: list[Message] = [dict(message) for message in episode.meta["before"]]
+        tools: Tools = ()
+        turns = []
+        for turn, said in zip(episode.turns, episode.meta["chat"], strict=True):
+            tools = tuple(said.get("tools", tools))
+            added = [self.renderer.template_message(message) for message in messages_from_json(said["messages"])]
+            given = [*given[: said["kept"]], *added]
+            if turn.hint is not None and turn.hint_prompt_ids is None and self.accepts(turn.hint):
+                ids = self._with_hint(given, tools, turn.hint)
+                if len(ids) + turn.response_length <= self.max_context:
+                    turn = replace(turn, hint_prompt_ids=ids)
+            turns.append(turn)
+            given.append(self.renderer.template.answer(turn.response))
+        return replace(episode, turns=tuple(turns))
+
+    def accepts(self, hint: str) -> bool:
+        """Whether the tokenizer reads `hint` as plain text."""
+        if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in hint):
+            return False
+        return not any(token in hint for token in self.renderer.control)
+
+    def _with_hint(self, given: Sequence[Message], tools: Tools, hint: str) -> NDArray[np.int32]:
+        messages = [dict(message) for message in given] or [{"role": "user", "content": ""}]
+        users = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        place = users[-1] if users and self.position == "last_user" else len(messages) - 1
+        messages[place]["content"] += HINT_HEAD + hint
+        return self.renderer.ids(messages, tools)
+
+
+# A buffer of judged sessions, handed to the trainer when a step has enough turns.
+
+
+class SessionBuffer:
+    """Implements `Collect` over live sessions; safe for several threads.
+
+    A step takes whole sessions, oldest first, until they hold `batch_turns` turns that can be trained on. From then
+    until `updated` the engine is paused, so that no answer is sampled while the weights change, unless it answers with
+    a copy of them (`live`). It is paused from the start, too, until the trainer asks for the first time (a resumed run
+    loads its weights before that).
+
+    Args:
+        count_trainable: number of turns of a judged episode that can be trained on; episodes with none are counted and
+            left out.
+        pause_engine, resume_engine: pausing returns when the engine is idle.
+        set_version: called with the version of the weights, while the engine is paused; with `live` whenever there are
+            new ones, which it has to give to the engine.
+        on_sessions: called with ("trained" | "unused", step or 0, episodes) for the records.
+        staleness: most versions that a turn may be behind the student when it is trained on; older ones are excluded.
+        newest_first: a step takes the sessions that came last, not those that wait longest.
+        backlog: most sessions that wait for the trainer; the oldest are dropped and counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        count_trainable: Callable[[Episode], int],
+        pause_engine: Callable[[], None],
+        resume_engine: Callable[[], None],
+        set_version: Callable[[int], None],
+        on_sessions: Callable[[str, int, Sequence[Episode]], None],
+        batch_turns: int = 16,
+        backlog: int = 4096,
+        live: bool = False,
+        staleness: int | None = None,
+        newest_first: bool = False,
+    ) -> None:
+        self._usable, self._written = count_trainable, on_sessions
+        self._pause_engine, self._resume_engine, self._set_version = pause_engine, resume_engine, set_version
+        self._batch_turns, self._backlog = batch_turns, backlog
+        self._live, self._staleness, self._newest_first = live, staleness, newest_first
+        self._version = 0
+        self._changed = threading.Condition()
+        self._ready: deque[tuple[Episode, int]] = deque()
+        self._ready_turns = 0
+        self._paused = True
+        self._closed = False
+        self.counts: Counter[str] = Counter()
+        self._pause_engine()
+
+    def put_judged(self, episodes: Iterable[Episode]) -> None:
+        """Add sessions whose turns carry a judge's votes already."""
+        for given in episodes:
+            episode = without_stale(given, self._version, self._staleness)
+            turns = self._usable(episode)
+            if not turns:
+                self._written("unused", 0, [episode])
+            with self._changed:
+                if turns:
+                    self._ready.append((episode, turns))
+                    self._ready_turns += turns
+                    while len(self._ready) > self._backlog:
+                        self._ready_turns -= self._ready.popleft()[1]
+                        self.counts["dropped_for_age"] += 1
+                else:
+                    self.counts["nothing_to_train_on"] += 1
+                self._changed.notify_all()
+
+    def amend(self, key: str, change: Callable[[Episode], Episode]) -> bool:
+        """Change a session that waits for the trainer; False where none of this key does."""
+        with self._changed:
+            for place, (episode, turns) in enumerate(self._ready):
+                if episode.task.task_id == key:
+                    changed = change(episode)
+                    self._ready[place] = changed, self._usable(changed)
+                    self._ready_turns += self._ready[place][1] - turns
+                    self._changed.notify_all()
+                    return True
+        return False
+
+    def __call__(self, request: CollectRequest) -> list[Episode]:
+        """Wait for a step's sessions, at most `request.episodes`; the engine is then paused, unless `live`.
+
+        Raises KeyboardInterrupt, which the training loop takes as the wish to save and stop, once closed.
+        """
+        if self._paused:
+            self._set_version(request.step - 1)
+            self.resume()
+        self._grow_old(request.step - 1)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._step_ready(request.episodes))
+            if self._closed:
+                raise KeyboardInterrupt
+            taken = self._next_step(request.episodes)
+        # before the update: a run resumed from an older checkpoint takes back what later steps used
+        self._written("trained", request.step, taken)
+        if not self._live:
+            self._pause_engine()
+            self._paused = True
+        return taken
+
+    def updated(self, step: int) -> None:
+        """The weights of `step` are in place: resume the engine."""
+        self._set_version(step)
+        self.resume()
+
+    def close(self) -> None:
+        """The trainer is told to stop when it next asks. Nothing is lost: what was not trained on is in the records."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.resume()
+
+    def as_json(self) -> dict[str, Any]:
+        with self._changed:
+            return {
+                "ready_sessions": len(self._ready),
+                "ready_turns": self._ready_turns,
+                **dict(sorted(self.counts.items())),
+            }
+
+    def resume(self) -> None:
+        """Resume the engine if it was paused for the trainer."""
+        if self._paused:
+            self._paused = False
+            self._resume_engine()
+
+    def _grow_old(self, version: int) -> None:
+        """The student has another version: what waits is looked at again."""
+        with self._changed:
+            self._version = version
+            if self._staleness is None:
+                return
+            waiting, self._ready, self._ready_turns = list(self._ready), deque(), 0
+        self.put_judged(episode for episode, _ in waiting)
+
+    def _step_ready(self, most: int) -> bool:
+        return self._ready_turns >= self._batch_turns or len(self._ready) >= most
+
+    def _next_step(self, most: int) -> list[Episode]:
+        taken: list[Episode] = []
+        turns = 0
+        while self._ready and turns < self._batch_turns and len(taken) < most:
+            episode, more = self._ready.pop() if self._newest_first else self._ready.popleft()
+            taken.append(episode)
+            turns += more
+        self._ready_turns -= turns
+        self.counts["sessions_trained"] += len(taken)
+        self.counts["turns_trained"] += turns
+        return taken
+
+
+# What a queue of turns asks of a judge.
+
+
+class TurnJudge(Protocol):
+    """What is asked about turns, and what an answer means."""
+
+    @property
+    def workers(self) -> int:
+        """How many threads may ask at a time."""
+
+    @property
+    def batch(self) -> int:
+        """Most turns that one of them asks about together."""
+
+    def requests(self, episode: Episode) -> list[JudgeRequest]:
+        """One for each turn that has a next state and no votes."""
+
+    def ask(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        """One judgment per request, in order; called by several threads."""
+
+    def judged(self, turn: Turn, judgment: Judgment) -> Turn:
+        """`turn` with its votes."""
+
+    def settles(self, feedback: Feedback) -> bool:
+        """Whether a turn of which a user said this needs no votes."""
+
+    def heard(self, turn: Turn, feedback: Feedback) -> Turn:
+        """`turn`, judged or not, with what a user said of it; the same a second time changes nothing."""
+
+    def finished(self, episode: Episode) -> Episode:
+        """A session that has ended, all of whose turns were judged."""
+
+
+# Judges turns as soon as what came next is known: many sessions at once, and what failed again, with back-off.
+
+FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
+"""Seconds before a turn whose votes all failed is asked about again: doubled each time, up to the longest."""
+GIVE_UP = 8
+"""So often a turn may fail while others are judged; when all fail the judge is down, and nothing is given up."""
+
+
+@dataclass(slots=True)
+class _Session:
+    episode: Episode
+    """As it was last heard of."""
+    votes: dict[int, Judgment] = field(default_factory=dict)
+    ended: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    key: str
+    turn: int
+    due: float
+    failures: int = 0
+    alone: int = 0
+    """Failures while other turns were judged."""
+    seen: int = 0
+    """Turns that had been judged when it last failed."""
+
+
+class TurnJudging:
+    """A queue of turns in front of a judge. Safe for several threads.
+
+    Args:
+        on_votes: called with session, turn and judgment before anything else knows of them, for the records.
+        on_judged: gets every session that has ended, once all of its turns were judged or given up.
+        votes: what an earlier process recorded: (session, turn) -> judgment.
+        feedback: what users said to it: (session, turn) -> feedback.
+        backlog: most ended sessions that wait for the judge; the oldest are dropped and counted.
+    """
+
+    def __init__(
+        self,
+        judge: TurnJudge,
+        *,
+        on_votes: Callable[[str, int, Judgment], None],
+        on_judged: Callable[[Episode], None],
+        votes: Mapping[tuple[str, int], Judgment] | None = None,
+        feedback: Mapping[tuple[str, int], Feedback] | None = None,
+        backlog: int = 4096,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._judge, self._on_votes, self._on_judged = judge, on_votes, on_judged
+        self._backlog, self._clock = backlog, clock
+        self._known = dict(votes or {})
+        self._heard = dict(feedback or {})
+        self._changed = threading.Condition()
+        self._sessions: dict[str, _Session] = {}
+        self._jobs: list[_Job] = []
+        self._asking: set[tuple[str, int]] = set()
+        self._closed = False
+        self.counts: Counter[str] = Counter()
+        self.error = ""
+        """Of the judge, the last one."""
+        self._threads = [
+            threading.Thread(target=self._work, name=f"proxy-judge-{number}", daemon=True)
+            for number in range(judge.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def update(self, episode: Episode) -> None:
+        """A session has another turn: the one before it can be judged."""
+        with self._changed:
+            self._take(episode)
+            self._changed.notify_all()
+
+    def put(self, episode: Episode) -> None:
+        """A session has ended."""
+        with self._changed:
+            self._take(episode).ended = True
+            waiting = [key for key, session in self._sessions.items() if session.ended]
+            for key in waiting[: -self._backlog]:
+                self._forget(key)
+                self.counts["dropped_for_age"] += 1
+            self._changed.notify_all()
+        self._complete(episode.task.task_id)
+
+    def hear(self, key: str, turn: int, feedback: Feedback | None, is_open: bool) -> bool:
+        """A user has said something of a turn; None takes it back. False where its session was judged already."""
+        with self._changed:
+            if not is_open and key not in self._sessions:
+                return False
+            if feedback is None:
+                self._heard.pop((key, turn), None)
+            else:
+                self._heard[key, turn] = feedback
+                if self._judge.settles(feedback):
+                    self._jobs = [job for job in self._jobs if (job.key, job.turn) != (key, turn)]
+        self._complete(key)
+        return True
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Ask about nothing more. What was not judged is in the records, and judged by the next process."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def as_json(self) -> dict[str, Any]:
+        with self._changed:
+            return {
+                "to_judge": len(self._jobs) + len(self._asking),
+                "sessions_to_judge": sum(session.ended for session in self._sessions.values()),
+                **dict(sorted(self.counts.items())),
+                **({"judge_error": self.error} if self.error else {}),
+            }
+
+    def _take(self, episode: Episode) -> _Session:
+        """Note the session as it is now, and queue its turns that nobody has judged."""
+        key = episode.task.task_id
+        session = self._sessions.setdefault(key, _Session(episode))
+        session.episode = episode
+        queued = {(job.key, job.turn) for job in self._jobs} | self._asking
+        for request in self._judge.requests(episode):
+            place = (key, request.turn)
+            if place in self._known:
+                session.votes[request.turn] = self._known.pop(place)
+            elif request.turn not in session.votes and place not in queued and not self._settled(place):
+                self._jobs.append(_Job(key, request.turn, self._clock(), seen=self.counts["turns_judged"]))
+        return session
+
+    def _settled(self, place: tuple[str, int]) -> bool:
+        """Whether a user has said of the turn what makes votes needless."""
+        return place in self._heard and self._judge.settles(self._heard[place])
+
+    def _work(self) -> None:
+        while (jobs := self._next()) is not None:
+            judgments = self._ask(jobs)
+            for job, judgment in zip(jobs, judgments, strict=True):
+                self._settle(job, judgment)
+
+    def _next(self) -> list[_Job] | None:
+        """The next turns to ask about, oldest first; None once closed."""
+        with self._changed:
+            while not self._closed:
+                now = self._clock()
+                due = [job for job in self._jobs if job.due <= now][: self._judge.batch]
+                if due:
+                    for job in due:
+                        self._jobs.remove(job)
+                        self._asking.add((job.key, job.turn))
+                    return due
+                wait = min((job.due for job in self._jobs), default=None)
+                # a clock that a test moves says nothing when it is moved: look again after a moment
+                self._changed.wait(None if wait is None else min(max(wait - now, 0.0), 0.5))
+        return None
+
+    def _ask(self, jobs: Sequence[_Job]) -> list[Judgment]:
+        with self._changed:
+            episodes = [self._sessions[job.key].episode if job.key in self._sessions else None for job in jobs]
+        asked = [
+            None if episode is None else next((r for r in self._judge.requests(episode) if r.turn == job.turn), None)
+            for job, episode in zip(jobs, episodes, strict=True)
+        ]
+        known = [request for request in asked if request is not None]
+        try:
+            found = iter(self._judge.ask(known) if known else [])
+            return [Judgment(votes=()) if request is None else next(found) for request in asked]
+        except Exception as error:  # a judge may be any code and any server: its failure must not end this thread
+            return [Judgment(votes=(None,), error=f"{type(error).__name__}: {error}") for _ in jobs]
+
+    def _settle(self, job: _Job, judgment: Judgment) -> None:
+        failed = bool(judgment.votes) and all(vote is None for vote in judgment.votes)
+        with self._changed:
+            if failed and not self._settled((job.key, job.turn)) and not self._given_up(job, judgment):
+                self._asking.discard((job.key, job.turn))
+                self._jobs.append(job)
+                self._changed.notify_all()
+                return
+        if judgment.votes:
+            self._on_votes(job.key, job.turn, judgment)
+        with self._changed:
+            self._asking.discard((job.key, job.turn))
+            self.counts["turns_judged"] += not failed
+            if job.key in self._sessions:
+                self._sessions[job.key].votes.setdefault(job.turn, judgment)
+            self._changed.notify_all()
+        self._complete(job.key)
+
+    def _given_up(self, job: _Job, judgment: Judgment) -> bool:
+        """Count a failure; False where the turn is to be asked about again."""
+        self.counts["judge_failed"] += 1
+        self.error = judgment.error or self.error
+        job.failures += 1
+        job.alone += self.counts["turns_judged"] > job.seen
+        job.seen = self.counts["turns_judged"]
+        if job.alone >= GIVE_UP:
+            self.counts["judge_gave_up"] += 1
+            return True
+        job.due = self._clock() + min(FIRST_WAIT * 2.0 ** (job.failures - 1), LONGEST_WAIT)
+        return False
+
+    def _complete(self, key: str) -> None:
+        """Hand a session on if it has ended and all of its turns were judged."""
+        with self._changed:
+            session = self._sessions.get(key)
+            waits = any(job.key == key for job in self._jobs) or any(name == key for name, _ in self._asking)
+            if session is None or not session.ended or waits:
+                return
+            heard = {turn: self._heard.pop((key, turn)) for name, turn in list(self._heard) if name == key}
+            self._forget(key)
+        turns = tuple(self._with_votes(turn, session, heard.get(turn.index)) for turn in session.episode.turns)
+        self._on_judged(self._judge.finished(replace(session.episode, turns=turns)))
+
+    def _with_votes(self, turn: Turn, session: _Session, feedback: Feedback | None) -> Turn:
+        judgment = session.votes.get(turn.index, Judgment(votes=()))
+        judged = self._judge.judged(turn, judgment) if judgment.votes else turn
+        return judged if feedback is None else self._judge.heard(judged, feedback)
+
+    def _forget(self, key: str) -> None:
+        del self._sessions[key]
+        self._jobs = [job for job in self._jobs if job.key != key]

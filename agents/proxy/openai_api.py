@@ -1,0 +1,367 @@
+"""Which conversation a request belongs to, as far as the client says so, and what the client calls itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from turngym.agents.proxy.config import ApiError, ProxySettings, invalid
+from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall
+from turngym.envs.core.errors import did_you_mean
+from turngym.envs.core.settings import JsonError, strict_json
+
+# Reads the messages of a request: roles, content in parts, tool calls.
+
+
+def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, ...]:
+    """Checked messages: developers are systems, content is text. Raises ApiError naming message and field."""
+    if not isinstance(messages, list) or not messages:
+        raise invalid(f"messages is {shown(messages)}; it must be a list of at least one message", "messages")
+    if len(messages) > settings.max_messages:
+        raise invalid(f"{len(messages)} messages; at most {settings.max_messages} are read", "messages")
+    return tuple(_message(message, f"messages[{place}]") for place, message in enumerate(messages))
+
+
+def shown(value: Any) -> str:
+    """A value of the client's, short enough for an error text."""
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _message(message: Any, where: str) -> ChatMessage:
+    if not isinstance(message, dict):
+        raise invalid(f"{where} is {shown(message)}; it must be an object with role and content", where)
+    role = message.get("role")
+    if role not in ROLES:
+        hint = did_you_mean(str(role), ROLES)
+        raise invalid(f"{where}.role is {shown(role)}; valid: {', '.join(ROLES)}.{hint}", f"{where}.role")
+    calls = _calls(message.get("tool_calls"), f"{where}.tool_calls")
+    if calls and role != "assistant":
+        raise invalid(f"{where} has tool calls, but its role is {role}; only the assistant calls", where)
+    content = message.get("content")
+    if content is None and role != "assistant":
+        raise invalid(f"{where} has no content", f"{where}.content")
+    call_id = message.get("tool_call_id")
+    if call_id is not None and not isinstance(call_id, str):
+        raise invalid(f"{where}.tool_call_id is {shown(call_id)}; it must be text", f"{where}.tool_call_id")
+    return ChatMessage(
+        role="system" if role == "developer" else role,
+        content="" if content is None else _content(content, f"{where}.content"),
+        tool_calls=calls,
+        tool_call_id=call_id or "",
+    )
+
+
+def _content(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return _clean(content, where)
+    if not isinstance(content, list):
+        raise invalid(f"{where} is {shown(content)}; it must be text or a list of text parts", where)
+    texts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
+        if kind not in (None, "text", "input_text", "output_text", "refusal") or not isinstance(text, str):
+            raise invalid(f"{where}[{place}] is {shown(part)}; this policy reads text parts only", f"{where}[{place}]")
+        texts.append(_clean(text, f"{where}[{place}]"))
+    return "\n".join(texts)
+
+
+def _clean(text: str, where: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise invalid(f"{where} has a lone surrogate at character {error.start}; it is not text", where) from None
+    return text
+
+
+def _calls(calls: Any, where: str) -> tuple[ToolCall, ...]:
+    if calls is None:
+        return ()
+    if not isinstance(calls, list):
+        raise invalid(f"{where} is {shown(calls)}; it must be a list of calls", where)
+    return tuple(_call(call, f"{where}[{place}]") for place, call in enumerate(calls))
+
+
+def _call(call: Any, where: str) -> ToolCall:
+    function = call.get("function") if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    arguments = function.get("arguments", "") if isinstance(function, dict) else None
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(name, str) or not name or not isinstance(arguments, str):
+        raise invalid(f'{where} is {shown(call)}; it must have function: {{"name", "arguments" as JSON text}}', where)
+    identity = call.get("id", "")
+    return ToolCall(id=identity if isinstance(identity, str) else "", name=name, arguments=_clean(arguments, where))
+
+
+SESSION = "X-Session-Id"
+MAX_SESSION_ID = 256
+
+
+class Headers(Protocol):
+    """HTTP headers, whatever their case."""
+
+    def get(self, key: str, /) -> str | None: ...
+
+
+def read_session(fields: Mapping[str, Any], headers: Headers) -> str | None:
+    """The session's id, None without one: the header, else `session_id`, `metadata.session_id`,
+    `metadata.conversation_id`, `conversation` (an id, or an object with one), `conversation_id`.
+
+    Raises ApiError for one that is no short text.
+    """
+    metadata = fields.get("metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise invalid(f"metadata is {shown(metadata)}; it must be an object", "metadata")
+    more = metadata or {}
+    conversation = fields.get("conversation")
+    named = {
+        "session_id": headers.get(SESSION) or fields.get("session_id"),
+        "metadata.session_id": more.get("session_id"),
+        "metadata.conversation_id": more.get("conversation_id"),
+        "conversation": conversation.get("id") if isinstance(conversation, dict) else conversation,
+        "conversation_id": fields.get("conversation_id"),
+    }
+    for name, value in named.items():
+        if value is not None:
+            return _short(value, name)
+    return None
+
+
+def read_user(fields: Mapping[str, Any]) -> str:
+    """OpenAI's `user`, or `metadata.user_id`: whose conversations are told apart by their history. "" without one."""
+    value = fields.get("user") or (fields.get("metadata") or {}).get("user_id")
+    return "" if value is None else _short(value, "user")
+
+
+def client_name(headers: Headers) -> str:
+    """What the client says that it is, in at most 60 printable characters."""
+    said = headers.get("User-Agent") or "a client without a name"
+    return "".join(char if char.isprintable() else " " for char in said)[:60].strip()
+
+
+def _short(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value or len(value) > MAX_SESSION_ID:
+        raise invalid(f"{name} is {shown(value)}; it must be text of 1 to {MAX_SESSION_ID} letters", name)
+    return value
+
+
+# Fields that ask for another distribution or form than the policy's own: refused, unless they change nothing.
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+}
+"""Fields of the sampling, and the values that change nothing."""
+
+
+def check_sampling(fields: Mapping[str, Any]) -> None:
+    """Raises ApiError (400) for what would be drawn or written otherwise than the policy does."""
+    for name, neutral in NEUTRAL.items():
+        value = fields.get(name)
+        # True equals 1
+        if value is not None and (isinstance(value, bool) or value not in neutral):
+            raise invalid(
+                f"{name} is {shown(value)}; this server draws from the policy's whole distribution, which it learns "
+                f"by: leave {name} out, or send {shown(neutral[0])}",
+                name,
+                "unsupported_value",
+            )
+    form = fields.get("response_format")
+    if form is not None and form != {"type": "text"}:
+        raise invalid(
+            f'response_format is {shown(form)}; this server has no grammars: leave it out, or send {{"type": "text"}}',
+            "response_format",
+            "unsupported_value",
+        )
+    choice = fields.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise invalid(
+            f"tool_choice is {shown(choice)}; the policy decides itself whether it calls: send auto or none",
+            "tool_choice",
+            "unsupported_value",
+        )
+
+
+# Reads a chat completion request and says exactly what is wrong with a bad one.
+
+USED = (
+    *("messages", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "stop"),
+    *("tools", "tool_choice", "seed", "logprobs", "return_token_ids", "n"),
+    *("session_id", "turn_type", "session_done", "conversation", "conversation_id", "metadata", "user"),
+    *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    "response_format",
+)
+HARMLESS = ("store", "parallel_tool_calls", "service_tier", "prompt_cache_key", "safety_identifier")
+"""Fields that change nothing about a completion, so that ignoring them is not reported."""
+TURN_TYPE, SESSION_DONE = "X-Turn-Type", "X-Session-Done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A request within the limits; None where the client left a choice to the server."""
+
+    messages: tuple[ChatMessage, ...]
+    session_id: str | None
+    """As the client names it; None where it names none."""
+    main: bool
+    """Whether the turn is trained on."""
+    user: str = ""
+    """Whom a conversation without a name belongs to, as far as the client says."""
+    client: str = ""
+    """What the client calls itself, to name it in the log."""
+    done: bool
+    """Whether the session ends with this turn."""
+    stream: bool = False
+    usage_in_stream: bool = False
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    stop: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    seed: int | None = None
+    logprobs: bool = False
+    token_ids: bool = False
+    """Whether the answer brings the ids of prompt and response, in the fields that vLLM has."""
+    ignored: tuple[str, ...] = ()
+    """Fields that ask for something this engine does not do."""
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError (400)."""
+    try:
+        fields = strict_json(body)
+    except JsonError as error:
+        raise invalid(f"{error}; it must be a JSON object with messages") from None
+    if not isinstance(fields, dict):
+        raise invalid(f"the body is {_kind(fields)}; it must be a JSON object with messages")
+    return fields
+
+
+def read_request(fields: Mapping[str, Any], headers: Headers, settings: ProxySettings, name: str) -> ChatRequest:
+    """The request; headers win over fields of the body. `name` is the only model there is.
+
+    Raises:
+        ApiError: 400 with the field at fault, 404 for a model that is not served.
+    """
+    _check_model(fields.get("model"), name)
+    _integer(fields, "n", 1, 1)
+    session = read_session(fields, headers)
+    matched = settings.unnamed == "match"
+    turn_type = headers.get(TURN_TYPE) or fields.get("turn_type") or ("main" if session or matched else "side")
+    if turn_type not in ("main", "side"):
+        raise invalid(f"turn type {shown(turn_type)} is unknown; valid: main, side", "turn_type")
+    if turn_type == "main" and session is None and not matched:
+        raise invalid(f"a main turn needs a session: set the header {SESSION} or session_id", "session_id")
+    options = fields.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise invalid(f"stream_options is {_kind(options)}; it must be an object", "stream_options")
+    stream, token_ids = _boolean(fields, "stream"), _boolean(fields, "return_token_ids")
+    if stream and token_ids:
+        raise invalid("return_token_ids is not for streams: leave one of the two out", "return_token_ids")
+    tools = _tools(fields.get("tools"), settings)
+    check_sampling(fields)
+    choice = fields.get("tool_choice")
+    ignored = [name for name in fields if name not in USED and name not in HARMLESS and fields[name] is not None]
+    return ChatRequest(
+        messages=read_messages(fields.get("messages"), settings),
+        session_id=session,
+        main=turn_type == "main",
+        user=read_user(fields),
+        client=client_name(headers),
+        done=read_done(fields, headers),
+        stream=stream,
+        usage_in_stream=bool((options or {}).get("include_usage")),
+        max_tokens=_integer(fields, "max_completion_tokens", 1) or _integer(fields, "max_tokens", 1),
+        temperature=_temperature(fields.get("temperature")),
+        stop=_stop(fields.get("stop")),
+        tools=() if choice == "none" else tools,
+        seed=_integer(fields, "seed", -(2**63), 2**63 - 1),
+        logprobs=_boolean(fields, "logprobs"),
+        token_ids=token_ids,
+        ignored=tuple(ignored),
+    )
+
+
+def read_done(fields: Mapping[str, Any], headers: Headers) -> bool:
+    """Whether the client says that the session is over."""
+    said = headers.get(SESSION_DONE)
+    if said is not None:
+        if said.strip().lower() not in ("1", "true", "yes", "0", "false", "no", ""):
+            raise invalid(f"{SESSION_DONE} is {shown(said)}; valid: 1 or 0, true or false", "session_done")
+        return said.strip().lower() in ("1", "true", "yes")
+    return _boolean(fields, "session_done")
+
+
+def _check_model(model: Any, name: str) -> None:
+    if model is None or model == name:
+        return
+    if not isinstance(model, str):
+        raise invalid(f"model is {_kind(model)}; it must be text", "model")
+    hint = did_you_mean(model, [name])
+    text = f"the model {shown(model)} does not exist; this server has {name!r}.{hint}"
+    raise ApiError(404, text, param="model", code="model_not_found")
+
+
+def _tools(tools: Any, settings: ProxySettings) -> tuple[Mapping[str, Any], ...]:
+    if tools is None:
+        return ()
+    if not isinstance(tools, list) or len(tools) > settings.max_tools:
+        raise invalid(f"tools is {_kind(tools)}; it must be a list of at most {settings.max_tools} functions", "tools")
+    for place, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type") != "function":
+            raise invalid(
+                f'tools[{place}] is {shown(tool)}; it must be {{"type": "function", "function": {{...}}}}',
+                f"tools[{place}]",
+            )
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise invalid(f"tools[{place}].function has no name", f"tools[{place}].function.name")
+    return tuple(tools)
+
+
+def _stop(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(text, str) and text for text in stops):
+        raise invalid(f"stop is {shown(stop)}; it must be a text or a list of at most 4 texts, none empty", "stop")
+    return tuple(stops)
+
+
+def _temperature(value: Any) -> float:
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2:
+        raise invalid(f"temperature is {shown(value)}; it must be a number from 0 to 2", "temperature")
+    return float(value)
+
+
+def _integer(fields: Mapping[str, Any], name: str, low: int, high: int = 2**31) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    # True is an int in Python, but not in JSON
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        valid = str(low) if low == high else f"a whole number from {low} to {high}"
+        raise invalid(f"{name} is {shown(value)}; it must be {valid}", name)
+    return value
+
+
+def _boolean(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise invalid(f"{name} is {shown(value)}; it must be true or false", name)
+    return bool(value)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,270 @@
+"""Restores sessions from the records of an earlier process: open ones continue, unused finished ones are returned."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.proxy.conversation import ChatListRenderer
+from turngym.agents.proxy.sessions import Feedback, ProxySession, SessionTurn
+from turngym.agents.proxy.turn_records import (
+    FILE,
+    ChatMessage,
+    RecordProblem,
+    TurnRecord,
+    as_observation,
+    iter_records,
+    messages_from_json,
+    read_records,
+)
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import Judgment
+from turngym.envs.core.task import Task, Verdict, content_hash
+
+# Converts a finished chat session to an `Episode` for training.
+
+ENV_ID = "proxy"
+
+
+def episode_of(
+    session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), *, temperature: float | None = None
+) -> Episode:
+    """The session's main turns in order; `final` is what came after the last answer, if anything did.
+
+    The observation of turn t + 1 is the next state of turn t. `meta["chat"]` holds what a prompt can be rebuilt from:
+    per turn how many messages were kept and which were added, and tools where they
+    changed, after what `meta["before"]` holds; `meta["ended"]` says `done` (the client
+    said so), `idle`, `room` (others needed its place) or `part` (it goes on under another key). Turns that were sampled
+    at another `temperature` than the trainer's are excluded: their log-probabilities are of another policy.
+    """
+    following = [*(turn.has_new_messages for turn in session.turns[1:]), True]
+    turns = tuple(
+        _turn(index, turn, _why_excluded(turn, new, temperature))
+        for index, (turn, new) in enumerate(zip(session.turns, following, strict=True))
+    )
+    name, _, number = session.key.rpartition("-")
+    return Episode(
+        task=Task(
+            env_id=ENV_ID,
+            task_id=session.key,
+            sha256=content_hash({"proxy": name, "number": number}),
+            split="live",
+            category="session",
+        ),
+        seed=0,
+        sample=0,
+        group=int(number),
+        segments=tuple(buffer.array() for buffer in session.history.segments),
+        turns=turns,
+        status=Status.TRUNCATED_TURNS if why == "part" else Status.COMPLETED,
+        success=False,
+        episode_return=0.0,
+        system=session.system,
+        final_observation=as_observation(final) if final else "",
+        meta=_meta(session, why, final),
+    )
+
+
+def _why_excluded(turn: SessionTurn, new: bool, temperature: float | None) -> str | None:
+    if temperature is not None and turn.temperature != temperature:
+        return f"sampled at temperature {turn.temperature:g}"
+    return None if new else "no next state"
+
+
+def _turn(index: int, turn: SessionTurn, excluded: str | None) -> Turn:
+    return Turn(
+        index=index,
+        observation=turn.observation,
+        admissible=None,
+        response=turn.text,
+        action=turn.text,
+        verdict=Verdict.OK,
+        reward=0.0,
+        segment=turn.segment,
+        prompt_span=turn.prompt_span,
+        response_span=turn.response_span,
+        logprobs=turn.logprobs,
+        finish=turn.finish,
+        policy_version=turn.version,
+        version_spans=turn.version_spans,
+        excluded=excluded,
+    )
+
+
+def _meta(session: ProxySession, why: str, final: tuple[ChatMessage, ...]) -> dict[str, Any]:
+    roles = [turn.role for turn in session.turns[1:]] + ([final[-1].role] if final else [])
+    return {
+        "agent": "proxy",
+        "ended": why,
+        "next_roles": roles,
+        "superseded": session.superseded,
+        "temperatures": [turn.temperature for turn in session.turns],
+        "before": list(session.before),
+        "first": session.first,
+        "at": [turn.at for turn in session.turns],
+        "chat": [_said(turn) for turn in session.turns],
+    }
+
+
+def _said(turn: SessionTurn) -> dict[str, Any]:
+    said: dict[str, Any] = {"kept": turn.kept, "messages": [message.as_json() for message in turn.messages]}
+    return said if turn.tools is None else {**said, "tools": list(turn.tools)}
+
+
+@dataclass(slots=True)
+class RestoredSessions:
+    """Sessions found in the records of earlier processes."""
+
+    open: list[ProxySession] = field(default_factory=list)
+    ended: list[Episode] = field(default_factory=list)
+    """Sessions that no trainer has used, in the order in which they ended."""
+    votes: dict[tuple[str, int], Judgment] = field(default_factory=dict)
+    """What a judge said about turns of `open` and `ended`, by session and turn."""
+    feedback: dict[tuple[str, int], Feedback] = field(default_factory=dict)
+    """What users said about turns of `open` and `ended`."""
+    serial: int = 0
+    """Highest number of a session."""
+    damaged: list[RecordProblem] = field(default_factory=list)
+    """Lines that cannot be read, and turns that do not fit what was read."""
+    set_aside: int = 0
+    """Sessions left out because of them."""
+
+
+def restore(
+    folder: Path, renderer: ChatListRenderer, *, want_ended: bool = False, temperature: float | None = None
+) -> RestoredSessions:
+    """Read the records twice: first which sessions were trained on, then all turns.
+
+    `want_ended=False` leaves `RestoredSessions.ended` empty. A damaged line may have been a turn, an end or the note
+    that a session was trained on, of any session: all that were under way or waited there are set aside, with a
+    warning, and what began later is whole. Trained on is only what is known to be as it was.
+    """
+    reading = _Reading(renderer, temperature, _used(folder) if want_ended else None)
+    for record in iter_records(folder):
+        if isinstance(record, RecordProblem):
+            reading.doubt(record)
+        elif record["kind"] in ("turn", "end"):
+            try:
+                reading.take(record)
+            except (LookupError, ValueError, TypeError, AttributeError, TurngymError) as error:
+                reading.doubt(
+                    RecordProblem(
+                        line=0, reason=f"a {record['kind']} of session {record.get('session')} does not fit: {error}"
+                    )
+                )
+        elif record["kind"] == "judged":
+            reading.judged(record)
+        elif record["kind"] == "feedback":
+            said = Feedback(score=record["score"], text=record["text"])
+            reading.restored.feedback[record["session"], record["turn"]] = said
+    restored = reading.restored
+    restored.open = list(reading.under_way.values())
+    wanted = {*reading.under_way, *(episode.task.task_id for episode in restored.ended)}
+    restored.votes = {place: votes for place, votes in restored.votes.items() if place[0] in wanted}
+    restored.feedback = {place: said for place, said in restored.feedback.items() if place[0] in wanted}
+    if restored.damaged:
+        first = restored.damaged[0]
+        where = f"line {first.line}: " if first.line else ""
+        warnings.warn(
+            f"{folder / FILE}: {len(restored.damaged)} damaged records ({where}{first.reason}); {restored.set_aside} "
+            "sessions that they may belong to are neither continued nor trained on",
+            stacklevel=2,
+        )
+    return restored
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Where a pass through the records is."""
+
+    renderer: ChatListRenderer
+    temperature: float | None
+    used: set[str] | None
+    """None: ended sessions are not asked for."""
+    restored: RestoredSessions = field(default_factory=RestoredSessions)
+    under_way: dict[str, ProxySession] = field(default_factory=dict)
+    doubtful: set[str] = field(default_factory=set)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        key = record["session"]
+        if record["kind"] == "end":
+            self._end(key, record)
+        elif record["main"]:
+            turn = TurnRecord.from_json(record)
+            self._count(key)
+            # a first turn repeats nothing: those before it are in a damaged line
+            if self.restored.damaged and key not in self.under_way and turn.kept and key not in self.doubtful:
+                self._set_aside([key])
+            if key not in self.doubtful:
+                session = self.under_way.setdefault(key, ProxySession(key=key, name=key.rpartition("-")[0]))
+                if turn.retry:
+                    # what was said of the answer before says nothing of this one
+                    self.restored.feedback.pop((key, len(session.turns) - 1), None)
+                session.apply(self.renderer, turn)
+
+    def judged(self, record: Mapping[str, Any]) -> None:
+        votes = tuple(record["votes"])
+        self.restored.votes[record["session"], record["turn"]] = Judgment(votes=votes, cut=record["cut"])
+
+    def doubt(self, problem: RecordProblem) -> None:
+        self.restored.damaged.append(problem)
+        self._set_aside(list(self.under_way))
+        self.restored.set_aside += len(self.restored.ended)
+        self.under_way.clear()
+        self.restored.ended.clear()
+
+    def _end(self, key: str, record: Mapping[str, Any]) -> None:
+        following = record["next"]
+        if following:
+            self._count(following)
+        if key not in self.under_way:
+            if self.restored.damaged and key not in self.doubtful:
+                self._set_aside([key])
+            if key in self.doubtful and following:
+                self.doubtful.add(following)
+            return
+        session = self.under_way.pop(key)
+        if self.used is not None and key not in self.used:
+            final = messages_from_json(record["final"])
+            self.restored.ended.append(episode_of(session, record["why"], final, temperature=self.temperature))
+        if following:
+            session.begin_part(following)
+            self.under_way[following] = session
+
+    def _set_aside(self, keys: Sequence[str]) -> None:
+        self.doubtful.update(keys)
+        self.restored.set_aside += len(keys)
+
+    def _count(self, key: str) -> None:
+        self.restored.serial = max(self.restored.serial, serial_of(key))
+
+
+def serial_of(key: str) -> int:
+    """The number in a session's key."""
+    return int(key.rpartition("-")[2])
+
+
+def _used(folder: Path) -> set[str]:
+    """Sessions that need not be handed on: trained on, or found to hold nothing to train on."""
+    steps: dict[str, int] = {}
+    for record in read_records(folder):
+        if record["kind"] in ("trained", "unused"):
+            steps.update(dict.fromkeys(record["sessions"], record["step"]))
+        elif record["kind"] == "resumed":
+            # the checkpoint was older than these steps: what they learned is gone
+            steps = {key: step for key, step in steps.items() if step <= record["step"]}
+    return set(steps)
+
+
+def votes_record(key: str, turn: int, judgment: Judgment) -> dict[str, Any]:
+    """The record of what a judge said about one turn."""
+    return {"kind": "judged", "session": key, "turn": turn, "votes": list(judgment.votes), "cut": judgment.cut}
+
+
+def usage_record(kind: str, step: int, episodes: Any = ()) -> dict[str, Any]:
+    """The record of what happened to sessions: `trained`, `unused`; or `resumed` from the checkpoint of `step`."""
+    return {"kind": kind, "step": step, "sessions": [episode.task.task_id for episode in episodes]}

@@ -1,0 +1,427 @@
+"""What users say about turns: which turn is meant, and what became known of it before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.proxy.config import ApiError, busy
+from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer
+from turngym.agents.proxy.turn_records import (
+    ChatMessage,
+    Tools,
+    TurnRecord,
+    VersionSpans,
+    as_observation,
+    common_prefix,
+)
+from turngym.agents.rendering.conversation import Message
+from turngym.envs.core.episode import Episode, Span
+
+# Finds the session of a conversation that names none: the one whose history the request goes on from.
+
+
+class HistoryMatch:
+    """Names of sessions by what was said in them. Not for several threads at once: its owner has a lock.
+
+    Two clients whose conversations were the same word for word are one session until one of them goes on; the other
+    one then begins a session of its own. Conversations of different owners are never the same.
+    """
+
+    def __init__(self) -> None:
+        self._by_history: dict[str, str] = {}
+        self._history_of: dict[str, str] = {}
+
+    def find(self, owner: str, messages: Sequence[ChatMessage]) -> str | None:
+        """The session of `owner` that `messages` go on; None where there is none."""
+        digests = _digests(owner, messages)
+        # the whole list is no continuation: it asks for an answer that was given, perhaps to somebody else
+        for digest in reversed(digests[:-1]):
+            if digest in self._by_history:
+                return self._by_history[digest]
+        return None
+
+    def note(self, name: str, owner: str, messages: Sequence[ChatMessage]) -> None:
+        """The conversation of the session `name`, the last answer included."""
+        self.forget(name)
+        digest = _digests(owner, messages)[-1]
+        # the first to say it keeps it
+        if self._by_history.setdefault(digest, name) == name:
+            self._history_of[name] = digest
+
+    def forget(self, name: str) -> None:
+        """The session is over."""
+        digest = self._history_of.pop(name, None)
+        if digest is not None:
+            del self._by_history[digest]
+
+
+def _digests(owner: str, messages: Sequence[ChatMessage]) -> list[str]:
+    """Of every beginning of the conversation, from its first message alone to all of it."""
+    running = hashlib.sha256(json.dumps(owner).encode())
+    found = []
+    for message in messages:
+        running.update(json.dumps(message.identity, ensure_ascii=True).encode() + b"\n")
+        found.append(running.hexdigest())
+    return found
+
+
+# Open chat sessions: one request of a session at a time, until the session is done or idle for too long.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTurn:
+    """A main turn as an episode will hold it."""
+
+    observation: str
+    role: str
+    """Of the last message that the observation is made of."""
+    has_new_messages: bool
+    """Whether the request brought anything new; if not, the answer before it has no next state."""
+    messages: tuple[ChatMessage, ...]
+    """The request's messages after the `kept` ones."""
+    kept: int
+    tools: Tools | None
+    """Where they changed."""
+    text: str
+    segment: int
+    prompt_span: Span
+    response_span: Span
+    logprobs: NDArray[np.float32]
+    finish: str
+    version: int
+    version_spans: VersionSpans
+    temperature: float
+    at: float
+    """When it was answered, in seconds since 1970; 0 where that is not known."""
+
+
+@dataclass(slots=True, eq=False)
+class ProxySession:
+    """One open chat session. Its `key` is `name`, a dash, and a serial number."""
+
+    key: str
+    name: str
+    """128 bits of the SHA-256 of the client's id, in hex; the id itself is kept nowhere."""
+    history: ChatHistory = field(default_factory=ChatHistory)
+    turns: list[SessionTurn] = field(default_factory=list)
+    before: tuple[Message, ...] = ()
+    """What had been said before the first turn, as the template got it, where an earlier part was handed on."""
+    owner: str | None = None
+    """As in `TurnRecord`: a session that is found by its history."""
+    first: int = 0
+    """Turns of the conversation that were handed on before, under other keys."""
+    superseded: int = 0
+    """Turns whose answer the client asked for again."""
+    queue: deque[object] = field(default_factory=deque)
+    """Requests of this session: the first is being answered, the others wait."""
+    last_used: float = 0.0
+    ended: bool = False
+
+    def apply(self, renderer: ChatListRenderer, record: TurnRecord, text: str | None = None) -> None:
+        """Take in a finished main turn, live or from a record."""
+        self.owner = record.owner
+        known = len(self.history.client_messages)
+        follows = not known or record.kept == known
+        new = record.messages if follows else (*self.history.client_messages[: record.kept], *record.messages)[-1:]
+        prompt_span, response_span = renderer.apply(self.history, record, text)
+        # what was asked is what it was, and so is whether it was new
+        former = self.turns.pop() if record.retry and self.turns else None
+        self.superseded += former is not None
+        system = not self.turns and len(new) > 1 and new[0].role == "system"
+        self.turns.append(
+            SessionTurn(
+                observation=as_observation(new[1:] if system else new) if former is None else former.observation,
+                role=new[-1].role,
+                has_new_messages=bool(record.messages) or (former is not None and former.has_new_messages),
+                messages=record.messages,
+                kept=record.kept,
+                tools=record.tools,
+                text=record.text,
+                segment=len(self.history.segments) - 1,
+                prompt_span=prompt_span,
+                response_span=response_span,
+                logprobs=record.logprobs,
+                finish=record.finish,
+                version=record.version,
+                version_spans=record.version_spans,
+                temperature=record.temperature,
+                at=record.at,
+            )
+        )
+
+    def begin_part(self, key: str) -> None:
+        """Go on under a new key without turns: what was said so far is the prompt of what follows."""
+        self.first += len(self.turns)
+        self.key, self.turns, self.superseded = key, [], 0
+        self.before = tuple(self.history.template_messages)
+        self.history.segments, self.history.text = [], None
+
+    def new_messages(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+        """The request's messages after the last answer; where the client rewrote the past, only its last message."""
+        known, common = len(self.history.client_messages), common_prefix(self.history.client_messages, messages)
+        return tuple(messages[common:] if common == known else messages[common:][-1:])
+
+    @property
+    def answers(self) -> int:
+        """Answers that were drawn under this key, superseded ones included: each has a random stream of its own."""
+        return len(self.turns) + self.superseded
+
+    @property
+    def system(self) -> str:
+        first = self.history.client_messages[:1]
+        return first[0].content if first and first[0].role == "system" else ""
+
+
+class SessionTable:
+    """All open sessions. Requests of one session are answered one at a time, in the order in which they came."""
+
+    def __init__(
+        self, *, idle: float, limit: int, clock: Callable[[], float] = time.monotonic, serial: int = 0
+    ) -> None:
+        self._idle, self._limit, self._clock = idle, limit, clock
+        self._open: dict[str, ProxySession] = {}
+        self._changed = threading.Condition()
+        self._match = HistoryMatch()
+        self.serial = serial
+        """How many sessions have begun."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def name_of(self, owner: str, messages: Sequence[ChatMessage]) -> str:
+        """The name of the session of `owner` that a conversation without a name goes on, or of a new one."""
+        with self._changed:
+            # the serial number is in the records, so that no later process gives a name again
+            return self._match.find(owner, messages) or session_name(f"unnamed/{self.serial + 1}")
+
+    def note(self, session: ProxySession) -> None:
+        """A turn was added to a session: it can be found by its history, if it is one that has an owner."""
+        if session.owner is not None:
+            with self._changed:
+                self._match.note(session.name, session.owner, session.history.client_messages)
+
+    def acquire(self, name: str, deadline: float) -> tuple[ProxySession, list[ProxySession]]:
+        """(the session, to be given back with `release`; sessions that were evicted to make room for it).
+
+        Raises ApiError (503) when the session's other requests are not done by `deadline`.
+        """
+        turn = object()
+        with self._changed:
+            while True:
+                session, evicted = self._find(name)
+                session.queue.append(turn)
+                while session.queue[0] is not turn and not session.ended:
+                    if (left := deadline - self._clock()) <= 0:
+                        session.queue.remove(turn)
+                        raise busy("another request of this session is still being answered", status=503, seconds=5)
+                    self._changed.wait(left)
+                if not session.ended:
+                    session.last_used = self._clock()
+                    return session, evicted
+
+    def release(self, session: ProxySession) -> None:
+        """The request is answered (or will never be); the next one of the session may go on."""
+        with self._changed:
+            session.queue.popleft()
+            session.last_used = self._clock()
+            # nothing was ever said in it: its only requests were refused or dropped
+            if not session.queue and not session.history.client_messages:
+                self._remove(session)
+            self._changed.notify_all()
+
+    def end(self, session: ProxySession) -> None:
+        """The session is over; requests that wait for it begin a new one."""
+        with self._changed:
+            self._remove(session)
+            self._changed.notify_all()
+
+    def new_key(self, session: ProxySession) -> str:
+        """The key under which the next part of a session goes on."""
+        with self._changed:
+            return self._key(session.name)
+
+    def expired(self) -> list[ProxySession]:
+        """Remove and return the sessions that were idle for too long."""
+        with self._changed:
+            late = self._clock() - self._idle
+            evicted = [session for session in self._open.values() if not session.queue and session.last_used < late]
+            for session in evicted:
+                self._remove(session)
+            return evicted
+
+    def all(self) -> list[ProxySession]:
+        """The open sessions."""
+        with self._changed:
+            return list(self._open.values())
+
+    def restore(self, sessions: Sequence[ProxySession]) -> None:
+        """Put back sessions that were open when the last process ended."""
+        with self._changed:
+            for session in sessions:
+                session.last_used = self._clock()
+                self._open[session.name] = session
+                if session.owner is not None and session.history.client_messages:
+                    self._match.note(session.name, session.owner, session.history.client_messages)
+
+    def _find(self, name: str) -> tuple[ProxySession, list[ProxySession]]:
+        session = self._open.get(name)
+        evicted: list[ProxySession] = []
+        if session is None:
+            if len(self._open) >= self._limit:
+                idle = [other for other in self._open.values() if not other.queue]
+                if not idle:
+                    raise busy(f"{len(self._open)} sessions are open and all of them busy; ask again later")
+                evicted = [min(idle, key=lambda other: other.last_used)]
+                self._remove(evicted[0])
+            session = self._open[name] = ProxySession(key=self._key(name), name=name, last_used=self._clock())
+        return session, evicted
+
+    def _remove(self, session: ProxySession) -> None:
+        session.ended = True
+        # a new session may have the name by now
+        if self._open.get(session.name) is session:
+            del self._open[session.name]
+            self._match.forget(session.name)
+
+    def _key(self, name: str) -> str:
+        self.serial += 1
+        return f"{name}-{self.serial}"
+
+
+def session_name(session_id: str) -> str:
+    """A hash of the client's session id: it does not reveal the id, and is safe in file names."""
+    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+REMEMBERED = 10_000
+"""Sessions and answers that feedback can name; the oldest are forgotten."""
+Outcome = Literal["counted", "late", "recorded"]
+"""`counted`: it teaches when its turn does; `late`: the turn was trained on, or left out, already; `recorded`: nothing
+learns from scores here."""
+Place = tuple[str, int]
+"""Key of a session, and the index of a turn in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What a user thinks of one turn."""
+
+    score: int
+    """1 or -1."""
+    text: str = ""
+    """What the user wrote about it."""
+
+
+class HeardFeedback:
+    """Finds the turn that feedback is about, and remembers what was said of it. Safe for several threads.
+
+    Turns are counted as the client sees them: from the start of its conversation, also where that was handed on in
+    parts. `on_feedback` gets session key, turn in it, feedback (None: it is taken back, for the turn was answered
+    anew), and whether the session is open.
+    """
+
+    def __init__(self, on_feedback: Callable[[str, int, Feedback | None, bool], Outcome] | None = None) -> None:
+        self._tell = on_feedback
+        self._lock = threading.Lock()
+        self._parts: OrderedDict[str, list[tuple[int, str, int]]] = OrderedDict()
+        self._answers: OrderedDict[str, Place] = OrderedDict()
+        self._said: OrderedDict[Place, Feedback] = OrderedDict()
+
+    def restore(self, said: Mapping[Place, Feedback], begun: Sequence[ProxySession], ended: Sequence[Episode]) -> None:
+        """What was said to an earlier process, and its sessions: those that go on, and those that have ended."""
+        with self._lock:
+            self._said.update(said)
+            for episode in ended:
+                key = episode.task.task_id
+                self._note(key.rpartition("-")[0], episode.meta["first"], key, len(episode.turns))
+            for session in begun:
+                if session.turns:
+                    self._note(session.name, session.first, session.key, len(session.turns))
+
+    def note(self, session: ProxySession, answer: str = "", *, again: bool = False) -> None:
+        """The session has another turn, the client's `answer`; `again`: in the place of the one before."""
+        place = session.key, len(session.turns) - 1
+        with self._lock:
+            self._note(session.name, session.first, session.key, len(session.turns))
+            if answer:
+                _keep(self._answers, answer, place)
+            taken_back = again and self._said.pop(place, None) is not None
+        if taken_back and self._tell is not None:
+            self._tell(*place, None, True)
+
+    def place(self, session_id: str | None, turn: int | None, answer: str | None) -> Place:
+        """The turn that a client names: by session and number (None: the last one), or by the id of its answer.
+
+        Raises ApiError (404) for one that is not known.
+        """
+        return self._find(session_name(session_id or ""), turn) if answer is None else self._answered(answer)
+
+    def _find(self, name: str, turn: int | None) -> Place:
+        with self._lock:
+            parts = self._parts.get(name)
+        if not parts:
+            raise ApiError(404, "no session of this name has had an answer here", param="session_id", code="not_found")
+        last = parts[-1][0] + parts[-1][2] - 1
+        wanted = last if turn is None else turn
+        for first, key, turns in parts:
+            if first <= wanted < first + turns:
+                return key, wanted - first
+        raise ApiError(404, f"turn is {wanted}; the session has turns 0 to {last}", param="turn", code="not_found")
+
+    def _answered(self, answer: str) -> Place:
+        with self._lock:
+            place = self._answers.get(answer)
+        if place is None:
+            text = f"there was no main turn {answer!r} since this server started; name session_id and turn"
+            raise ApiError(404, text, param="answer", code="not_found")
+        return place
+
+    def say(self, place: Place, feedback: Feedback, *, is_open: bool, write: Callable[[Any], object]) -> Outcome:
+        """Take feedback in; the same once more changes nothing, another one takes its place."""
+        with self._lock:
+            if self._said.get(place) != feedback:
+                # before it counts: a restarted server knows what its clients were told
+                write(feedback_record(*place, feedback))
+                _keep(self._said, place, feedback)
+        return "recorded" if self._tell is None else self._tell(*place, feedback, is_open)
+
+    def _note(self, name: str, first: int, key: str, turns: int) -> None:
+        parts = [part for part in self._parts.pop(name, []) if part[0] < first and part[1] != key]
+        _keep(self._parts, name, [*parts, (first, key, turns)])
+
+
+def feedback_record(key: str, turn: int, feedback: Feedback) -> dict[str, Any]:
+    """The record of what a user said of one turn."""
+    return {"kind": "feedback", "session": key, "turn": turn, "score": feedback.score, "text": feedback.text}
+
+
+def _keep(table: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    table[key] = value
+    if len(table) > REMEMBERED:
+        table.popitem(last=False)
+
+
+# Leaves out turns that weights of too long ago have drawn.
+
+
+def without_stale(episode: Episode, version: int, most: int | None) -> Episode:
+    """`episode` with the turns excluded whose oldest ids are more than `most` versions behind `version`; None: none."""
+    if most is None:
+        return episode
+    turns = tuple(
+        replace(turn, excluded=f"{version - turn.policy_version} versions old")
+        if turn.excluded is None and version - turn.policy_version > most
+        else turn
+        for turn in episode.turns
+    )
+    return replace(episode, turns=turns)

@@ -1,0 +1,328 @@
+"""Chat messages and tool calls: the OpenAI form, the chat template's form, and equality of messages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.agents.proxy.config import ProxyError
+from turngym.envs.core.files import FolderInUseError, locked_file
+from turngym.envs.core.trace import check_seal, is_sealed, seal
+
+Tools = tuple[Mapping[str, Any], ...]
+"""Functions in the OpenAI form."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One function call; `arguments` is JSON text, as OpenAI clients have it."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+    def as_text(self) -> str:
+        """The call as Qwen and Hermes templates write it."""
+        call = {"name": self.name, "arguments": _value(self.arguments)}
+        return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One message with its content as plain text."""
+
+    role: str
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The OpenAI form, without empty fields."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message |= {"content": self.content or None, "tool_calls": [call.as_json() for call in self.tool_calls]}
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+    @classmethod
+    def from_json(cls, message: Mapping[str, Any]) -> ChatMessage:
+        """What `as_json` wrote."""
+        calls = tuple(
+            ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
+            for call in message.get("tool_calls", ())
+        )
+        return cls(
+            role=message["role"],
+            content=message["content"] or "",
+            tool_calls=calls,
+            tool_call_id=message.get("tool_call_id", ""),
+        )
+
+    @property
+    def text(self) -> str:
+        """Content and calls as one text, calls in the Hermes form."""
+        return "\n".join(part for part in (self.content, *(call.as_text() for call in self.tool_calls)) if part)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for messages that say the same: clients trim what they were sent and write JSON anew."""
+        calls = tuple((call.name, json.dumps(_value(call.arguments), sort_keys=True)) for call in self.tool_calls)
+        return self.role, self.content.strip(), calls
+
+
+def common_prefix(left: Sequence[ChatMessage], right: Sequence[ChatMessage]) -> int:
+    """Number of leading messages that two conversations share."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a is not b and a.identity != b.identity), min(len(left), len(right)))
+
+
+def as_observation(messages: Sequence[ChatMessage]) -> str:
+    """Messages as one text to read: a single one as it stands, several with their roles."""
+    if len(messages) == 1:
+        return messages[0].text
+    return "\n\n".join(f"[{message.role}]\n{message.text}" for message in messages)
+
+
+def _value(arguments: str) -> Any:
+    """Arguments as data; text that is not JSON stays text."""
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments
+
+
+# Tool calls in what a model wrote, in the form of Qwen and Hermes templates; and tools for templates without them.
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What a system message says about `tools` where the chat template says nothing."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return (
+        f"You can call these functions:\n{listed}\n"
+        f'To call one, write {OPEN}\n{{"name": the function, "arguments": an object}}\n{CLOSE}'
+    )
+
+
+def read_call(inside: str, salt: str) -> ToolCall | None:
+    """Parse the text between the tags as a call; None where it is not one. The same salt gives the same id."""
+    try:
+        call = json.loads(inside)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return None
+    arguments = call.get("arguments", call.get("parameters", {}))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    name = f"call_{hashlib.sha256(salt.encode()).hexdigest()[:24]}"
+    return ToolCall(id=name, name=call["name"], arguments=text)
+
+
+# Records of turns and session ends as sealed JSON lines, flushed one by one; open sessions are rebuilt from them.
+
+SCHEMA = 1
+FILE = "records.jsonl"
+VersionSpans = tuple[tuple[int, int, int], ...]
+"""(policy version, start, end) of each stretch of an answer's ids."""
+TORN = b" (torn)\n"
+"""Ends a line in whose middle a process was killed: its turn was never answered, so nothing is missing without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordProblem:
+    """A line that is damaged; `line` counts from 1. What it said is not known."""
+
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """One finished turn."""
+
+    session: str
+    """The session's key; empty for side turns without a session. Never what the client called it."""
+    main: bool
+    kept: int
+    """How many messages of the session, from its start, the request repeated."""
+    messages: tuple[ChatMessage, ...]
+    """Those after them."""
+    tools: Tools | None
+    """None: those of the turn before in the session."""
+    opens: bool
+    prompt_ids: NDArray[np.int32]
+    """Ids that the turn adds before the answer; the whole prompt where a segment opens."""
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    reply: ChatMessage
+    text: str
+    """The answer as sampled."""
+    finish: str
+    version: int
+    temperature: float
+    owner: str | None = None
+    """Whose conversation it is (a hash, or "" for nobody) where the client names no session; None where it does."""
+    version_spans: VersionSpans = ()
+    """As in `Generation`."""
+    at: float = 0.0
+    """When it was written, as `Recorder` says; not part of `as_json`."""
+    retry: bool = False
+    """The client asked for the previous answer again, so that one is superseded."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": "turn",
+            "session": self.session,
+            "main": self.main,
+            "kept": self.kept,
+            "messages": [message.as_json() for message in self.messages],
+            "tools": None if self.tools is None else list(self.tools),
+            "opens": self.opens,
+            "prompt_ids": self.prompt_ids.tolist(),
+            "ids": self.ids.tolist(),
+            # by way of text: the shortest decimals of the float32, not the 17 digits of its float64
+            "logprobs": [float(text) for text in self.logprobs.astype(str)],
+            "reply": self.reply.as_json(),
+            "text": self.text,
+            "finish": self.finish,
+            "version": self.version,
+            "temperature": self.temperature,
+            "retry": self.retry,
+            **({} if self.owner is None else {"owner": self.owner}),
+            **({"version_spans": [list(span) for span in self.version_spans]} if self.version_spans else {}),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> TurnRecord:
+        return cls(
+            session=record["session"],
+            main=record["main"],
+            kept=record["kept"],
+            messages=messages_from_json(record["messages"]),
+            tools=None if record["tools"] is None else tuple(record["tools"]),
+            opens=record["opens"],
+            prompt_ids=np.array(record["prompt_ids"], np.int32),
+            ids=np.array(record["ids"], np.int32),
+            logprobs=np.array(record["logprobs"], np.float32),
+            reply=ChatMessage.from_json(record["reply"]),
+            text=record["text"],
+            finish=record["finish"],
+            version=record["version"],
+            temperature=record["temperature"],
+            retry=record["retry"],
+            at=record.get("at", 0.0),
+            owner=record.get("owner"),
+            version_spans=tuple((version, start, end) for version, start, end in record.get("version_spans", ())),
+        )
+
+
+class Recorder:
+    """Appends records to `folder/records.jsonl`; each is one write and one flush. Safe for several threads.
+
+    Every record says `at` which time it was written, in seconds since 1970: for people, and for the age of
+    turns.
+
+    Raises ProxyError, which names the holder, where another process has the folder.
+    """
+
+    def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        self._lock, self._held = threading.Lock(), ExitStack()
+        # before the end is looked at: another process may be in the middle of a line
+        try:
+            self._held.enter_context(locked_file(self.path))
+        except FolderInUseError as error:
+            raise ProxyError(str(error)) from None
+        self._file = self.path.open("a+b")
+        if rest := _last_line(self._file):
+            # a torn line of a killed process stays one, instead of spoiling the next
+            self._file.write(TORN if isinstance(_record(1, rest), RecordProblem) else b"\n")
+            self._file.flush()
+
+    def write(self, record: Mapping[str, Any]) -> float:
+        """Append a record; when that was."""
+        content = {"v": SCHEMA, **record, "at": round(self._now(), 3)}
+        line = seal(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
+        with self._lock:
+            self._file.write(line)
+            self._file.flush()
+        return float(content["at"])
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+            self._held.close()
+
+
+def read_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """Every whole record of `folder`, in order. Raises ProxyError for a newer schema."""
+    return (item for item in iter_records(folder) if not isinstance(item, RecordProblem))
+
+
+def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
+    """Every record of `folder` in order, and each damaged line where it stands; what a kill tore off is skipped.
+
+    Raises ProxyError for a newer schema.
+    """
+    path, sealed = folder / FILE, False
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            found = _record(number, line)
+            if isinstance(found, RecordProblem):
+                # older versions ended a torn line with a bare newline
+                if line.endswith(TORN) or not line.endswith(b"\n") or not (sealed or line.endswith(b"}\n")):
+                    continue
+            elif found["v"] > SCHEMA:
+                raise ProxyError(f"{path}, line {number}: records of version {found['v']}; this reads up to {SCHEMA}")
+            sealed = sealed or is_sealed(line)
+            yield found
+
+
+def _record(number: int, line: bytes) -> dict[str, Any] | RecordProblem:
+    try:
+        check_seal(line)
+        record = json.loads(line)
+        if not isinstance(record["v"], int) or not isinstance(record["kind"], str):
+            raise ValueError("its version or kind is not one")
+    except KeyError as error:
+        return RecordProblem(line=number, reason=f"the field {error} is missing")
+    except (ValueError, TypeError) as error:
+        return RecordProblem(line=number, reason=str(error))
+    return record
+
+
+def _last_line(file: IO[bytes]) -> bytes:
+    """What stands behind the last newline."""
+    size, block = file.seek(0, 2), 1 << 16
+    while True:
+        file.seek(max(size - block, 0))
+        tail = file.read()
+        if b"\n" in tail or block >= size:
+            return tail.rpartition(b"\n")[2]
+        block *= 4
+
+
+def messages_from_json(messages: list[dict[str, Any]]) -> tuple[ChatMessage, ...]:
+    return tuple(ChatMessage.from_json(message) for message in messages)

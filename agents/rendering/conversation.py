@@ -1,0 +1,310 @@
+"""Responses as messages of a chat template: the text as it stands, or taken apart into thought, content and call."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.channels import Channel
+from turngym.envs.core.episode import Span
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.tool_calls import CALL_ID, THINK, Call, Dialect, Thoughts
+
+Message = dict[str, Any]
+THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""What templates call a thought."""
+
+
+class AnswerForm(Protocol):
+    """How a response of the model is told to its chat template."""
+
+    @property
+    def structured(self) -> bool:
+        """Whether the template writes calls and thoughts itself, so that what it shows depends on the response."""
+
+    def answer(self, text: str) -> Message: ...
+
+    def observation(self, text: str, role: str, previous: Message | None) -> Message:
+        """What follows the message `previous`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentAnswers:
+    """The response is the content, letter by letter: whatever was sampled is shown as it was."""
+
+    prefill: str = ""
+    """What the generation prompt has already put into the message."""
+    structured: bool = False
+
+    def answer(self, text: str) -> Message:
+        return {"role": "assistant", "content": self.prefill + text}
+
+    def observation(self, text: str, role: str, previous: Message | None) -> Message:
+        return {"role": role, "content": text}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredAnswers:
+    """Thought, content and call apart, for templates that show a tool's result only after `tool_calls`.
+
+    What the template writes for them need not be what was sampled (other spaces, other quotes): whoever renders
+    compares, and opens a new segment where the two differ.
+    """
+
+    dialect: Dialect | None
+    thoughts: Thoughts = THINK
+    opened: bool = False
+    """Whether the generation prompt opens a thought, in which a response then begins."""
+    special: Sequence[str] = ()
+    """Special tokens of the tokenizer: templates may refuse them inside content."""
+    arguments_as_text: bool = False
+    """Whether the template wants arguments as JSON text."""
+    structured: bool = True
+
+    def answer(self, text: str) -> Message:
+        if self.opened:
+            text = self.thoughts.opening + text
+        thought, body, _ = self.thoughts.split(text, lambda part: False)
+        start = -1 if self.dialect is None else self.dialect.find(body)
+        call = self.dialect.read(body[start:]) if self.dialect is not None and start >= 0 else None
+        content = body.removeprefix(self.thoughts.gap).removeprefix(self.thoughts.spoken)
+        message: Message = {"role": "assistant", "content": self._plain(content)}
+        if isinstance(call, Call) and isinstance(call.name, str):
+            content = self._plain(body[:start].removeprefix(self.thoughts.gap))
+            message = {"role": "assistant", "content": content.strip(), "tool_calls": [self._call(call)]}
+        if thought:
+            message |= dict.fromkeys(THOUGHT_KEYS, thought)
+        return message
+
+    def observation(self, text: str, role: str, previous: Message | None) -> Message:
+        calls = (previous or {}).get("tool_calls")
+        if role != "tool" or not calls:
+            # a result without a call is refused by most of these templates
+            return {"role": "user", "content": text}
+        return {"role": "tool", "content": text, "name": calls[0]["function"]["name"], "tool_call_id": calls[0]["id"]}
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        arguments = call.arguments
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                arguments = {}
+        arguments = arguments if isinstance(arguments, dict) else {}
+        shown = json.dumps(arguments, ensure_ascii=False) if self.arguments_as_text else arguments
+        return {"type": "function", "id": call.id or CALL_ID, "function": {"name": call.name, "arguments": shown}}
+
+    def _plain(self, text: str) -> str:
+        for token in self.special:
+            text = text.replace(token, "")
+        return text
+
+
+# Memory: which part of an episode its agent is shown at a turn, as a conversation or as one prompt a turn.
+
+NAMES = ("all", "window:2", "react")
+NO_ACTION = "(no action could be read)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastTurn:
+    """A turn that was played."""
+
+    observation: str
+    """As the agent was shown it."""
+    response: str
+    action: str | None
+    """The action read from the response; None where there was none."""
+    listing: str = ""
+    """The list of admissible actions at the end of the observation: it is true of its own turn only."""
+    channel: Channel | None = None
+    """How the response was read."""
+
+    @property
+    def bare(self) -> str:
+        """The observation without its list."""
+        return without(self.observation, self.listing)
+
+    @property
+    def thought(self) -> str:
+        """What the agent thought, "" if nothing."""
+        parsed = None if self.channel is None else self.channel.parse(self.response)
+        return "" if parsed is None or parsed.thought is None else parsed.thought
+
+
+def without(observation: str, listing: str) -> str:
+    """`observation` without the `listing` in it; what a wrapper wrote behind that stays."""
+    before, found, after = observation.rpartition(listing) if listing else ("", "", "")
+    return before + after if found else observation
+
+
+class Memory(Protocol):
+    """What of an episode stands in the prompt of a turn."""
+
+    @property
+    def name(self) -> str:
+        """As `memory_of` reads it."""
+
+    def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
+        """The one user message of this turn; None: the conversation goes on with `observation`.
+
+        `task` is the environment's statement of the task, or the first observation where it has none.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class FullHistory:
+    """The whole conversation: every observation and every response, each in a message of its own."""
+
+    name: str = "all"
+
+    def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One user message a turn: the task, the last `length` observations with their actions, the present observation.
+
+    The first turn is the first observation alone. Thoughts are forgotten, and so are lists of admissible actions but
+    the present one. Fields and their order are verl-agent's (docs/presets.md), the wording is our own.
+    """
+
+    length: int
+
+    @property
+    def name(self) -> str:
+        return f"window:{self.length}"
+
+    def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
+        if not past:
+            return observation
+        shown = past[max(0, len(past) - self.length) :]
+        lines = [task, "", f"Turns taken: {len(past)}." + (f" The last {len(shown)}, oldest first:" if shown else "")]
+        for number, turn in enumerate(shown, start=len(past) - len(shown) + 1):
+            lines += [f"Observation {number}: {turn.bare}", f"Action {number}: {_one_line(turn)}"]
+        return "\n".join((*lines, "", f"Now turn {len(past) + 1}. Observation {len(past) + 1}: {observation}"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReActTranscript:
+    """One user message a turn: the first observation, then every thought, action and observation under its number.
+
+    Lists of admissible actions are forgotten but the present one. The form is that of ReAct's prompts
+    for questions (docs/presets.md).
+    """
+
+    name: str = "react"
+
+    def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
+        if not past:
+            return observation
+        lines = [past[0].bare]
+        for number, turn in enumerate(past, start=1):
+            lines += [f"Thought {number}: {turn.thought}"] if turn.thought else []
+            lines.append(f"Action {number}: {_one_line(turn)}")
+            following = past[number].bare if number < len(past) else observation
+            lines.append(f"Observation {number}: {following.strip()}")
+        return "\n".join(lines)
+
+
+ALL = FullHistory()
+
+
+def memory_of(name: str) -> Memory:
+    """The memory called `name`: `all`, `window:N` (N of 0 or more), `react`. Raises TurngymError for another name."""
+    window = re.fullmatch(r"window:([0-9]{1,6})", name)
+    if window is not None:
+        return Window(int(window[1]))
+    if name == "all":
+        return ALL
+    if name == "react":
+        return ReActTranscript()
+    raise TurngymError(f"memory {name!r} is unknown; valid: all, window:N, react.{did_you_mean(name, NAMES)}")
+
+
+def chat_messages(
+    memory: Memory, system: str, task: str, past: Sequence[PastTurn], observation: str
+) -> list[dict[str, str]]:
+    """What waits for an answer as chat messages, for agents that speak in text: system, user, assistant, user, ..."""
+    opening = [{"role": "system", "content": system}] if system else []
+    prompt = memory.prompt(task, past, observation)
+    if prompt is not None:
+        return [*opening, {"role": "user", "content": prompt}]
+    said = [
+        {"role": role, "content": text}
+        for turn in past
+        for role, text in (("user", turn.observation), ("assistant", turn.response))
+    ]
+    return [*opening, *said, {"role": "user", "content": observation}]
+
+
+def _one_line(turn: PastTurn) -> str:
+    return NO_ACTION if turn.action is None else " ".join(turn.action.split())
+
+
+# The token ids of one conversation: an append-only buffer per segment, with the spans of prompts and responses.
+
+
+class IdBuffer:
+    """Token ids that only grow. `view()` costs nothing and stays valid while the buffer grows on."""
+
+    __slots__ = ("_data", "size")
+
+    def __init__(self, capacity: int = 256) -> None:
+        self._data = np.empty(capacity, np.int32)
+        self.size = 0
+
+    def extend(self, ids: NDArray[np.int32]) -> Span:
+        """Append `ids`; their half-open range of positions."""
+        start, stop = self.size, self.size + len(ids)
+        if stop > len(self._data):
+            grown = np.empty(max(stop, 2 * len(self._data)), np.int32)
+            grown[:start] = self._data[:start]
+            self._data = grown
+        self._data[start:stop] = ids
+        self.size = stop
+        return start, stop
+
+    def view(self) -> NDArray[np.int32]:
+        """All ids so far, int32 [n], read-only."""
+        view = self._data[: self.size]
+        view.setflags(write=False)
+        return view
+
+    def array(self) -> NDArray[np.int32]:
+        return self._data[: self.size].copy()
+
+
+@dataclass(slots=True)
+class TokenHistory:
+    """The token side of one conversation, written by a `ChatRenderer` and read by the rollout driver."""
+
+    segments: list[IdBuffer] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    """The current segment as text; joined only when it must be compared with a full rendering."""
+    prompt_span: Span = (0, 0)
+    response_span: Span = (0, 0)
+    response: str = ""
+    """The last response as text, without the id that ended it."""
+    last_id: int | None = None
+    """The stop id that ended the last response; None if it was cut."""
+    awaiting: bool = False
+    """Whether a prompt stands without its response."""
+    appendable: bool = True
+    """Whether every response so far survives the template unchanged."""
+
+    @property
+    def segment(self) -> int:
+        return len(self.segments) - 1
+
+    @property
+    def buffer(self) -> IdBuffer:
+        return self.segments[-1]

@@ -1,1 +1,0 @@
-"""SGLang's HTTP interface: one server, many servers, requests, answers, retries."""

@@ -1,1 +1,0 @@
-"""New weights for servers that go on serving, and which version drew which token."""

@@ -1,0 +1,377 @@
+"""Game: one problem with its names and words, ready to play; shared, never changed by playing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from turngym.envs.alfworld.pddl import (
+    TASK_SIGN,
+    GameError,
+    GameUnsupported,
+    Problem,
+    UnsupportedFacts,
+    category,
+    digest,
+    domain_digests,
+    entity_names,
+    grammar_digests,
+    listing,
+    parse_grammar,
+    parse_problem,
+    rule_digest,
+    shuffled,
+    split_task,
+)
+from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.core.task import content_hash
+
+# Where games come from: the folders of `alfworld-download`, and the rule texts of generated games.
+
+SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
+"""Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""
+ALL_SPLITS = (*SPLITS, "generated", "generated_unseen")
+GAME_FILE = "game.tw-pddl"
+VARIABLE = "ALFWORLD_DATA"
+ROOT_FOLDER = "json_2.1.1"
+
+
+def find_root(data: str | Path | None = None) -> Path:
+    """The folder that holds the split folders: `data`, else `$ALFWORLD_DATA`; with or without `json_2.1.1` at its end.
+
+    Raises TaskError that says how to get the games.
+    """
+    given = data if data is not None else os.environ.get(VARIABLE)
+    if not given:
+        raise TaskError(
+            f"real ALFWorld games need data: set {VARIABLE}, or pass data=; `pip install 'turngym[alfworld]' && "
+            f"alfworld-download` fetches the games. split='generated' needs no data"
+        )
+    root = Path(given).expanduser()
+    for folder in (root / ROOT_FOLDER, root):
+        if any((folder / split).is_dir() for split in SPLITS):
+            return folder
+    said = "data=" if data is not None else f"${VARIABLE}"
+    raise TaskError(
+        f"{said} is {str(root)!r}, which has no ALFWorld games: expected "
+        f"{ROOT_FOLDER}/{SPLITS[0]}/<task>/<trial>/{GAME_FILE} below it, as `alfworld-download` makes them"
+    )
+
+
+@dataclass(frozen=True)
+class GameFolder:
+    """The games of one split, found by listing folders; no game is read. Ids are `<split>/<task>/<trial>`, sorted."""
+
+    root: Path
+    split: str
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise TaskError(unknown_split(self.split))
+        if not (self.root / self.split).is_dir():
+            raise TaskError(f"{self.root} has no folder {self.split!r}; it was not downloaded or not unpacked")
+
+    @cached_property
+    def task_ids(self) -> Sequence[str]:
+        """Every game of the split, sorted."""
+        ids = tuple(sorted(self._listed()))
+        if not ids:
+            raise TaskError(f"{self.root / self.split} has no games; expected <task>/<trial>/{GAME_FILE} below it")
+        return ids
+
+    def path(self, task_id: str) -> Path:
+        """The game file of a task."""
+        return self.root / task_id / GAME_FILE
+
+    def _listed(self) -> Iterator[str]:
+        for task in os.scandir(self.root / self.split):
+            if task.is_dir():
+                for trial in os.scandir(task.path):
+                    if trial.is_dir() and os.path.exists(os.path.join(trial.path, GAME_FILE)):
+                        yield f"{self.split}/{task.name}/{trial.name}"
+
+
+def game_folder(root: Path, split: str) -> GameFolder:
+    """The games of one split; listed once per process, and again when the split's folder changes."""
+    folder = root / split
+    return _folder(root, split, folder.stat().st_mtime_ns if folder.is_dir() else 0)
+
+
+@lru_cache(maxsize=16)
+def _folder(root: Path, split: str, _mtime: int) -> GameFolder:
+    return GameFolder(root, split)
+
+
+def game_texts(task: str) -> tuple[str, str]:
+    """This package's own domain and grammar for a game with the task sentence `task` (`put a mug in cabinet.`)."""
+    domain, grammar = _own_rules()
+    # the sentence stands within a JSON string of the grammar
+    return domain, grammar.replace(TASK_SIGN, json.dumps(task, ensure_ascii=False)[1:-1])
+
+
+@lru_cache(maxsize=1)
+def _own_rules() -> tuple[str, str]:
+    folder = resources.files("turngym.envs.alfworld") / "data"
+    return (
+        folder.joinpath("domain.pddl").read_text(encoding="utf-8"),
+        folder.joinpath("grammar.twl2").read_text(encoding="utf-8"),
+    )
+
+
+def unknown_split(split: str) -> str:
+    """The error text for a split that does not exist."""
+    return f"unknown split {split!r}; splits are {', '.join(ALL_SPLITS)}.{did_you_mean(str(split), ALL_SPLITS)}"
+
+
+# Which rules the native engine knows, and the words it takes from a game's own grammar.
+
+_TEXTWORLD_SIGNS = re.compile(r'[;|<>\[\]#{}"\t\n\\]|//')
+_ARRIVE = re.compile(r"(?P<say>[^#\[\]{}|<>;\"]*\{(?:r|lend)\.name\}[^#\[\]{}|<>;\"]*)#examineReceptacle\.feedback#")
+_PUT = re.compile(r"[^#\[\]{}|<>;\"]*\{o\.name\}[^#\[\]{}|<>;\"]*\{r\.name\}[^#\[\]{}|<>;\"]*")
+_PUT_COMMAND = re.compile(r"\w+ \{o\} [\w/ ]+ \{r\}")
+_PLAIN = re.compile(r"[^#\[\]{}|<>;\"]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """The words that differ between games and releases of alfworld; the rest of the text is fixed."""
+
+    task: str
+    """The task sentence."""
+    go: str = "You arrive at {r}. "
+    """Said on arrival; `{r}` is the receptacle, `{lend}` the location (alfworld before 0.4)."""
+    put_command: str = "move {o} to {r}"
+    put: str = "You move the {o} to the {r}."
+    help: str | None = None
+    """The answer to `help`; None where the game has no such command (alfworld before 0.4)."""
+
+
+def read_wording(domain: str, grammar: str) -> Wording:
+    """The words of a game whose rules the native engine knows.
+
+    Raises UnsupportedFacts naming the rules that differ, ValueError for texts that cannot be read.
+    """
+    known = _known()
+    actions = domain_digests(domain)
+    unknown = [name for name in sorted(actions) if actions[name] not in known["domain"].get(name, ())]
+    missing = [name for name in known["domain"] if name not in actions and name != "help"]
+    if unknown or missing:
+        raise UnsupportedFacts(_difference("key 'pddl_domain'", unknown, missing))
+    task, template = split_task(grammar)
+    if _TEXTWORLD_SIGNS.search(task):
+        raise UnsupportedFacts(f"its task sentence has signs that the grammar gives a meaning: {task[:120]!r}")
+    return replace(_phrases(template, "help" in actions), task=task)
+
+
+@lru_cache(maxsize=16)
+def canonical_rules(domain: str, template: str) -> dict[str, dict[str, str]]:
+    """What rules a game has, for hashing: digests by name of a domain and of a grammar without its task sentence."""
+    return {"domain": domain_digests(domain), "grammar": grammar_digests(parse_grammar(template))}
+
+
+@lru_cache(maxsize=16)
+def _phrases(template: str, with_help: bool) -> Wording:
+    grammar = parse_grammar(template)
+    wanted = sorted(name for name in _known()["domain"] if not name.startswith(":") and (with_help or name != "help"))
+    missing = [f"action {name}" for name in wanted if name not in grammar.actions]
+    if missing:
+        raise UnsupportedFacts(_difference("key 'grammar'", [], missing))
+    rules = grammar.reachable(["#intro#", *(grammar.actions[name][1] for name in wanted)])
+    phrases = {
+        "GotoLocation.feedback": _ARRIVE.fullmatch(_text(rules.get("GotoLocation.feedback"))),
+        "PutObject.feedback": _PUT.fullmatch(_text(rules.get("PutObject.feedback"))),
+        "action putobject": _PUT_COMMAND.fullmatch(grammar.actions["putobject"][0]),
+        "action help": _PLAIN.fullmatch(grammar.actions["help"][1]) if with_help else None,
+    }
+    found = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
+    found |= {name: rule_digest(rule) for name, rule in rules.items()}
+    known = _known()["grammar"]
+    unknown = [name for name in found if found[name] not in known.get(name, ()) and phrases.get(name) is None]
+    if unknown:
+        raise UnsupportedFacts(_difference("key 'grammar'", unknown, []))
+    go, put, command, answer = phrases.values()
+    if go is None or put is None or command is None:
+        raise UnsupportedFacts("key 'grammar' has no readable sentences for going and putting")
+    return Wording(
+        task="",
+        go=go.group("say").replace(".name}", "}"),
+        put_command=command.group(),
+        put=put.group().replace(".name}", "}"),
+        # TextWorld's template reader drops white space at the start of a text.
+        help=answer.group().lstrip() if answer is not None else None,
+    )
+
+
+@lru_cache(maxsize=1)
+def _known() -> dict[str, dict[str, list[str]]]:
+    """Digests of rules that were held against TextWorld, by name: the shipped ones and this package's own."""
+    text = (resources.files("turngym.envs.alfworld") / "data" / "known_rules.json").read_text(encoding="utf-8")
+    known: dict[str, dict[str, list[str]]] = json.loads(text)
+    return known
+
+
+def _text(rule: list[dict[str, Any]] | None) -> str:
+    return str(rule[0].get("rhs", "")) if rule is not None and len(rule) == 1 and "condition" not in rule[0] else ""
+
+
+def _difference(where: str, unknown: list[str], missing: list[str]) -> str:
+    parts = [f"unknown {', '.join(unknown)}"] * bool(unknown) + [f"no {', '.join(missing)}"] * bool(missing)
+    return f"{where} differs from the rules that are known ({'; '.join(parts)})"
+
+
+KEYS = ("pddl_domain", "grammar", "pddl_problem")
+"""What a game file must have; `walkthrough` and `solvable` are optional."""
+
+
+class Game:
+    """Everything about a game that playing does not change. Attributes are read-only by convention.
+
+    `object_names[i]` and `receptacle_names[i]` belong to index i of `problem.objects` and `problem.receptacles`.
+    `shuffle` (a seed) numbers the entities as alfworld's domain randomization does after `random.seed(shuffle)`.
+    """
+
+    def __init__(self, data: Mapping[str, Any], *, source: str = "game", shuffle: int | None = None) -> None:
+        self.data = data
+        self.source = source
+        self.shuffle = shuffle
+        self.problem, self.wording = _parse(data, source)
+        self._name()
+
+    @classmethod
+    def renumbered(cls, game: Game, shuffle: int | None) -> Game:
+        """The same game with other numbers; parses nothing."""
+        other = cls.__new__(cls)
+        other.data, other.source, other.shuffle = game.data, game.source, shuffle
+        other.problem, other.wording = game.problem, game.wording
+        other._name()
+        return other
+
+    def _name(self) -> None:
+        problem = self.problem
+        ids = problem.entities
+        names = entity_names(ids if self.shuffle is None else shuffled(ids, self.shuffle))
+        self.object_names = tuple(names[word] for word in problem.objects)
+        self.receptacle_names = tuple(names[word] for word in problem.receptacles)
+        self.location_names = tuple(names[word] for word in problem.locations)
+        self.object_index = {name: index for index, name in enumerate(self.object_names)}
+        self.receptacle_index = {name: index for index, name in enumerate(self.receptacle_names)}
+        # filled by go_commands as locations are seen, for all plays of the game
+        self.go: dict[int, dict[str, tuple[str, int, int]]] = {}
+        places = enumerate(problem.receptacle_location)
+        self.ways = sorted((f"go to {self.receptacle_names[r]}", ("go", r, at)) for r, at in places if at >= 0)
+
+    @property
+    def task_text(self) -> str:
+        """For example `put a hot mug in cabinet.`"""
+        return self.wording.task
+
+    @property
+    def category(self) -> str:
+        """Row of the result tables: `place`, `look`, `clean`, `heat`, `cool` or `two`."""
+        return category(self.problem.goal)
+
+    @property
+    def walkthrough(self) -> tuple[str, ...]:
+        """The commands that the file gives as a solution (in unshuffled numbers); empty if none."""
+        return tuple(self.data.get("walkthrough") or ())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of what fixes the game: problem, rules, task sentence. White space and comments do not count."""
+        return game_hash(self.data)
+
+    @cached_property
+    def intro(self) -> str:
+        """The first observation, unless the agent starts at a receptacle."""
+        names = [self.receptacle_names[r] for r, at in enumerate(self.problem.receptacle_location) if at >= 0]
+        room = f"You are in the middle of a room. Looking quickly around you, you see {listing(names)}."
+        return self.welcome(room)
+
+    def welcome(self, room: str) -> str:
+        """The first observation around the room line."""
+        return f"-= Welcome to TextWorld, ALFRED! =-\n\n{room}\n\nYour task is to: {self.task_text}"
+
+
+def load_game(source: str | Path | Mapping[str, Any], *, shuffle: int | None = None) -> Game:
+    """Read a game file (`game.tw-pddl`), or take its content as a mapping.
+
+    Parsed games are kept (the 64 files last used, while their size and time stay the same).
+    Raises GameError naming the file and the key, GameUnsupported for rules the native engine does not know.
+    """
+    if isinstance(source, Mapping):
+        return Game(source, shuffle=shuffle)
+    path = Path(source)
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise GameError(f"{path}: game file cannot be read: {error.strerror}") from error
+    game = _cached(str(path), stat.st_mtime_ns, stat.st_size)
+    return game if shuffle is None else Game.renumbered(game, shuffle)
+
+
+def read_game_file(path: str | Path) -> dict[str, Any]:
+    """The checked JSON content of a game file. Raises GameError naming the file and what is wrong."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GameError(f"{path}: game file cannot be read: {error.strerror}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise GameError(f"{path}: damaged game file, not JSON: {error}") from error
+    check_keys(data, str(path))
+    checked: dict[str, Any] = data
+    return checked
+
+
+def check_keys(data: Any, source: str) -> None:
+    """Raise GameError unless `data` has every needed key with a value of the right type."""
+    if not isinstance(data, Mapping):
+        raise GameError(f"{source}: a game file must be a JSON object, not {type(data).__name__}")
+    for key in KEYS:
+        if key not in data:
+            hint = did_you_mean(key, [str(name) for name in data])
+            raise GameError(f"{source}: game file has no key {key!r}; it needs {', '.join(KEYS)}.{hint}")
+        if not isinstance(data[key], str):
+            raise GameError(f"{source}: key {key!r} must be text, not {type(data[key]).__name__}")
+    walkthrough = data.get("walkthrough")
+    if walkthrough is not None and not (
+        isinstance(walkthrough, (list, tuple)) and all(isinstance(line, str) for line in walkthrough)
+    ):
+        raise GameError(f"{source}: key 'walkthrough' must be a list of commands")
+
+
+def game_hash(data: Mapping[str, Any]) -> str:
+    """SHA-256 of a game's content: equal for files that differ only in white space, comments or the walkthrough."""
+    task, template = split_task(data["grammar"])
+    rules = canonical_rules(data["pddl_domain"], template)
+    # PDDL knows no letter case, and `;` begins a comment
+    lines = (line.split(";", 1)[0] for line in data["pddl_problem"].lower().split("\n"))
+    problem = " ".join(" ".join(lines).replace("(", " ( ").replace(")", " ) ").split())
+    return content_hash({"problem": problem, "rules": rules, "task": task})
+
+
+@lru_cache(maxsize=64)
+def _cached(path: str, _mtime: int, _size: int) -> Game:
+    return Game(read_game_file(path), source=path)
+
+
+def _parse(data: Mapping[str, Any], source: str) -> tuple[Problem, Wording]:
+    check_keys(data, source)
+    try:
+        wording = read_wording(data["pddl_domain"], data["grammar"])
+    except UnsupportedFacts as error:
+        raise GameUnsupported(source, str(error)) from error
+    except ValueError as error:
+        raise GameError(f"{source}: damaged game file: {error}") from error
+    try:
+        return parse_problem(data["pddl_problem"]), wording
+    except UnsupportedFacts as error:
+        raise GameUnsupported(source, f"key 'pddl_problem': {error}") from error
+    except ValueError as error:
+        raise GameError(f"{source}: key 'pddl_problem': {error}") from error

@@ -1,1 +1,0 @@
-"""Seeded ALFWorld games that need no download."""

@@ -1,1 +1,0 @@
-"""The native engine: a game file read once, its state, rules and goal."""

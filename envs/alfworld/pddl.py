@@ -1,0 +1,644 @@
+"""What can be wrong with a game file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from turngym.envs.core.errors import TaskError
+
+
+class GameError(TaskError):
+    """A game file that is missing, damaged or contradicts itself; the text names the file and the key."""
+
+
+class GameUnsupported(GameError):
+    """A sound game with rules or facts that the native engine does not know; `engine="textworld"` may play it."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f'{where}: the native engine cannot play this game: {what}; try engine="textworld"')
+
+
+class UnsupportedFacts(ValueError):
+    """Rules or facts that are sound PDDL but that the native engine does not model."""
+
+
+# The goal of a game, read from its PDDL: look at something under a lamp, or bring things to a receptacle.
+
+_GOAL_TOKEN = re.compile(r"[()]|[^\s()]+")
+_STATE_FLAGS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced"}
+_ABILITIES = {"cleanable", "heatable", "coolable", "sliceable", "pickupable"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceGoal:
+    """`count` distinct objects of `object_type`, each with every flag, in one receptacle of `receptacle_type`."""
+
+    object_type: str
+    receptacle_type: str
+    flags: tuple[str, ...] = ()
+    """Among `clean`, `hot`, `cool`, `sliced`; sorted."""
+    abilities: tuple[str, ...] = ()
+    """Static predicates that the object must also have, such as `heatable`; sorted."""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookGoal:
+    """Hold an object of `object_type` where a toggled lamp of `lamp_type` is."""
+
+    object_type: str
+    lamp_type: str
+
+
+Goal = PlaceGoal | LookGoal
+
+
+def category(goal: Goal) -> str:
+    """Row of the result tables: `place`, `look`, `clean`, `heat`, `cool` or `two`."""
+    if isinstance(goal, LookGoal):
+        return "look"
+    if goal.count == 2:
+        return "two"
+    for flag, row in (("hot", "heat"), ("cool", "cool"), ("clean", "clean")):
+        if flag in goal.flags:
+            return row
+    return "place"
+
+
+def parse_goal(text: str) -> Goal:
+    """Read `(:goal ...)` (lower case). Raises UnsupportedFacts for one that is none of the six kinds."""
+    atoms = [_rename(*_flatten(part)) for part in _conjuncts(_nested(text)[1])]
+    goal = _place(atoms[0]) if len(atoms) == 1 else _look(atoms) if len(atoms) == 2 else None
+    if goal is None:
+        raise UnsupportedFacts(f"its goal is none of the known kinds: {' '.join(text.split())}")
+    return goal
+
+
+def _nested(text: str) -> list[Any]:
+    stack: list[list[Any]] = [[]]
+    for token in _GOAL_TOKEN.findall(text):
+        if token == "(":
+            stack.append([])
+        elif token == ")":
+            if len(stack) < 2:
+                raise ValueError("its goal has a closing bracket too many")
+            done = stack.pop()
+            stack[-1].append(done)
+        else:
+            stack[-1].append(token)
+    if len(stack) != 1 or len(stack[0]) != 1 or len(stack[0][0]) != 2 or stack[0][0][0] != ":goal":
+        raise ValueError(f"its goal is not one complete expression: {' '.join(text.split())[:200]}")
+    whole: list[Any] = stack[0][0]
+    return whole
+
+
+def _conjuncts(node: Any) -> list[Any]:
+    if isinstance(node, list) and node and node[0] == "and":
+        return [part for child in node[1:] for part in _conjuncts(child)]
+    return [node]
+
+
+def _flatten(node: Any) -> tuple[dict[str, str], list[list[Any]]]:
+    """The typed variables and the literals of nested `exists` and `and`."""
+    types: dict[str, str] = {}
+    literals: list[list[Any]] = []
+    for part in _conjuncts(node):
+        if isinstance(part, list) and len(part) == 3 and part[0] == "exists":
+            names: list[str] = []
+            tokens = iter(part[1])
+            for token in tokens:
+                if token == "-":
+                    kind = next(tokens, "")
+                    types.update(dict.fromkeys(names, kind))
+                    names = []
+                else:
+                    names.append(token)
+            inner_types, inner = _flatten(part[2])
+            types.update(inner_types)
+            literals.extend(inner)
+        elif isinstance(part, list):
+            literals.append(part)
+    return types, literals
+
+
+def _rename(types: dict[str, str], literals: list[list[Any]]) -> frozenset[tuple[str, ...]]:
+    """Literals with variables called by their type and order of appearance: `object0`, `object1`, `receptacle0`."""
+    seen: dict[str, str] = {}
+    for name, kind in types.items():
+        seen[name] = f"?{kind}{sum(other.startswith(f'?{kind}') for other in seen.values())}"
+    flat = []
+    for literal in literals:
+        words = ["not", *literal[1]] if literal[:1] == ["not"] and len(literal) == 2 else literal
+        flat.append(tuple(seen.get(str(word), str(word)) for word in words))
+    return frozenset(flat)
+
+
+def _place(atoms: frozenset[tuple[str, ...]]) -> Goal | None:
+    rest = set(atoms)
+    count = 1 + any(atom[:2] == ("not", "=") for atom in atoms)
+    kinds = {name: {a[2] for a in atoms if a[:2] == ("objecttype", name)} for name in ("?object0", "?object1")}
+    places = {a[2] for a in atoms if a[:2] == ("receptacletype", "?receptacle0")}
+    if len(kinds["?object0"]) != 1 or len(places) != 1:
+        return None
+    object_type, receptacle_type = kinds["?object0"].pop(), places.pop()
+    for number in range(count):
+        name = f"?object{number}"
+        needed = {("objecttype", name, object_type), ("inreceptacle", name, "?receptacle0")}
+        if not needed <= rest:
+            return None
+        rest -= needed
+    rest -= {("receptacletype", "?receptacle0", receptacle_type)}
+    rest -= {("not", "=", "?object0", "?object1"), ("not", "=", "?object1", "?object0")}
+    flags = sorted(_STATE_FLAGS[a[0]] for a in rest if a[0] in _STATE_FLAGS and a[1:] == ("?object0",))
+    abilities = sorted(a[0] for a in rest if a[0] in _ABILITIES and a[1:] == ("?object0",))
+    if len(flags) + len(abilities) != len(rest) or (count == 2 and rest):
+        return None
+    return PlaceGoal(
+        object_type=object_type,
+        receptacle_type=receptacle_type,
+        flags=tuple(flags),
+        abilities=tuple(abilities),
+        count=count,
+    )
+
+
+def _look(parts: list[frozenset[tuple[str, ...]]]) -> Goal | None:
+    # the lamp's half is the longer one, whichever is written first
+    lamp, thing = sorted(parts, key=len, reverse=True)
+    held = [atom[2] for atom in thing if atom[:2] == ("objecttype", "?object0")]
+    kind = [atom[2] for atom in lamp if atom[:2] == ("objecttype", "?object0")]
+    if len(held) != 1 or len(kind) != 1:
+        return None
+    if thing != {("objecttype", "?object0", held[0]), ("holds", "?agent0", "?object0")}:
+        return None
+    under_lamp = {
+        ("objecttype", "?object0", kind[0]),
+        ("toggleable", "?object0"),
+        ("istoggled", "?object0"),
+        ("receptacleatlocation", "?receptacle0", "?location0"),
+        ("atlocation", "?agent0", "?location0"),
+        ("inreceptacle", "?object0", "?receptacle0"),
+    }
+    return LookGoal(object_type=held[0], lamp_type=kind[0]) if lamp == under_lamp else None
+
+
+# Reading the two rule texts of a game: a PDDL domain and a TextWorld grammar, both down to digests by name.
+
+TASK_SIGN = "{TASK}"
+_TASK = re.compile(r'(?<=Your task is to: )((?:[^"\\]|\\.)*)(?=")')
+_GRAMMAR_TOKEN = re.compile(r'"""(?P<block>(?:.|\n)*?)"""|"(?P<text>[^"]*)"|(?P<word>::|[{};]|[\w/-]+)|#[^\n]*|\s+')
+_SYMBOL = re.compile(r"#([^#]+)#")
+_PDDL_TOKEN = re.compile(r"[()]|[^\s()]+")
+Rules = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """A TextWorld grammar: actions (template, feedback) by lower-case name, and production rules, as written."""
+
+    actions: dict[str, tuple[str, str]]
+    rules: Rules
+
+    def reachable(self, starts: list[str]) -> Rules:
+        """The rules that deriving `starts` can use."""
+        # TextWorld joins `[...]` lists with these; no text names them
+        todo = ["list_empty", "list_separator", "list_last_separator"]
+        todo += [name for text in starts for name in _SYMBOL.findall(text)]
+        found: Rules = {}
+        while todo:
+            name = todo.pop()
+            if name not in found and name in self.rules:
+                found[name] = self.rules[name]
+                todo += [symbol for rule in found[name] for symbol in _SYMBOL.findall(str(rule.get("rhs", "")))]
+        return found
+
+
+def split_task(grammar: str) -> tuple[str, str]:
+    """The task sentence, and the grammar with `{TASK}` in its place. Raises ValueError if there is none."""
+    match = _TASK.search(grammar)
+    if match is None:
+        raise ValueError("key 'grammar' has no \"Your task is to: ...\" sentence")
+    try:
+        task = json.loads(f'"{match.group(1)}"')
+    except json.JSONDecodeError as error:
+        raise ValueError(f"key 'grammar': the task sentence is not a JSON string: {error}") from error
+    return task, f"{grammar[: match.start()]}{TASK_SIGN}{grammar[match.end() :]}"
+
+
+@lru_cache(maxsize=16)
+def domain_digests(domain: str) -> dict[str, str]:
+    """Digest by action name, and of `:types`, `:constants`, `:derived`; comments, case and white space do not count.
+
+    Raises ValueError for a text that is not a complete PDDL domain.
+    """
+    text = "\n".join(line.split(";", 1)[0] for line in domain.lower().split("\n"))
+    digests: dict[str, str] = {}
+    depth = 0
+    words: list[str] = []
+    for token in _PDDL_TOKEN.findall(text):
+        depth += (token == "(") - (token == ")")
+        words.append(token)
+        # a section is whole at the bracket that leads back to depth 1
+        if depth > 1 or (depth == 1 and token != ")"):
+            continue
+        if depth < 0:
+            break
+        head = next((index for index, word in enumerate(words) if word.startswith(":")), -1)
+        if head >= 0 and words[head] == ":action":
+            digests[words[head + 1]] = digest(words[head + 1 :])
+        elif head >= 0 and words[head] in (":types", ":constants", ":derived"):
+            digests[words[head]] = digest(words[head:])
+        words = []
+    if depth != 0 or not digests:
+        raise ValueError("key 'pddl_domain' is not a complete PDDL domain; the text may be cut off")
+    return digests
+
+
+@lru_cache(maxsize=16)
+def parse_grammar(text: str) -> Grammar:
+    """Read a TextWorld grammar. Raises ValueError naming what cannot be read."""
+    actions: dict[str, tuple[str, str]] = {}
+    rules: Rules = {}
+    tokens = _tokens(text)
+    for kind, word in tokens:
+        if (kind, word) == ("word", "grammar"):
+            rules.update(_json_rules(_value(tokens, word)))
+        elif (kind, word) == ("word", "action"):
+            name = next(tokens, ("", ""))[1]
+            fields = {"template": "", "feedback": ""}
+            for inner, field in tokens:
+                if field == "}":
+                    break
+                if inner == "word" and field in ("template", "feedback", "grammar", "pddl"):
+                    fields[field] = _value(tokens, field)
+            rules.update(_json_rules(fields.get("grammar", "{}")))
+            actions[name.lower()] = fields["template"], fields["feedback"]
+        elif word != ";":
+            raise ValueError(f"key 'grammar' cannot be read near {word[:40]!r}; expected an action or a grammar")
+    return Grammar(actions=actions, rules=rules)
+
+
+def grammar_digests(grammar: Grammar) -> dict[str, str]:
+    """Digest by action (`action look`) and by rule; order and white space between rules do not count."""
+    found = {f"action {name}": digest(pair) for name, pair in grammar.actions.items()}
+    return found | {name: rule_digest(rule) for name, rule in grammar.rules.items()}
+
+
+def rule_digest(rule: list[dict[str, Any]]) -> str:
+    """Digest of one production rule."""
+    return digest([json.dumps(rule, sort_keys=True)])
+
+
+def digest(words: tuple[str, ...] | list[str]) -> str:
+    """The first 12 hex digits of SHA-256 over the words, a line each."""
+    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(text):
+        match = _GRAMMAR_TOKEN.match(text, position)
+        if match is None:
+            raise ValueError(f"key 'grammar' cannot be read near {text[position : position + 40]!r}")
+        position = match.end()
+        if match.lastgroup is not None:
+            yield match.lastgroup, match.group(match.lastgroup)
+
+
+def _value(tokens: Iterator[tuple[str, str]], field: str) -> str:
+    _, colons = next(tokens, ("", ""))
+    kind, value = next(tokens, ("", ""))
+    if colons != "::" or kind not in ("block", "text"):
+        raise ValueError(f"key 'grammar': {field} must be followed by :: and a quoted text, not {value[:40]!r}")
+    return value
+
+
+def _json_rules(block: str) -> Rules:
+    lines = (line for line in block.split("\n") if not line.lstrip().startswith("#"))
+    try:
+        rules = json.loads("\n".join(lines))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"key 'grammar': a block of rules is not JSON: {error}") from error
+    if not isinstance(rules, dict) or not all(isinstance(rule, list) for rule in rules.values()):
+        raise ValueError("key 'grammar': a block of rules must map names to lists")
+    return rules
+
+
+# Names that players see: `cabinet 6` for an id such as `cabinet_bar__plus_00_dot_65_bar_...`.
+
+
+def entity_names(order: Sequence[str]) -> dict[str, str]:
+    """Name every id, handing out each kind's numbers from the high end along `order`.
+
+    `order` is the sorted ids, or a shuffle of them (number shuffling). Ids without `_bar_` get no number but keep the
+    space before it, as in alfworld, so they cannot end a command that is matched after `strip()`.
+    """
+    kinds = {word: _kind(word) for word in order}
+    left = Counter(kind for kind in kinds.values() if kind is not None)
+    names: dict[str, str] = {}
+    for word in order:
+        kind = kinds[word]
+        if kind is None:
+            names[word] = f"{_plain(word)} "
+        else:
+            names[word] = f"{kind} {left[kind]}"
+            left[kind] -= 1
+    return names
+
+
+def shuffled(ids: Sequence[str], seed: int) -> list[str]:
+    """Sorted `ids` in the order that alfworld's shuffling gives after `random.seed(seed)`."""
+    order = sorted(ids)
+    # the same order as from the global generator, which stays as it is
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def _kind(word: str) -> str | None:
+    head, bar, _ = word.partition("_bar_")
+    if not bar:
+        return None
+    return _plain(head) + ("basin" if "basin" in word else "")
+
+
+@lru_cache(maxsize=1024)
+def _plain(text: str) -> str:
+    for code, sign in (("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ",")):
+        text = text.replace(code, sign)
+    return text
+
+
+def listing(names: Sequence[str]) -> str:
+    """`a mug 2, and a cup 1`: comma before `and` even for two; `nothing` when empty."""
+    if not names:
+        return "nothing"
+    if len(names) == 1:
+        return f"a {names[0]}"
+    return f"a {', a '.join(names[:-1])}, and a {names[-1]}"
+
+
+# A PDDL problem as typed facts by index: what a game is before it has names and words.
+
+_FACT = re.compile(r"\(([^()]*)\)")
+_PLAIN = re.compile(r"(?:\s*\([^()]*\))*\s*\)\s*")
+_TYPED = re.compile(r"(\S+)\s+-\s+(\S+)")
+_ARITY = {
+    "atlocation": 2,
+    "receptacleatlocation": 2,
+    "objectatlocation": 2,
+    "inreceptacle": 2,
+    "inreceptacleobject": 2,
+    "receptacletype": 2,
+    "objecttype": 2,
+    "cancontain": 2,
+    "holds": 2,
+    "holdsany": 1,
+    "openable": 1,
+    "opened": 1,
+    "isreceptacleobject": 1,
+    "pickupable": 1,
+    "cleanable": 1,
+    "heatable": 1,
+    "coolable": 1,
+    "toggleable": 1,
+    "sliceable": 1,
+    "isclean": 1,
+    "ishot": 1,
+    "iscool": 1,
+    "istoggled": 1,
+    "issliced": 1,
+    "ison": 1,
+    "checked": 1,
+    "examined": 1,
+    "moveable": 1,
+    "full": 1,
+    "wasinreceptacle": 2,
+    "isreceptacleobjectfull": 1,
+    "holdsanyreceptacleobject": 1,
+}
+Indices = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The facts of one game. Objects, receptacles and locations are indices into their sorted, lower-case ids."""
+
+    entities: tuple[str, ...]
+    """Every id that occurs in a fact, sorted: the ids that numbers are handed out to."""
+    objects: tuple[str, ...]
+    receptacles: tuple[str, ...]
+    locations: tuple[str, ...]
+    object_types: tuple[str, ...]
+    """By object, for example `mugtype`; empty where the problem gives none."""
+    receptacle_types: tuple[str, ...]
+    receptacle_location: Indices
+    """By receptacle; -1 where it stands nowhere."""
+    start: int
+    """The agent's first location."""
+    held: int
+    """The object in hand at the start, or -1."""
+    contents: tuple[Indices, ...]
+    """By receptacle: the objects in it at the start, ascending. An object may be in two receptacles."""
+    at: tuple[Indices, ...]
+    """By location: the objects that are said to be there at the start (not always where their receptacle is)."""
+    inside: tuple[Indices, ...]
+    """By object: other objects inside it; they never move."""
+    unary: dict[str, frozenset[int]]
+    """Objects by predicate: `pickupable`, `cleanable`, `heatable`, `coolable`, `toggleable`, `sliceable`,
+    `isreceptacleobject`, and the starting `isclean`, `ishot`, `iscool`, `issliced`, `istoggled`."""
+    openable: frozenset[int]
+    opened: frozenset[int]
+    can_contain: frozenset[tuple[str, str]]
+    """Pairs (receptacle type, object type)."""
+    goal: Goal
+
+    @cached_property
+    def receptacles_at(self) -> tuple[Indices, ...]:
+        """By location: its receptacles, ascending."""
+        at: list[list[int]] = [[] for _ in self.locations]
+        for receptacle, location in enumerate(self.receptacle_location):
+            if location >= 0:
+                at[location].append(receptacle)
+        return tuple(tuple(found) for found in at)
+
+    @cached_property
+    def goal_receptacles(self) -> Indices:
+        """The receptacles that a place goal names; none for a look goal."""
+        return tuple(self.receptacles_of(self.goal.receptacle_type)) if isinstance(self.goal, PlaceGoal) else ()
+
+    @cached_property
+    def goal_objects(self) -> frozenset[int]:
+        """Objects that can serve the goal: of its type, with its static abilities."""
+        found = frozenset(self.objects_of(self.goal.object_type))
+        for ability in self.goal.abilities if isinstance(self.goal, PlaceGoal) else ():
+            found &= self.unary[ability]
+        return found
+
+    def objects_of(self, kind: str) -> list[int]:
+        """Objects of a type, ascending."""
+        return [index for index, other in enumerate(self.object_types) if other == kind]
+
+    def receptacles_of(self, kind: str) -> list[int]:
+        """Receptacles of a type, ascending."""
+        return [index for index, other in enumerate(self.receptacle_types) if other == kind]
+
+
+def parse_problem(text: str) -> Problem:
+    """Read the PDDL text. Raises ValueError (damaged) or UnsupportedFacts (not modeled)."""
+    text = _without_comments(text).lower()
+    objects_at, init_at, goal_at = (_section(text, name) for name in (":objects", ":init", ":goal"))
+    if not objects_at < init_at < goal_at:
+        raise ValueError("the problem's sections must come in the order :objects, :init, :goal")
+    kinds = _typed_list(text[objects_at + len("(:objects") : init_at])
+    facts = _facts(text[init_at + len("(:init") : goal_at])
+    return _build(kinds, facts, parse_goal(_balanced(text, goal_at)))
+
+
+def _without_comments(text: str) -> str:
+    return "\n".join(line.split(";", 1)[0] for line in text.split("\n")) if ";" in text else text
+
+
+def _section(text: str, name: str) -> int:
+    found = text.find(f"({name}")
+    if found < 0:
+        raise ValueError(f"the problem has no ({name} ...) section")
+    return found
+
+
+def _balanced(text: str, start: int) -> str:
+    depth = 0
+    for match in re.compile(r"[()]").finditer(text, start):
+        depth += 1 if match.group() == "(" else -1
+        if depth == 0:
+            return text[start : match.end()]
+    raise ValueError("the problem's (:goal ...) section is not closed; the text may be cut off")
+
+
+def _typed_list(text: str) -> dict[str, str]:
+    text = text.rstrip().removesuffix(")")
+    pairs = _TYPED.findall(text)
+    # a type after every name: the pattern has read all of it
+    if len(text.split()) == 3 * len(pairs):
+        return dict(pairs)
+    kinds: dict[str, str] = {}
+    names: list[str] = []
+    tokens = iter(text.split())
+    for token in tokens:
+        if token == "-":
+            kinds.update(dict.fromkeys(names, next(tokens, "")))
+            names.clear()
+        else:
+            names.append(token)
+    if names:
+        raise ValueError(f"(:objects ...) gives no type for {names[0]!r}")
+    return kinds
+
+
+def _facts(text: str) -> dict[str, list[tuple[str, ...]]]:
+    if _PLAIN.fullmatch(text) is None:
+        rest = " ".join(_FACT.sub("", text).split())
+        raise UnsupportedFacts(f"its (:init ...) section is not a plain list of facts, near {rest[:80]!r}")
+    facts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for fact in _FACT.findall(text):
+        name, *arguments = fact.split() or [""]
+        facts[name].append(tuple(arguments))
+    for name, rows in facts.items():
+        if name not in _ARITY:
+            raise UnsupportedFacts(f"(:init ...) has the unknown predicate ({name} ...)")
+        if set(map(len, rows)) != {_ARITY[name]}:
+            wrong = next(row for row in rows if len(row) != _ARITY[name])
+            raise ValueError(f"fact ({name} {' '.join(wrong)}) needs {_ARITY[name]} arguments")
+    return facts
+
+
+def _build(kinds: dict[str, str], facts: dict[str, list[tuple[str, ...]]], goal: Goal) -> Problem:
+    entities = sorted({word for rows in facts.values() for row in rows for word in row})
+    for word in entities:
+        if word not in kinds:
+            raise ValueError(f"a fact names {word!r}, which (:objects ...) does not declare")
+    ids = {kind: [word for word in entities if kinds[word] == kind] for kind in ("object", "receptacle", "location")}
+    index = {word: number for names in ids.values() for number, word in enumerate(names)}
+    of = _Reader(facts, kinds, index)
+    where = of.function("receptacleatlocation", "receptacle", "location")
+    held = of.pairs("holds", "agent", "object")
+    start = of.pairs("atlocation", "agent", "location")
+    if len(start) != 1 or len(held) > 1 or bool(held) != bool(facts.get("holdsany")):
+        raise UnsupportedFacts("it must start with one agent at one location, holding at most one object")
+    return Problem(
+        entities=tuple(entities),
+        objects=tuple(ids["object"]),
+        receptacles=tuple(ids["receptacle"]),
+        locations=tuple(ids["location"]),
+        object_types=of.types("objecttype", ids["object"]),
+        receptacle_types=of.types("receptacletype", ids["receptacle"]),
+        receptacle_location=tuple(where.get(number, -1) for number in range(len(ids["receptacle"]))),
+        start=start[0][1],
+        held=held[0][1] if held else -1,
+        contents=_groups(of.pairs("inreceptacle", "object", "receptacle"), len(ids["receptacle"])),
+        at=_groups(of.pairs("objectatlocation", "object", "location"), len(ids["location"])),
+        inside=_groups(
+            [(a, b) for a, b in of.pairs("inreceptacleobject", "object", "object") if a != b], len(ids["object"])
+        ),
+        unary={name: of.members(name, "object") for name in _OBJECT_PREDICATES},
+        openable=of.members("openable", "receptacle"),
+        opened=of.members("opened", "receptacle"),
+        can_contain=frozenset((row[0], row[1]) for row in facts.get("cancontain", ())),
+        goal=goal,
+    )
+
+
+_OBJECT_PREDICATES = (
+    *("pickupable", "cleanable", "heatable", "coolable", "toggleable", "sliceable", "isreceptacleobject"),
+    *("isclean", "ishot", "iscool", "issliced", "istoggled"),
+)
+
+
+class _Reader:
+    """Facts as index pairs, each argument checked against its declared type."""
+
+    def __init__(self, facts: dict[str, list[tuple[str, ...]]], kinds: dict[str, str], index: dict[str, int]) -> None:
+        self.facts, self.kinds, self.index = facts, kinds, index
+
+    def number(self, name: str, word: str, kind: str) -> int:
+        if self.kinds[word] != kind:
+            raise ValueError(
+                f"fact ({name} ... {word}) needs a {kind}, but (:objects ...) declares a {self.kinds[word]}"
+            )
+        # agents have no index: there is only one
+        return self.index.get(word, 0)
+
+    def pairs(self, name: str, first: str, second: str) -> list[tuple[int, int]]:
+        rows = self.facts.get(name, ())
+        return [(self.number(name, a, first), self.number(name, b, second)) for a, b in rows]
+
+    def members(self, name: str, kind: str) -> frozenset[int]:
+        return frozenset(self.number(name, row[0], kind) for row in self.facts.get(name, ()))
+
+    def function(self, name: str, first: str, second: str) -> dict[int, int]:
+        values: dict[int, int] = {}
+        for a, b in self.pairs(name, first, second):
+            if values.setdefault(a, b) != b:
+                raise UnsupportedFacts(f"({name} ...) gives one {first} two {second}s")
+        return values
+
+    def types(self, name: str, ids: list[str]) -> tuple[str, ...]:
+        found: dict[str, str] = {}
+        for word, kind in self.facts.get(name, ()):
+            if found.setdefault(word, kind) != kind:
+                raise UnsupportedFacts(f"{word} has two types, {found[word]} and {kind}")
+        return tuple(found.get(word, "") for word in ids)
+
+
+def _groups(pairs: list[tuple[int, int]], size: int) -> tuple[Indices, ...]:
+    groups: list[set[int]] = [set() for _ in range(size)]
+    for member, group in pairs:
+        groups[group].add(member)
+    return tuple(tuple(sorted(group)) for group in groups)

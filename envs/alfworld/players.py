@@ -1,0 +1,430 @@
+"""Experts for ALFWorld: one that knows the whole state, one that only knows what it has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from turngym.envs.alfworld.engine import NativeEngine
+from turngym.envs.alfworld.pddl import Indices, LookGoal, PlaceGoal
+from turngym.envs.alfworld.priors import load_priors
+
+# What a player knows of a game: everything (the state itself), or only what it has seen so far.
+
+HEAT, COOL, CLEAN = "heat", "cool", "clean"
+
+
+@dataclass(slots=True, kw_only=True)
+class Knowledge:
+    """Where objects are and what was done to them, as far as the player knows. Indices are those of `Problem`."""
+
+    contents: dict[int, Indices] = field(default_factory=dict)
+    """Receptacles whose contents are known; every other one is unseen."""
+    complete: bool = False
+    """Whether this is the whole state: locations and doors far away included."""
+    clean: set[int] = field(default_factory=set)
+    hot: set[int] = field(default_factory=set)
+    cool: set[int] = field(default_factory=set)
+    toggled: set[int] = field(default_factory=set)
+
+    def has(self, thing: int, flag: str) -> bool:
+        """Whether `thing` is known to be `clean`, `hot` or `cool`."""
+        flags: dict[str, set[int]] = {"clean": self.clean, "hot": self.hot, "cool": self.cool}
+        return thing in flags.get(flag, ())
+
+    def places(self, things: Collection[int]) -> list[tuple[int, int]]:
+        """Known (object, receptacle) pairs of `things`, by receptacle, then object."""
+        return [(o, r) for r in sorted(self.contents) for o in self.contents[r] if o in things]
+
+    def holders(self, things: Collection[int]) -> list[int]:
+        """Known receptacles that hold any of `things`, ascending."""
+        return [r for r in sorted(self.contents) if any(o in things for o in self.contents[r])]
+
+    def together(self, engine: NativeEngine, first: int, second: int) -> bool:
+        """Whether two receptacles are known to share a location."""
+        if self.complete:
+            where = engine.problem.receptacle_location
+            return where[first] == where[second]
+        here = here_now(engine)
+        return first == second or (first in here and second in here)
+
+    def closed(self, engine: NativeEngine, receptacle: int) -> bool:
+        """Whether `receptacle` is closed; one that was never visited is taken to be as its type usually is."""
+        if self.complete or receptacle in self.contents or receptacle in here_now(engine):
+            return not accessible(engine, receptacle)
+        return usually_closed(engine.problem.receptacle_types[receptacle])
+
+
+def full_knowledge(engine: NativeEngine) -> Knowledge:
+    """Everything: the privileged view."""
+    state = engine.state
+    return Knowledge(
+        complete=True,
+        contents=dict(enumerate(state.contents)),
+        clean=set(state.clean),
+        hot=set(state.hot),
+        cool=set(state.cool),
+        toggled=set(state.toggled),
+    )
+
+
+class Memory:
+    """What could be read from the observations so far; `observe` after every step of the engine.
+
+    A receptacle is seen when the agent goes to, opens or examines it while it is not closed. States of objects are
+    known from the player's own heating, cooling and cleaning: the game does not say that something in the fridge is
+    cool already.
+    """
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self.known = Knowledge()
+        self._location = engine.state.location
+        self._opened = frozenset(engine.state.opened)
+        self._receptacles = engine.game.receptacle_index
+        self._objects = engine.game.object_index
+
+    def observe(self, action: str, engine: NativeEngine) -> None:
+        """Learn from `action`, which `engine` has just played (whether or not it was admissible)."""
+        verb, _, rest = action.strip().partition(" ")
+        receptacle = self._receptacles.get(rest.removeprefix("to ") if verb == "go" else rest)
+        here = here_now(engine)
+        if receptacle is not None and receptacle in here and accessible(engine, receptacle):
+            # the words do not tell whether the game took the action; only a change of its state does
+            arrived = verb == "go" and self._location != engine.state.location
+            opened = verb == "open" and receptacle not in self._opened
+            if arrived or opened or verb == "examine":
+                # only the mark that it was seen: the loop below fills in what it holds
+                self.known.contents[receptacle] = ()
+        for seen in here:
+            if seen in self.known.contents and accessible(engine, seen):
+                self.known.contents[seen] = engine.state.contents[seen]
+        self._learn_flags(verb, rest, engine)
+        self._location = engine.state.location
+        self._opened = frozenset(engine.state.opened)
+
+    def _learn_flags(self, verb: str, rest: str, engine: NativeEngine) -> None:
+        thing = self._objects.get(rest.partition(" with ")[0])
+        if thing is None:
+            return
+        known, state = self.known, engine.state
+        if verb == HEAT and thing in state.hot:
+            known.hot.add(thing)
+            known.cool.discard(thing)
+        elif verb == COOL and thing in state.cool:
+            known.cool.add(thing)
+            known.hot.discard(thing)
+        elif verb == CLEAN and thing in state.clean:
+            known.clean.add(thing)
+        elif verb == "use" and thing in state.toggled:
+            known.toggled.add(thing)
+
+
+def here_now(engine: NativeEngine) -> Indices:
+    """Receptacles at the agent's location: the ones that `examine` is admissible for."""
+    return engine.problem.receptacles_at[engine.state.location]
+
+
+def accessible(engine: NativeEngine, receptacle: int) -> bool:
+    """Whether its contents can be seen and changed by an agent that stands there."""
+    return receptacle not in engine.problem.openable or receptacle in engine.state.opened
+
+
+@cache
+def usually_closed(kind: str) -> bool:
+    """Whether most receptacles of a type (`cabinettype`) can be opened in real games."""
+    return any(share > 0.5 and f"{name.lower()}type" == kind for name, share in load_priors().openable.items())
+
+
+Search = Callable[[NativeEngine, Knowledge, str], int | None]
+"""Picks the next unseen receptacle to look into for an object type; None when nothing is left."""
+
+# The next action towards the goal, from any state, for a player with the given knowledge.
+
+APPLIANCES = {
+    "clean": ("clean", ("sinkbasintype", "sinktype")),
+    "hot": ("heat", ("microwavetype",)),
+    "cool": ("cool", ("fridgetype",)),
+}
+"""Goal flag to verb and receptacle types."""
+
+
+class Planner:
+    """One decision: built for a state and a knowledge, asked once, thrown away."""
+
+    def __init__(self, engine: NativeEngine, known: Knowledge, search: Search) -> None:
+        self.engine, self.known, self.search = engine, known, search
+        self.problem, self.state = engine.problem, engine.state
+
+    def next_action(self) -> str | None:
+        """An admissible action; None when the game is won or the player sees no way on."""
+        if self.engine.won:
+            return None
+        goal = self.problem.goal
+        return self._look(goal) if isinstance(goal, LookGoal) else self._place(goal)
+
+    def _look(self, goal: LookGoal) -> str | None:
+        held, problem = self.state.held, self.problem
+        if held < 0:
+            targets = problem.objects_of(goal.object_type)
+            return self._fetch([(o, r) for o, r in self.known.places(targets) if self._movable(o)], goal.object_type)
+        if problem.object_types[held] != goal.object_type:
+            return self._drop()
+        lamps = [o for o in problem.objects_of(goal.lamp_type) if o in problem.unary["toggleable"]]
+        lit = self.known.holders(self.known.toggled.intersection(lamps))
+        spots = lit or self.known.holders(lamps)
+        if not spots:
+            return self._seek(goal.lamp_type)
+        spot = self._nearest(spots)
+        if spot not in here_now(self.engine):
+            return f"go to {self._receptacle(spot)}"
+        lamp = next(o for o in self.known.contents[spot] if o in lamps)
+        return f"use {self._object(lamp)}"
+
+    def _place(self, goal: PlaceGoal) -> str | None:
+        held, problem = self.state.held, self.problem
+        targets = [o for o in problem.objects_of(goal.object_type) if self._able(o, goal)]
+        spots = problem.receptacles_of(goal.receptacle_type)
+        done = {r: self._done(r, targets, goal) for r in spots}
+        if goal.count > 1 and any(done.values()):  # both must end in the same one: stay with the fullest
+            spots = [max(spots, key=lambda r: (len(done[r]), -r))]
+        if held < 0:
+            placed = {(o, r) for r in spots for o in done[r]}
+            options = [(o, r) for o, r in self.known.places(targets) if (o, r) not in placed and self._movable(o)]
+            return self._fetch(self._cheapest(options, spots, goal), goal.object_type)
+        if held not in targets:
+            return self._drop()
+        for flag in goal.flags:
+            if not self.known.has(held, flag):
+                return self._treat(held, flag)
+        return self._put(held, [r for r in spots if self._fits(r, held)])
+
+    def _able(self, thing: int, goal: PlaceGoal) -> bool:
+        return all(thing in self.problem.unary[name] for name in goal.abilities)
+
+    def _movable(self, thing: int) -> bool:
+        return thing in self.problem.unary["pickupable"]
+
+    def _done(self, receptacle: int, targets: Collection[int], goal: PlaceGoal) -> list[int]:
+        inside = self.known.contents.get(receptacle, ())
+        return [o for o in inside if o in targets and all(self.known.has(o, flag) for flag in goal.flags)]
+
+    def _cheapest(
+        self, options: Sequence[tuple[int, int]], spots: Sequence[int], goal: PlaceGoal
+    ) -> list[tuple[int, int]]:
+        """The option whose whole trip (fetch, treat, bring) takes the fewest actions; the first of equals."""
+        return sorted(options, key=lambda option: self._trip(option[0], option[1], spots, goal))[:1]
+
+    def _trip(self, thing: int, receptacle: int, spots: Sequence[int], goal: PlaceGoal) -> int:
+        cost, place = self._steps_to(None, receptacle) + 1, receptacle
+        for flag in (flag for flag in goal.flags if not self.known.has(thing, flag)):
+            machines = [r for kind in APPLIANCES[flag][1] for r in self.problem.receptacles_of(kind)]
+            near = next((r for r in machines if self._together(place, r)), None)
+            cost += 1 + (near is None)
+            place = near if near is not None else machines[0] if machines else place
+        # a door that is opened to take something out stays open
+        doors = [self._steps_to(place, r) - (r == receptacle and self._closed(r)) for r in spots]
+        return cost + min(doors, default=0)
+
+    def _steps_to(self, place: int | None, receptacle: int) -> int:
+        """Actions from `place` (a receptacle; None: where the agent is) until `receptacle` is open before the agent."""
+        return int(not self._together(place, receptacle)) + int(self._closed(receptacle))
+
+    def _together(self, place: int | None, receptacle: int) -> bool:
+        if place is None:
+            return receptacle in here_now(self.engine)
+        return self.known.together(self.engine, place, receptacle)
+
+    def _closed(self, receptacle: int) -> bool:
+        return self.known.closed(self.engine, receptacle)
+
+    def _nearest(self, receptacles: Sequence[int]) -> int:
+        """The one that takes the fewest actions to stand before, open; the first of equals."""
+        return min(receptacles, key=lambda r: self._steps_to(None, r))
+
+    def _fetch(self, options: Sequence[tuple[int, int]], kind: str) -> str | None:
+        if not options:
+            return self._seek(kind)
+        thing, receptacle = min(options, key=lambda option: self._steps_to(None, option[1]))
+        way = self._approach(receptacle)
+        return way or f"take {self._object(thing)} from {self._receptacle(receptacle)}"
+
+    def _seek(self, kind: str) -> str | None:
+        receptacle = self.search(self.engine, self.known, kind)
+        if receptacle is None:
+            return None
+        return self._approach(receptacle) or f"examine {self._receptacle(receptacle)}"
+
+    def _treat(self, thing: int, flag: str) -> str | None:
+        verb, kinds = APPLIANCES[flag]
+        machines = [r for kind in kinds for r in self.problem.receptacles_of(kind)]
+        if not machines:
+            return None
+        here = here_now(self.engine)
+        machine = next((r for r in machines if r in here), machines[0])
+        # standing there is enough: the rules need no open door for heating, cooling and cleaning
+        if machine not in here:
+            return f"go to {self._receptacle(machine)}"
+        return f"{verb} {self._object(thing)} with {self._receptacle(machine)}"
+
+    def _put(self, thing: int, spots: Sequence[int]) -> str | None:
+        if not spots:
+            return None
+        spot = self._nearest(spots)
+        return self._approach(spot) or f"move {self._object(thing)} to {self._receptacle(spot)}"
+
+    def _drop(self) -> str | None:
+        """Put what is in hand and of no use into the nearest receptacle that takes it."""
+        held = self.state.held
+        return self._put(held, [r for r in range(len(self.problem.receptacles)) if self._fits(r, held)])
+
+    def _fits(self, receptacle: int, thing: int) -> bool:
+        problem = self.problem
+        kinds = (problem.receptacle_types[receptacle], problem.object_types[thing])
+        return problem.receptacle_location[receptacle] >= 0 and kinds in problem.can_contain
+
+    def _approach(self, receptacle: int) -> str | None:
+        """The next step on the way to an open `receptacle`; None when it is reached."""
+        if receptacle not in here_now(self.engine):
+            return f"go to {self._receptacle(receptacle)}"
+        return f"open {self._receptacle(receptacle)}" if self._closed(receptacle) else None
+
+    def _receptacle(self, receptacle: int) -> str:
+        return self.engine.game.receptacle_names[receptacle]
+
+    def _object(self, thing: int) -> str:
+        return self.engine.game.object_names[thing]
+
+
+def next_action(engine: NativeEngine) -> str | None:
+    """The next admissible action towards the goal, from any state, with knowledge of the whole state.
+
+    It undoes what is in the way (something useless in hand), keeps what is done (an object already hot, one of two
+    placed) and takes the shortest of the trips it knows of. None when the game is won or cannot be won.
+    """
+    return Planner(engine, full_knowledge(engine), _nothing_to_search).next_action()
+
+
+def _nothing_to_search(_engine: NativeEngine, _known: Knowledge, _kind: str) -> int | None:
+    return None
+
+
+class SearchingExpert:
+    """An expert that only knows what the agent has seen: a player without privileges can learn to do the same.
+
+    Call `observe(action, engine)` after every step, also of actions that others chose. The choice is a function of the
+    visible history alone: take the target as soon as it is seen; else look into the next unseen receptacle, receptacle
+    types in the order of `search_order`, receptacles of one type in the order of the room line; those at the agent's
+    own location first, if the target may be there.
+    """
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self.memory = Memory(engine)
+
+    def observe(self, action: str, engine: NativeEngine) -> None:
+        """Learn from a step that was just played."""
+        self.memory.observe(action, engine)
+
+    def next_action(self, engine: NativeEngine) -> str | None:
+        """The next admissible action; None when the game is won or everything was searched in vain."""
+        return Planner(engine, self.memory.known, next_unseen).next_action()
+
+
+class SearchingPlayer:
+    """The searching expert as a player of one episode: it follows the engine it was made for."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine = engine
+        self._expert = SearchingExpert(engine)
+
+    def observe(self, action: str) -> None:
+        self._expert.observe(action, self._engine)
+
+    def act(self) -> str | None:
+        return self._expert.next_action(self._engine)
+
+
+def next_unseen(engine: NativeEngine, known: Knowledge, kind: str) -> int | None:
+    """The next receptacle to look into for an object of `kind` (`mugtype`)."""
+    problem = engine.problem
+    here = here_now(engine)
+    order = search_order(kind)
+    unseen = [r for r, location in enumerate(problem.receptacle_location) if location >= 0 and r not in known.contents]
+
+    def rank(receptacle: int) -> tuple[bool, int, int]:
+        place = order.get(problem.receptacle_types[receptacle], len(order))
+        return (receptacle not in here or place == len(order), place, receptacle)
+
+    return min(unseen, key=rank, default=None)
+
+
+@cache
+def search_order(kind: str) -> dict[str, int]:
+    """Receptacle types (`fridgetype`), best first: objects of `kind` that one holds in real games, per action to look.
+
+    Going there is one action, opening a second. Types in which none was ever found are absent: they come last.
+    """
+    priors = load_priors()
+    name = next((n for n in priors.anywhere if f"{n.lower()}type" == kind), None)
+    if name is None:
+        return {}
+    counts = priors.anywhere[name]
+    worth = {p: count / priors.receptacles[p] / (1 + (priors.openable[p] > 0.5)) for p, count in counts.items()}
+    ranked = sorted(worth, key=lambda place: (-worth[place], place))
+    return {f"{place.lower()}type": rank for rank, place in enumerate(ranked)}
+
+
+# Plausible mistakes: the commands of a player that misremembers where things are and what it holds.
+
+
+def plausible_mistake(engine: NativeEngine, rng: np.random.Generator) -> str:
+    """A well-formed command about this house that may be impossible now; the goal's objects are named most often."""
+    return _VERBS[int(rng.choice(len(_VERBS), p=_SHARES))](engine, rng)
+
+
+def _go(engine: NativeEngine, rng: np.random.Generator) -> str:
+    return f"go to {_pick(rng, engine.game.receptacle_names)}"
+
+
+def _take(engine: NativeEngine, rng: np.random.Generator) -> str:
+    return f"take {_thing(engine, rng)} from {_place(engine, rng)}"
+
+
+def _move(engine: NativeEngine, rng: np.random.Generator) -> str:
+    return f"move {_thing(engine, rng)} to {_place(engine, rng)}"
+
+
+def _treat(engine: NativeEngine, rng: np.random.Generator) -> str:
+    return f"{_pick(rng, ('clean', 'heat', 'cool'))} {_thing(engine, rng)} with {_place(engine, rng)}"
+
+
+def _open(engine: NativeEngine, rng: np.random.Generator) -> str:
+    return f"{_pick(rng, ('open', 'close'))} {_place(engine, rng)}"
+
+
+def _use(engine: NativeEngine, rng: np.random.Generator) -> str:
+    return f"use {_thing(engine, rng)}"
+
+
+_SHARES = (0.35, 0.3, 0.1, 0.1, 0.1, 0.05)
+_VERBS: tuple[Callable[[NativeEngine, np.random.Generator], str], ...] = (_go, _take, _move, _treat, _open, _use)
+
+
+def _thing(engine: NativeEngine, rng: np.random.Generator) -> str:
+    names, goal = engine.game.object_names, sorted(engine.problem.goal_objects)
+    if goal and rng.random() < 0.5:
+        return names[goal[int(rng.integers(len(goal)))]]
+    return _pick(rng, names)
+
+
+def _place(engine: NativeEngine, rng: np.random.Generator) -> str:
+    names, here = engine.game.receptacle_names, engine.problem.receptacles_at[engine.state.location]
+    if here and rng.random() < 0.6:
+        return names[here[int(rng.integers(len(here)))]]
+    return _pick(rng, names)
+
+
+def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
+    return options[int(rng.integers(len(options)))]

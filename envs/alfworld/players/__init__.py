@@ -1,1 +1,0 @@
-"""Experts for ALFWorld, what they know, and plausible mistakes."""

@@ -1,0 +1,331 @@
+"""Counts measured from the real train games (priors.json), indexed the way the generator and the expert ask."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from turngym.envs.core.errors import TaskError
+
+# Settings of generated ALFWorld games, and the named presets.
+
+Part = Literal["train", "eval"]
+TASK_TYPES = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+ROOMS = ("kitchen", "living", "bedroom", "bathroom")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorConfig:
+    """What kind of games are generated. The same name, version, part and number give the same bytes."""
+
+    name: str
+    """Part of the task id; a configuration of your own needs a name of its own."""
+    version: int = 1
+    """Counts changes of the generator; part of the seed."""
+    mix: tuple[tuple[str, float], ...] | None = None
+    """(task type, weight) pairs; None takes the frequencies of the real train games."""
+    rooms: tuple[str, ...] = ROOMS
+    """Room kinds that may be drawn (the task decides among them)."""
+    receptacle_caps: tuple[tuple[str, int], ...] | None = None
+    """(receptacle type, at most how many) pairs that small houses are built from; None takes real layouts."""
+    receptacles: tuple[int, int] = (6, 9)
+    """Fewest and most receptacles of a small house (with `receptacle_caps`)."""
+    object_types: tuple[str, ...] | None = None
+    """Object types that may occur; None allows all measured ones."""
+    objects: tuple[int, int] | None = None
+    """Fewest and most objects; None draws each type's number as in real games."""
+    instances: int = 7
+    """At most how many objects of one type."""
+    crowd: int = 26
+    """At most how many objects in one receptacle (and never more than real games have in one of its type)."""
+    shared: float = 1.0
+    """How often receptacles share a location, as a multiple of real games."""
+    jitter: float = 0.25
+    """Chance that a receptacle type of a real layout gets one more or one fewer."""
+    mixed_openable: bool = True
+    """Whether some cabinets, drawers and safes cannot be opened, as in real games; else the type decides."""
+    oddities: bool = True
+    """Objects in other objects, and objects that are cool from the start, as often as in real games."""
+    expert_steps: int = 40
+    """A game is kept only if the expert wins it within so many steps."""
+    train_size: int = 5000
+    """Training instances that are listed (5,000 in TurnOPD); any larger number can be asked for by id."""
+    eval_size: int = 300
+    """Evaluation instances that are listed (300 in TurnOPD)."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
+            raise TaskError(f"generator name {self.name!r}: use letters, digits, - and _")
+        for room in self.rooms:
+            if room not in ROOMS:
+                raise TaskError(f"generator {self.name!r}: unknown room {room!r}; known: {', '.join(ROOMS)}")
+        for task, weight in self.mix or ():
+            if task not in TASK_TYPES:
+                raise TaskError(f"generator {self.name!r}: unknown task type {task!r}; known: {', '.join(TASK_TYPES)}")
+            if weight < 0:
+                raise TaskError(f"generator {self.name!r}: weight of {task} is {weight}; it must be 0 or more")
+        for low, high in (self.receptacles, self.objects or (1, 1)):
+            if not 1 <= low <= high:
+                raise TaskError(f"generator {self.name!r}: range ({low}, {high}) must have 1 <= fewest <= most")
+
+    def size(self, part: Part) -> int:
+        """How many instances of `part` are listed."""
+        return self.train_size if part == "train" else self.eval_size
+
+
+SMALL = GeneratorConfig(
+    name="small",
+    mix=tuple((task, 1.0) for task in TASK_TYPES),
+    rooms=("kitchen", "bedroom"),
+    receptacle_caps=(
+        ("Bed", 1),
+        ("Cabinet", 3),
+        ("CounterTop", 1),
+        ("Desk", 1),
+        ("DiningTable", 1),
+        ("Drawer", 3),
+        ("Fridge", 1),
+        ("GarbageCan", 1),
+        ("Microwave", 1),
+        ("Safe", 1),
+        ("Shelf", 2),
+        ("SideTable", 1),
+        ("SinkBasin", 1),
+    ),
+    object_types=(
+        *("Apple", "Bowl", "Bread", "Cup", "Egg", "Lettuce", "Mug", "Plate", "Potato", "Spoon", "Tomato"),
+        *("AlarmClock", "Book", "CD", "CellPhone", "CreditCard", "DeskLamp", "KeyChain", "Pen", "Pencil", "Pillow"),
+    ),
+    objects=(5, 8),
+    instances=2,
+    crowd=3,
+    shared=0.3,
+    mixed_openable=False,
+    oddities=False,
+    expert_steps=20,
+)
+"""Kitchens and bedrooms with 6 to 9 receptacles and 5 to 8 objects: the quickstart's houses."""
+FULL = GeneratorConfig(name="full")
+"""Houses like the real ones: receptacles, objects, tasks and oddities at the measured frequencies."""
+PRESETS = {config.name: config for config in (SMALL, FULL)}
+
+
+def preset(name: str) -> GeneratorConfig:
+    """The preset called `name`. Raises TaskError with the nearest names."""
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TaskError(f"no generator preset {name!r}{hint} Presets: {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def describe(config: GeneratorConfig) -> dict[str, object]:
+    """All settings as JSON-able values, for hashes and reports."""
+    return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+Weights = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """One kind of task: what to bring where, in which room, and how often the train games ask for it."""
+
+    task: str
+    room: str
+    target: str
+    destination: str
+    """A receptacle type, or the lamp of a look task."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Priors:
+    """All counts; type names as in PDDL without the `Type` suffix. In order everywhere: sorted, never by hash.
+
+    Equal only to itself, so that what is derived from a table can be cached under it.
+    """
+
+    rooms: Weights
+    tasks: tuple[TaskRow, ...]
+    scenes: Mapping[str, tuple[tuple[Mapping[str, int], int], ...]]
+    """Room to (receptacle multiset, games) pairs."""
+    number: Mapping[str, Mapping[str, Mapping[int, int]]]
+    """Room, object type: how many games have how many of it standing in receptacles."""
+    placed: Mapping[str, Mapping[str, Weights]]
+    """Room, object type: receptacle types it stood in at the start."""
+    anywhere: Mapping[str, Weights]
+    """Object type: the same over all rooms."""
+    shared: Mapping[str, tuple[tuple[tuple[str, ...], float], ...]]
+    """Room to (receptacle types at one location, groups per game) pairs."""
+    receptacles: Weights
+    """How many receptacles of a type all train games have together."""
+    openable: Mapping[str, float]
+    """Share of the receptacles of a type that can be opened."""
+    can_contain: Mapping[str, tuple[str, ...]]
+    most_objects: Mapping[str, int]
+    flags: Mapping[str, frozenset[str]]
+    """`pickupable`, `cleanable`, ...: object types that have it."""
+    nested: tuple[tuple[tuple[str, str], int], ...]
+    """((inner, outer), count) pairs."""
+    nested_per_game: float
+    cool_in_fridge: float
+    """Share of the coolable objects in fridges that are cool from the start."""
+    sentences: Mapping[str, Weights]
+
+
+@cache
+def load_priors() -> Priors:
+    """The shipped table, read once."""
+    raw = json.loads((resources.files("turngym.envs.alfworld") / "data" / "priors.json").read_text(encoding="utf-8"))
+    placed = {room: _split_pairs(pairs) for room, pairs in raw["placed"].items()}
+    nested = tuple(((k.split()[0], k.split()[1]), v) for k, v in raw["nested"].items())
+    cool, fridge = raw["cool_in_fridge"]
+    return Priors(
+        rooms=raw["rooms"],
+        tasks=tuple(_task_rows(raw["tasks"])),
+        scenes={room: tuple(_scenes(rows)) for room, rows in raw["scenes"].items()},
+        number={room: _numbers(rows) for room, rows in raw["number"].items()},
+        placed=placed,
+        anywhere=_sum_rooms(placed),
+        shared={room: _shared(rows, raw["rooms"][room]) for room, rows in raw["shared_location"].items()},
+        receptacles={name: total for name, (_, total) in raw["openable"].items()},
+        openable={name: yes / total for name, (yes, total) in raw["openable"].items()},
+        can_contain={name: tuple(types) for name, types in raw["can_contain"].items()},
+        most_objects=raw["most_objects"],
+        flags={name: frozenset(types) for name, types in raw["flags"].items()},
+        nested=nested,
+        nested_per_game=sum(n for _, n in nested) / raw["games"],
+        cool_in_fridge=cool / fridge,
+        sentences=raw["sentences"],
+    )
+
+
+def _task_rows(raw: Mapping[str, Mapping[str, int]]) -> list[TaskRow]:
+    rows = []
+    for task, counts in raw.items():
+        for words, count in counts.items():
+            room, target, destination = words.split()
+            rows.append(TaskRow(task=task, room=room, target=target, destination=destination, count=count))
+    return rows
+
+
+def _scenes(rows: Mapping[str, int]) -> list[tuple[Mapping[str, int], int]]:
+    return [({k: int(v) for k, v in (pair.split(":") for pair in words.split())}, n) for words, n in rows.items()]
+
+
+def _shared(rows: Mapping[str, int], games: int) -> tuple[tuple[tuple[str, ...], float], ...]:
+    return tuple((tuple(words.split()), count / games) for words, count in rows.items())
+
+
+def _numbers(rows: Mapping[str, int]) -> dict[str, dict[int, int]]:
+    return {name: {int(n): c for n, c in counts.items()} for name, counts in _split_pairs(rows).items()}
+
+
+def _split_pairs(pairs: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = {}
+    for words, count in pairs.items():
+        first, second = words.split()
+        table.setdefault(first, {})[second] = count
+    return table
+
+
+def _sum_rooms(placed: Mapping[str, Mapping[str, Weights]]) -> dict[str, dict[str, int]]:
+    table: dict[str, dict[str, int]] = {}
+    for rows in placed.values():
+        for name, counts in rows.items():
+            for receptacle, count in counts.items():
+                entry = table.setdefault(name, {})
+                entry[receptacle] = entry.get(receptacle, 0) + count
+    return table
+
+
+# Every name and phrase that can occur in the games of a configuration, for phrase tokenizers of tiny models.
+
+ROOM = (
+    "-= Welcome to TextWorld, ALFRED! =-\n\n",
+    "You are in the middle of a room. Looking quickly around you, you see ",
+    "\n\nYour task is to: ",
+    *(".", "a ", ", a ", ", and a ", "nothing", "nothing.", "Nothing happens."),
+)
+ACTIONS = (
+    *("look", "inventory", "help", "go to ", "open ", "close ", "examine ", "use "),
+    *("take ", " from ", "move ", " to ", "heat ", "cool ", "clean ", "slice ", " with "),
+)
+FEEDBACK = (
+    *("You arrive at ", ". On the ", ", you see ", ". The ", "On the ", "The ", " is closed.", " is open. In it"),
+    *("You open the ", "You close the ", "You pick up the ", " from the ", "You move the ", " to the "),
+    *("You heat the ", "You cool the ", "You clean the ", " using the ", "You sliced the ", " with the "),
+    *("You turn on the ", "You are carrying: a ", "You are not carrying anything."),
+    *("You are facing the ", ", and ", ", ", ". Next to it", "There's nothing special about "),
+    *("This is a ", "normal ", ". In it", "hot ", "cool ", "cold ", "clean ", "sliced ", "hot and clean "),
+    *("cool and clean ", "hot and clean sliced ", "cool and clean sliced ", "clean sliced ", "hot sliced "),
+    *("cool sliced ", "This ", " is on.", " is off."),
+)
+
+
+def vocabulary(config: GeneratorConfig) -> list[str]:
+    """Sorted phrases into which every task, observation and command of `config`'s games can be cut.
+
+    Each entity name (`cabinet 3`) and each type word (`cabinet`) is one phrase; the answer to `help` is left out.
+    """
+    priors = load_priors()
+    phrases = {*ROOM, *ACTIONS, *FEEDBACK, *task_phrases(config, priors), *type_words(config, priors)}
+    return sorted(phrases.union(entity_names(config, priors)))
+
+
+def entity_names(config: GeneratorConfig, priors: Priors) -> list[str]:
+    """All names with numbers that `config` can give to receptacles and objects, sorted."""
+    numbers = receptacle_numbers(config, priors) | object_numbers(config, priors)
+    return sorted(f"{kind.lower()} {n}" for kind, most in numbers.items() for n in range(1, most + 1))
+
+
+def type_words(config: GeneratorConfig, priors: Priors) -> list[str]:
+    """Lower-case type names, as task sentences use them, sorted."""
+    return sorted(kind.lower() for kind in receptacle_numbers(config, priors) | object_numbers(config, priors))
+
+
+def receptacle_numbers(config: GeneratorConfig, priors: Priors) -> dict[str, int]:
+    """Receptacle type to the highest number one can have."""
+    most: dict[str, int] = {}
+    for room in config.rooms:
+        for scene, _ in priors.scenes[room]:
+            for kind, count in scene.items():
+                most[kind] = max(most.get(kind, 0), count)
+    if config.receptacle_caps is None:
+        return most
+    return {kind: cap for kind, cap in config.receptacle_caps if kind in most}
+
+
+def object_numbers(config: GeneratorConfig, priors: Priors) -> dict[str, int]:
+    """Object type to the highest number one can have."""
+    allowed = priors.flags["pickupable"] | priors.flags["toggleable"]
+    if config.object_types is not None:
+        allowed = allowed & set(config.object_types)
+    most: dict[str, int] = {}
+    for room in config.rooms:
+        for kind, counts in priors.number[room].items():
+            # a two-object task puts two, however few real games have
+            if kind in allowed:
+                most[kind] = max(most.get(kind, 2), min(max(counts), config.instances))
+    return {kind: min(count, config.instances) for kind, count in most.items()}
+
+
+def task_phrases(config: GeneratorConfig, priors: Priors) -> list[str]:
+    """What stands around the type words in the task sentences: `put a `, ` in `, ... sorted."""
+    tasks = [task for task, weight in config.mix if weight > 0] if config.mix is not None else list(priors.sentences)
+    sentences = [sentence + "." for task in tasks for sentence in priors.sentences[task]]
+    parts = {part for sentence in sentences for half in sentence.split("{o}") for part in half.split("{r}")}
+    return sorted(parts - {""})

@@ -1,1 +1,0 @@
-"""TextWorld as the reference engine, and the test that both engines agree."""

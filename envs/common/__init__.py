@@ -1,1 +1,0 @@
-"""What every room may use: standard library and numpy only."""

@@ -1,0 +1,141 @@
+"""Finds what other packages bring: by built-in name, by `package.module:name`, or by entry point.
+
+A seam is a group of entry points. What stands behind each group, and what it is called with:
+
+- `turngym.agents`: `make(env, options) -> Agent`; `env` is the environment, closed, to be asked for its tool and
+  players (turngym.agents.open_agent.MakeAgent)
+- `turngym.players`: `make(guard) -> Player`, one for every episode (turngym.envs.base.Player: `act() -> str | None`,
+  `observe(action)`; turngym.agents.playing.scripted.named_player)
+- `turngym.judges`: `make(context) -> Judge` (turngym.agents.judges.judges.JudgeContext;
+  turngym.envs.core.protocols.Judge)
+- `turngym.algorithms`: an algorithm's specification (turngym.trainers)
+- `turngym.rewards`: a function `Episode -> float` (turngym.envs.core.plugins)
+- `turngym.encoders`: `make(device) -> Encoder` (turngym.retrieval.encoders, which has a finder of its own)
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError, did_you_mean
+
+PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+"""`package.module:name`."""
+
+
+class PluginError(TurngymError):
+    """Something from another package that is not there, or cannot be imported."""
+
+
+def find(group: str, name: str, built_in: Mapping[str, Any], *, known: Iterable[str] = ()) -> Any:
+    """What `name` stands for: a built-in, an object as `package.module:name`, or an entry point of `group`.
+
+    Built-in names come first, so that no package can change what they mean. `known` are further names for the error.
+
+    Raises:
+        PluginError: nothing of that name, a module that cannot be imported, or one without such an object.
+    """
+    if name in built_in:
+        return built_in[name]
+    what = group.rpartition(".")[2].removesuffix("s")
+    if is_path(name):
+        return _load(what, name, EntryPoint(name=name, value=name, group=group))
+    points = {point.name: point for point in entry_points(group=group)}
+    if name in points:
+        return _load(what, name, points[name])
+    every = [*built_in, *known, *(other for other in sorted(points) if other not in built_in)]
+    valid = ", ".join([*every, "package.module:name"])
+    raise PluginError(f"unknown {what} {name!r}; {what}s are: {valid}.{did_you_mean(name, every)}")
+
+
+def is_path(name: str) -> bool:
+    """Whether `name` has the form `package.module:name`."""
+    return PATH.fullmatch(name) is not None
+
+
+def installed(group: str) -> tuple[str, ...]:
+    """Names that installed packages bring to `group`; nothing is imported."""
+    return tuple(sorted({point.name for point in entry_points(group=group)}))
+
+
+def _load(what: str, name: str, point: EntryPoint) -> Any:
+    try:
+        # not EntryPoint.load, which raises a bare AttributeError for a name that the module lacks
+        found: Any = importlib.import_module(point.module)
+    except ImportError as error:
+        raise PluginError(f"{what} {name!r}: cannot import {point.module!r} ({error})") from error
+    for part in point.attr.split(".") if point.attr else ():
+        if not hasattr(found, part):
+            hint = did_you_mean(part, [other for other in dir(found) if not other.startswith("_")])
+            raise PluginError(f"{what} {name!r}: {point.value.partition(':')[0]} has no {part!r}.{hint}")
+        found = getattr(found, part)
+    return found
+
+
+# A verifiable reward: a function of the whole episode, by name, in the place of the environment's return.
+
+REWARDS = "turngym.rewards"
+"""Entry points of reward functions that other packages bring."""
+RewardFunction = Callable[[Episode], float]
+"""What an episode is worth: a finite number, made of the episode alone."""
+
+
+class RewardError(TurngymError):
+    """A reward function that fails, or whose answer is no finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedReward:
+    """A reward function with the name under which it was found; every answer is checked."""
+
+    name: str
+    function: RewardFunction
+
+    def __call__(self, episode: Episode) -> float:
+        """What `episode` is worth. Raises RewardError that names the function, the episode and what it answered."""
+        where = f"--reward {self.name}: episode {episode.task.task_id} sample {episode.sample}"
+        try:
+            value = self.function(episode)
+        except Exception as error:
+            raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
+        # NumPy's numbers are Real too; a tensor or a string is a mistake, not a number
+        if not isinstance(value, Real | np.bool_) or not math.isfinite(float(value)):
+            raise RewardError(f"{where}: the answer is {value!r}; valid: a finite number")
+        return float(value)
+
+
+def find_reward(name: str) -> NamedReward:
+    """The reward function called `name`: `package.module:function`, or an entry point of `turngym.rewards`.
+
+    Raises PluginError where there is none of that name, or it cannot be called.
+    """
+    function = find(REWARDS, name, {})
+    if not callable(function):
+        raise PluginError(f"reward {name!r} is {function!r}; valid: a function of an episode")
+    return NamedReward(name, function)
+
+
+# Importing a trainer where it is used.
+
+
+class MissingExtra(TurngymError, ImportError):
+    """A library that an adapter needs and this environment lacks."""
+
+
+def need(module: str, what: str, extra: str) -> Any:
+    """The module called `module`; `what` needs it and the extra `extra` installs it. Raises MissingExtra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        advice = f"pip install 'turngym[{extra}]'" if extra else "see docs/adapters.md for how to install it"
+        raise MissingExtra(f"{what} needs {module.partition('.')[0]}: {advice} ({error})") from error

@@ -1,0 +1,277 @@
+"""The seams between rooms: what a policy, a scorer and a rollout source must offer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode, Origin, TopK
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn and when drawing stops."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    max_new_tokens: int = 512
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end the response; the stop id is part of it."""
+    stop_text: tuple[str, ...] = ()
+    """Strings that end the response as soon as the decoded tail contains one (`</action>`, `</tool_call>`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One continuation to draw. `prompt_ids` is the whole history; engines reuse what they hold for `session`."""
+
+    session: str
+    """Stable over the turns of one episode's segment; an engine may keep its KV cache under it."""
+    prompt_ids: NDArray[np.int32]
+    sampling: Sampling
+    stream: tuple[int, ...]
+    """Entropy of this request's own random stream, for example (seed, task number, sample, turn)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What was drawn: `ids` int32 [R]; `logprobs` float32 [R] of those ids under softmax(logits / temperature)."""
+
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    finish: str
+    """`stop` or `length`; `aborted` where a `Watch` wanted no more, or the engine was told to break off."""
+    policy_version: int = 0
+    """Of the weights that drew the ids; the oldest of them, where the weights changed in between."""
+    version_spans: tuple[tuple[int, int, int], ...] = ()
+    """(policy version, start, end) of each stretch of ids, in order, where more than one version drew them."""
+    origin: Origin = "policy"
+    """`demonstration` where a teacher drew the ids in the policy's place."""
+
+
+class PartialFailure(RuntimeError):
+    """Some requests of a batch failed for good, each for itself; what the others gave is not lost.
+
+    `results` has for every request, in order, its generation or its error.
+    """
+
+    def __init__(self, results: Sequence[Generation | BaseException]) -> None:
+        self.results = tuple(results)
+        failed = [result for result in self.results if isinstance(result, BaseException)]
+        super().__init__(f"{len(failed)} of {len(self.results)} requests failed; the first: {failed[0]}")
+
+
+class Policy(Protocol):
+    """An engine that continues token ids. Results depend on each request alone, never on its batch."""
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]: ...
+
+    def release(self, session: str) -> None:
+        """Forget `session`; unknown sessions are fine."""
+
+
+class Engine(Policy, Protocol):
+    """A policy with a limited context that follows a model in training."""
+
+    @property
+    def max_length(self) -> int:
+        """Most ids of prompt and response together."""
+
+    def weights_changed(self, version: int) -> None:
+        """The model has new weights: what is generated from now on is theirs, as `version`."""
+
+
+class WeightSource(Protocol):
+    """A model in training, as whoever samples with its weights elsewhere reads it."""
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as they are now, adapters merged in, as a model that can be loaded."""
+
+    def named_weights(self) -> Iterable[tuple[str, Any]]:
+        """Every weight as it is now, adapters merged in, under the name that the saved model gives it."""
+
+    def scorer(self) -> Scorer:
+        """What scores ids with these weights."""
+
+
+class WeightSink(Protocol):
+    """Whoever samples with a student's weights elsewhere, and must get the new ones."""
+
+    def publish(self, version: int) -> None:
+        """Hand on the weights as they are now; returns when all that is sampled from now on is sampled with them."""
+
+    def close(self) -> None:
+        """Nothing will be published any more."""
+
+
+class Watch(Protocol):
+    """Hears every id of one request when it is drawn, with its log-probability; must not raise, and not take long."""
+
+    def __call__(self, token: int, logprob: float, /) -> bool:
+        """False: nobody wants the rest; the request may end here as `aborted`."""
+
+
+@runtime_checkable
+class StreamingPolicy(Policy, Protocol):
+    """A policy that says what it draws while it draws; whoever holds a `Policy` may ask whether it is one."""
+
+    def stream(self, requests: Sequence[GenerateRequest], watches: Sequence[Watch | None]) -> list[Generation]:
+        """What `generate` returns, each watch having heard the ids of its request, possibly from another thread."""
+
+
+class Scorer(Protocol):
+    """A model that scores given ids. `positions` are the indices of the ids to score; position 0 cannot be scored."""
+
+    def topk(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]], k: int) -> list[TopK]:
+        """The K most likely ids at each position, given the ids before it; most likely first."""
+
+    def logprobs(
+        self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]]
+    ) -> list[NDArray[np.float32]]:
+        """Log-probability of the id that stands at each position, given the ids before it."""
+
+
+class SupportScorer(Scorer, Protocol):
+    """A scorer that can also look up ids that another model chose (`support="student"`)."""
+
+    def gather(
+        self,
+        ids: Sequence[NDArray[np.int32]],
+        positions: Sequence[NDArray[np.int64]],
+        support: Sequence[NDArray[np.int64]],
+    ) -> list[NDArray[np.float32]]:
+        """Log-probabilities of `support` [P, K] at each of the P positions: float32 [P, K]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectRequest:
+    """What a trainer asks of a rollout source for one step."""
+
+    step: int
+    """1-based training step; it fixes the tasks and the random streams, so a resumed run collects the same episodes."""
+    episodes: int
+    max_turns: int
+    """Depth cap: the turn in progress at the cap is finished, then the episode ends as `truncated_depth`."""
+    temperature: float = 1.0
+    demonstration_turns: int | None = None
+    """TCOD B2F: how many turns the student plays at the end; the expert plays the rest. None: the student plays all."""
+    group: int = 1
+    """Episodes per task: `episodes` / `group` tasks, each played by consecutive samples of one group."""
+    prefix_ratios: tuple[tuple[float, ...], ...] = ()
+    """LUFFY, one row per group: its first episodes begin with these shares of a demonstration (1.0: all of it)."""
+    prefix_unit: Literal["turns", "tokens"] = "turns"
+    """What these are shares of: its turns, or the ids of its responses, so that one may end within a response."""
+    short_episodes: int = 0
+    """The last so many of the step's episodes stop at `short_turns` instead (TurnOPD's partial probes)."""
+    short_turns: int | None = None
+    """Their depth cap."""
+    teacher_turns: float = 0.0
+    """Guided-OPD: share of the turns that the teacher plays, whole; a coin of its own decides each turn."""
+    share: tuple[int, int] = (0, 1)
+    """(i, n): play only every n-th of these episodes, beginning with the i-th; another process plays the others."""
+
+    @property
+    def caps(self) -> list[int]:
+        """Depth cap of every episode of the step, in order."""
+        short = self.short_episodes if self.short_turns is not None else 0
+        return [self.max_turns] * (self.episodes - short) + [self.short_turns or self.max_turns] * short
+
+    def own(self, items: Sequence[T]) -> list[T]:
+        """Those of the step's items, one per episode, that belong to the share."""
+        first, every = self.share
+        return list(items[first::every])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPoint:
+    """One evaluation: mean success with its 95 % interval, all in [0, 1], and further numbers by name."""
+
+    avg: float
+    low: float
+    high: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+class DividedEvaluation(Protocol):
+    """An evaluation that the processes of a run can divide: one calls `gather`, then all `play_share`, one `finish`."""
+
+    def gather(self, step: int) -> None:
+        """Take in what shares of a stopped run have left."""
+
+    def play_share(self, step: int, share: tuple[int, int]) -> None:
+        """Play the episodes of process number `share[0]` of `share[1]`."""
+
+    def finish(self, step: int) -> EvalPoint:
+        """Score what all shares have played."""
+
+
+class Collect(Protocol):
+    """A rollout source: live environments or trace files look the same to a trainer."""
+
+    def __call__(self, request: CollectRequest) -> list[Episode]: ...
+
+
+Question = Literal["score", "hint", "both"]
+"""What a judge is asked: was a turn good, what should the policy have been told beforehand, or both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeRequest:
+    """One response and what came next, to be judged with hindsight."""
+
+    name: str
+    """Unique and stable, for example "shop/3 seed 0 sample 1, turn 2": names the random streams and errors."""
+    kind: Question
+    """`score`: was it good (1), bad (-1) or neither (0)? `hint`: what should the policy have been told beforehand?
+    Judges are asked one of these; `both` is made of two such requests, and its votes of both answers (`joined`)."""
+    response: str
+    next_state: str
+    next_role: str = "user"
+    """Who speaks next: `user`, or `tool` for the result of an action."""
+    before: str = ""
+    """What the response answered."""
+    episode: Episode | None = None
+    """Where the request comes from an environment: what rules and experts may look at, at `turn`."""
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgment:
+    """Votes as they were written, unread; None for a vote that failed, and `error` says why the first did."""
+
+    votes: tuple[str | None, ...]
+    error: str = ""
+    cut: int = 0
+    """How many of the votes ended at the judge's limit on tokens, perhaps before they came to a decision."""
+
+
+def joined(score: str | None, hint: str | None) -> str | None:
+    """One vote of a judge's two answers as they were written, was it good and what to tell; None where neither came."""
+    return None if score is None and hint is None else json.dumps({"score": score, "hint": hint})
+
+
+def separate(vote: str) -> tuple[str | None, str | None]:
+    """(the answer about the score, that about the hint) of a `joined` vote; (None, None) for any other text."""
+    try:
+        answers = json.loads(vote)
+    except ValueError:
+        return None, None
+    if not isinstance(answers, dict):
+        return None, None
+    score, hint = answers.get("score"), answers.get("hint")
+    return score if isinstance(score, str) else None, hint if isinstance(hint, str) else None
+
+
+class Judge(Protocol):
+    """Writes votes. A vote depends on its request alone; one that fails is None, never an exception or a score."""
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
+        """One judgment per request, in order, all with the same number of votes."""

@@ -1,0 +1,87 @@
+"""What is played and how an action was judged: the types that every other room shares."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    """How one agent response was judged. An invalid response is data, never an exception."""
+
+    OK = "ok"
+    MALFORMED = "malformed"
+    """No action could be read from the response."""
+    INADMISSIBLE = "inadmissible"
+    """An action was read, but the environment does not allow it in this state."""
+    NO_EFFECT = "no_effect"
+    """The environment took the step and nothing changed."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the environment was given the action."""
+        return self in (Verdict.OK, Verdict.NO_EFFECT)
+
+
+def content_hash(parts: Mapping[str, Any]) -> str:
+    """SHA-256 (64 hex digits) of `parts` as canonical JSON: sorted keys, no spaces, UTF-8.
+
+    Put in everything that fixes a task (text, goal, price cap, game bytes): equal hashes then mean equal tasks.
+    """
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    # a replaced surrogate would make two different tasks equal
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def plain_id(env_id: str) -> str:
+    """A Gymnasium id without the module that registers it: `a/B-v0` of `my_package:a/B-v0`."""
+    return env_id.rpartition(":")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One playable task. The same `sha256` means the same task on every machine and worker."""
+
+    env_id: str
+    """Gymnasium id, for example `turngym/ALFWorld-v0`."""
+    task_id: str
+    """Unique within the environment and readable, for example `valid_seen/pick_heat_.../trial_T...`."""
+    sha256: str
+    """`content_hash` of everything that fixes the task."""
+    split: str
+    category: str
+    """Row of the result tables: `place`, `heat`, ... or the data source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """The one action of an environment, described once for function calling, text prompts and trainer adapters."""
+
+    name: str
+    """For example `alfworld_step`."""
+    description: str
+    argument: str
+    """Name of the single string argument that carries the action."""
+    argument_description: str
+    examples: tuple[str, ...] = field(default=())
+    """Actions in canonical form."""
+    tags: tuple[str, ...] = ("action",)
+    """Tags in which the text channel carries an action. One: the action is what stands between them. Several: the tag
+    is the verb and belongs to the action, as in `<search>query</search>`; a call of the tool is the first of them."""
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """What actions look like where the tag is the verb: `<search>query</search>`, `<answer>answer</answer>`."""
+        first, *others = self.tags
+        return (f"<{first}>{self.argument}</{first}>", *(f"<{tag}>{tag}</{tag}>" for tag in others))
+
+    def schema(self) -> dict[str, Any]:
+        """The OpenAI function-calling form: `{"type": "function", "function": {...}}`."""
+        properties = {self.argument: {"type": "string", "description": self.argument_description}}
+        parameters = {"type": "object", "properties": properties, "required": [self.argument]}
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}

@@ -1,0 +1,430 @@
+"""Traces: episodes on disk, one JSON line each, appended and flushed, read back exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode, Span, Status, TopK, Turn
+from turngym.envs.core.errors import TurngymError, no_room
+from turngym.envs.core.task import Task, Verdict
+
+# JSON lines with a checksum of themselves: a byte that changed on disk is noticed when the line is read.
+
+_MARK, _END = b',"crc":"', b'"}'
+_LENGTH = len(_MARK) + 8 + len(_END)
+
+
+def seal(line: str) -> str:
+    """`{...}` as `{...,"crc":"0123abcd"}`: the CRC-32 of what stands before that last field.
+
+    `line` is one JSON object with at least one field, in ASCII, without a newline.
+    """
+    body = line[:-1]
+    return f'{body},"crc":"{zlib.crc32(body.encode("ascii")):08x}"}}'
+
+
+def is_sealed(line: bytes) -> bool:
+    """Whether `line` ends as `seal` makes it; lines of older versions do not."""
+    tail = line.rstrip()[-_LENGTH:]
+    return tail.startswith(_MARK) and tail.endswith(_END)
+
+
+def check_seal(line: bytes) -> None:
+    """Raises ValueError where a sealed line is not as it was written; lines without a checksum pass."""
+    line = line.rstrip()
+    if not is_sealed(line):
+        return
+    said = line[-len(_END) - 8 : -len(_END)]
+    if b"%08x" % zlib.crc32(memoryview(line)[:-_LENGTH]) != said:
+        raise ValueError(
+            "it was changed after it was written (its checksum differs); a line that was edited on purpose is read "
+            'without its field "crc"'
+        )
+
+
+# An episode as one line of JSON, exactly and with a checksum; docs/traces.md names the fields.
+
+SCHEMA = 1
+"""Version of the line format; a reader refuses newer ones."""
+
+
+class TraceError(TurngymError):
+    """A trace file that cannot be read at all, or an episode that cannot be written."""
+
+
+def episode_to_json(episode: Episode) -> str:
+    """One line of ASCII JSON without a newline; equal episodes give equal lines. Raises TraceError for bad `meta`."""
+    record = {
+        "schema": SCHEMA,
+        "task": {name: getattr(episode.task, name) for name in _TASK_FIELDS},
+        "seed": int(episode.seed),
+        "sample": int(episode.sample),
+        "group": int(episode.group),
+        "status": episode.status.value,
+        "success": bool(episode.success),
+        "ret": _number(episode.episode_return),
+        "score": _number(episode.score),
+        "system": episode.system,
+        "segments": [segment.tolist() for segment in episode.segments],
+        "turns": [_turn_to_record(turn) for turn in episode.turns],
+        "final_observation": episode.final_observation,
+        "timings": {name: _number(value) for name, value in episode.timings.items()},
+        "meta": dict(episode.meta),
+    }
+    try:
+        # ASCII keeps lone surrogates, which UTF-8 cannot encode, and no torn line ends inside a character
+        return seal(json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")))
+    except (TypeError, ValueError) as error:
+        where = f"task {episode.task.task_id}, sample {episode.sample}"
+        raise TraceError(
+            f"an episode ({where}) cannot be written as JSON: {error}; its meta is {episode.meta!r}"
+        ) from None
+
+
+def episode_from_json(line: str) -> Episode:
+    """The episode of one line. Raises TraceError for a newer schema, ValueError, KeyError or TypeError for damage.
+
+    A line with a checksum that is not its own is damaged; lines of older versions have none.
+    """
+    check_seal(line.encode("utf-8", "surrogatepass"))
+    record = json.loads(line)
+    if not isinstance(record, Mapping) or "schema" not in record:
+        raise ValueError('not an episode: there is no "schema"')
+    version = record["schema"]
+    if isinstance(version, int) and version > SCHEMA:
+        raise TraceError(f"schema version {version}; this turngym reads up to version {SCHEMA}: upgrade turngym")
+    if version != SCHEMA:
+        raise ValueError(f"schema version {version!r} is not a number from 1 to {SCHEMA}")
+    return Episode(
+        task=Task(**record["task"]),
+        seed=record["seed"],
+        sample=record["sample"],
+        group=record["group"],
+        status=Status(record["status"]),
+        success=record["success"],
+        episode_return=float(record["ret"]),
+        score=float(record["score"]),
+        system=record["system"],
+        segments=tuple(np.array(segment, dtype=np.int32) for segment in record["segments"]),
+        turns=tuple(_turn_from_record(turn) for turn in record["turns"]),
+        final_observation=record["final_observation"],
+        timings={name: float(value) for name, value in record["timings"].items()},
+        meta=record["meta"],
+    )
+
+
+_TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category")
+
+
+def _turn_to_record(turn: Turn) -> dict[str, Any]:
+    teacher = turn.teacher
+    return {
+        "index": int(turn.index),
+        "observation": turn.observation,
+        "admissible": None if turn.admissible is None else list(turn.admissible),
+        "response": turn.response,
+        "action": turn.action,
+        "verdict": turn.verdict.value,
+        "reward": _number(turn.reward),
+        "segment": int(turn.segment),
+        "prompt_span": [int(end) for end in turn.prompt_span],
+        "response_span": [int(end) for end in turn.response_span],
+        "logprobs": None if turn.logprobs is None else _floats(turn.logprobs),
+        "finish": turn.finish,
+        "policy_version": int(turn.policy_version),
+        "origin": turn.origin,
+        "judge_scores": None if turn.judge_scores is None else [_number(score) for score in turn.judge_scores],
+        "hint": turn.hint,
+        "teacher": None
+        if teacher is None
+        else {"k": teacher.ids.shape[1], "ids": teacher.ids.ravel().tolist(), "logp": _floats(teacher.logp.ravel())},
+        **_later_fields(turn),
+    }
+
+
+def _later_fields(turn: Turn) -> dict[str, Any]:
+    """Fields that schema 1 got later: written only where they are known, so that older lines stay as they were."""
+    ids, votes = turn.hint_prompt_ids, turn.judge_votes
+    values = {
+        "progress": None if turn.progress is None else _number(turn.progress),
+        "judge_votes": None if votes is None else list(votes),
+        "judge_cut": turn.judge_cut or None,
+        "hint_prompt_ids": None if ids is None else ids.tolist(),
+        "excluded": turn.excluded,
+        "begun": turn.begun or None,
+        "version_spans": [list(span) for span in turn.version_spans] or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _turn_from_record(record: Mapping[str, Any]) -> Turn:
+    admissible, scores, logprobs = record["admissible"], record["judge_scores"], record["logprobs"]
+    progress, votes, hint_ids = (record.get(name) for name in ("progress", "judge_votes", "hint_prompt_ids"))
+    return Turn(
+        index=record["index"],
+        observation=record["observation"],
+        admissible=None if admissible is None else tuple(admissible),
+        response=record["response"],
+        action=record["action"],
+        verdict=Verdict(record["verdict"]),
+        reward=float(record["reward"]),
+        segment=record["segment"],
+        prompt_span=_span(record["prompt_span"]),
+        response_span=_span(record["response_span"]),
+        logprobs=None if logprobs is None else _float_array(logprobs),
+        finish=record["finish"],
+        policy_version=record["policy_version"],
+        origin=record["origin"],
+        judge_scores=None if scores is None else tuple(float(score) for score in scores),
+        progress=None if progress is None else float(progress),
+        judge_votes=None if votes is None else tuple(votes),
+        judge_cut=record.get("judge_cut", 0),
+        hint=record["hint"],
+        hint_prompt_ids=None if hint_ids is None else np.array(hint_ids, dtype=np.int32),
+        excluded=record.get("excluded"),
+        begun=record.get("begun", 0),
+        version_spans=tuple((version, start, end) for version, start, end in record.get("version_spans", ())),
+        teacher=_teacher(record["teacher"]),
+    )
+
+
+def _teacher(record: Mapping[str, Any] | None) -> TopK | None:
+    if record is None:
+        return None
+    shape = (-1, record["k"])
+    ids = np.array(record["ids"], dtype=np.int32).reshape(shape)
+    return TopK(ids=ids, logp=_float_array(record["logp"]).reshape(ids.shape))
+
+
+def _span(pair: list[int]) -> Span:
+    start, stop = pair
+    return start, stop
+
+
+def _number(value: float) -> float | str:
+    # JSON has no infinities; float() reads these strings back
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _floats(values: NDArray[np.float32]) -> list[float | str]:
+    # NumPy's shortest decimal form of a float32 is half as long as the same number as a float64, and as exact
+    return [_number(float(text)) for text in np.asarray(values, dtype=np.float32).astype(str)]
+
+
+def _float_array(values: list[float | str]) -> NDArray[np.float32]:
+    return np.array([float(value) for value in values], dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceProblem:
+    """A line that was skipped: `line` counts from 1."""
+
+    line: int
+    reason: str
+    torn: bool = False
+    """It is the last line and the file ends inside it, as a kill leaves it."""
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+class TraceWriter:
+    """Appends episodes to a file; each is one write and one flush, so that a killed run keeps what was finished.
+
+    Nothing in an existing file is changed. If it ends in a torn line, the next episode starts on a line of its own.
+    Several writers, in other processes too, may append to one file: each line is written under a lock on it, so that
+    lines never mix. Who must be alone with a file (`turngym eval`, `rollout`, ...) locks it for as long as it runs.
+
+    Raises TraceError where the file cannot be opened.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        with _said(self.path, "nothing was written"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # no buffer: after a failure it would hold half a line, and write it when the next one is
+            self._file: Any = self.path.open("a+b", buffering=0)
+
+    def write(self, episode: Episode) -> int:
+        """Append one episode; the byte of the file at which its line begins.
+
+        Raises TraceError, before anything is written, if `meta` is not JSON-able; and where the disk is full or fails:
+        then nothing of this episode stays in the file, and a later one may be written when there is room.
+        """
+        line = episode_to_json(episode).encode("ascii") + b"\n"
+        with _said(self.path, "the episodes before it are in the file, whole"), _alone(self._file):
+            end = self._file.seek(0, 2)
+            begins = end
+            if end and not _ends_a_line(self._file):
+                line, begins = b"\n" + line, end + 1
+            try:
+                rest = memoryview(line)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except BaseException:
+                # half a line would stay for good
+                self._file.truncate(end)
+                raise
+        return begins
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_episodes(path: str | Path) -> list[Episode]:
+    """All readable episodes in file order; a warning counts and names damaged lines, a torn last one excepted.
+
+    Raises TraceError as `read_trace`.
+    """
+    return list(iter_episodes(path))
+
+
+def iter_episodes(path: str | Path) -> Iterator[Episode]:
+    """As `read_episodes`, one at a time; the warning comes at the end."""
+    episodes, damaged, first = 0, 0, None
+    for item in iter_trace(path):
+        if isinstance(item, Episode):
+            episodes += 1
+            yield item
+        elif not item.torn:
+            damaged, first = damaged + 1, first or item
+    if first is not None:
+        warnings.warn(
+            f"{path}: {damaged} of {episodes + damaged} lines are damaged and left out: {first}", stacklevel=2
+        )
+
+
+def read_trace(path: str | Path) -> tuple[list[Episode], list[TraceProblem]]:
+    """All readable episodes in file order, and the lines that were skipped with the reasons.
+
+    Raises TraceError if there is no such file or a line has a newer schema (then an upgrade helps, skipping does not).
+    """
+    episodes: list[Episode] = []
+    problems: list[TraceProblem] = []
+    for item in iter_trace(path):
+        if isinstance(item, Episode):
+            episodes.append(item)
+        else:
+            problems.append(item)
+    return episodes, problems
+
+
+def iter_trace(path: str | Path) -> Iterator[Episode | TraceProblem]:
+    """As `read_trace`, one line at a time: files may be larger than memory."""
+    return (item for _, item in iter_places(path))
+
+
+def iter_places(path: str | Path) -> Iterator[tuple[int, Episode | TraceProblem]]:
+    """As `iter_trace`, each with the byte at which its line begins: where `TraceEpisodes` finds it again."""
+    path = Path(path)
+    if not path.is_file():
+        raise TraceError(f"there is no trace file {path}")
+    begins = 0
+    # bytes: a line that is not UTF-8 is one problem among others, text mode would stop there
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            place, begins = begins, begins + len(line)
+            if not line.strip():
+                continue
+            torn = not line.endswith(b"\n")
+            try:
+                item: Episode | TraceProblem = episode_from_json(line.decode("utf-8"))
+            # before TurngymError below: a newer schema concerns the whole file
+            except TraceError as error:
+                raise TraceError(f"{path}, line {number}: {error}") from error
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TurngymError) as error:
+                item = TraceProblem(line=number, reason=_reason(error, torn), torn=torn)
+            yield place, item
+
+
+class TraceEpisodes(Sequence[Episode]):
+    """Some episodes of a trace, each read from the file when it is asked for: eight bytes of memory for each."""
+
+    def __init__(self, path: str | Path, places: Iterable[int]) -> None:
+        """`places`: the bytes at which their lines begin, as `iter_places` and `TraceWriter.write` give them."""
+        self._path, self._places = Path(path), array("q", places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, number: int) -> Episode: ...
+    @overload
+    def __getitem__(self, number: slice) -> TraceEpisodes: ...
+    def __getitem__(self, number: int | slice) -> Episode | TraceEpisodes:
+        if isinstance(number, slice):
+            return TraceEpisodes(self._path, self._places[number])
+        return next(self._read((self._places[number],)))
+
+    def __iter__(self) -> Iterator[Episode]:
+        return self._read(self._places)
+
+    def _read(self, places: Iterable[int]) -> Iterator[Episode]:
+        try:
+            with self._path.open("rb") as file:
+                for place in places:
+                    file.seek(place)
+                    yield episode_from_json(file.readline().decode("utf-8"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TraceError(f"{self._path} has changed since its episodes were found in it: {error}") from error
+
+
+def _ends_a_line(file: IO[bytes]) -> bool:
+    file.seek(-1, 2)
+    return file.read(1) == b"\n"
+
+
+@contextmanager
+def _alone(file: IO[bytes]) -> Iterator[None]:
+    """The only one that writes to `file`, as far as others ask, too."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except (ImportError, OSError):  # no locks on this system or file system
+        yield
+        return
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def _said(path: Path, kept: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = "no room left on the disk" if no_room(error) else error.strerror or str(error)
+        raise TraceError(f"{path} cannot be written: {why}; {kept}") from error
+
+
+def _reason(error: Exception, torn: bool) -> str:
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+        text = f"not valid JSON ({error})"
+    elif isinstance(error, KeyError):
+        text = f"the field {error} is missing"
+    else:
+        text = str(error) or type(error).__name__
+    return f"torn: the file ends inside this line; {text}" if torn else text

@@ -1,0 +1,169 @@
+"""Every dialect that is known, by name. A new family is one entry here and one template in the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.tool_calls import (
+    COHERE,
+    MISTRAL,
+    SEED,
+    Dialect,
+    GemmaCalls,
+    HarmonyCalls,
+    JsonCalls,
+    NamedCalls,
+    PythonicCalls,
+    TaggedCalls,
+    Thoughts,
+)
+
+HERMES = JsonCalls(name="hermes", opening="<tool_call>", closing="</tool_call>", form="<tool_call>\n%s\n</tool_call>")
+"""Qwen2.5, Qwen3, Qwen-VL, Hermes, Granite 4: the default, called plain `tool`."""
+_LLAMA = ("name", "parameters")
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+_DEEPSEEK_HEAD = r"\s*(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>\s*"
+_ALL: tuple[Dialect, ...] = (
+    HERMES,
+    TaggedCalls(
+        name="qwen-coder",
+        starts=("<tool_call>", "<function="),
+        head=r"\s*(?:<tool_call>)?\s*<function=(?P<name>[^>\n]{1,200})>",
+        key=("<parameter=", ">"),
+        value=("", "</parameter>"),
+        ends=("</function>", "</tool_call>"),
+        form="<tool_call>\n<function=%n>\n<parameter=%k>\n%s\n</parameter>\n</function>\n</tool_call>",
+    ),
+    TaggedCalls(
+        name="glm",
+        starts=("<tool_call>",),
+        head=r"\s*<tool_call>\s*(?P<name>[^<\n{]{1,200})",
+        key=("<arg_key>", "</arg_key>"),
+        value=("<arg_value>", "</arg_value>"),
+        ends=("</tool_call>",),
+        form="<tool_call>%n\n<arg_key>%k</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+        thoughts=Thoughts(before="", after="", gap="\n"),
+    ),
+    TaggedCalls(
+        name="glm-compact",
+        starts=("<tool_call>",),
+        head=r"\s*<tool_call>\s*(?P<name>[^<\n{]{1,200})",
+        key=("<arg_key>", "</arg_key>"),
+        value=("<arg_value>", "</arg_value>"),
+        ends=("</tool_call>",),
+        form="<tool_call>%n<arg_key>%k</arg_key><arg_value>%s</arg_value></tool_call>",
+        thoughts=Thoughts(before="", after="", gap=""),
+    ),
+    TaggedCalls(
+        name="minimax",
+        starts=("<minimax:tool_call>", "<invoke name="),
+        head=r"\s*(?:<minimax:tool_call>)?\s*<invoke name=\"(?P<name>[^\">\n]{1,200})\">",
+        key=('<parameter name="', '">'),
+        value=("", "</parameter>"),
+        ends=("</invoke>", "</minimax:tool_call>"),
+        form='<minimax:tool_call>\n<invoke name="%n">\n<parameter name="%k">%s</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        stop_text=("</minimax:tool_call>",),
+    ),
+    TaggedCalls(
+        name="seed",
+        starts=("<seed:tool_call>",),
+        head=r"\s*<seed:tool_call>\s*<function=(?P<name>[^>\n]{1,200})>",
+        key=("<parameter=", ">"),
+        value=("", "</parameter>"),
+        ends=("</function>", "</seed:tool_call>"),
+        form="<seed:tool_call>\n<function=%n>\n<parameter=%k>%s</parameter>\n</function>\n</seed:tool_call>",
+        stop_text=("</seed:tool_call>",),
+        thoughts=SEED,
+    ),
+    JsonCalls(name="llama", keys=_LLAMA, prefixes=("<|python_tag|>",)),
+    JsonCalls(name="llama4", keys=_LLAMA, prefixes=("<|python_tag|>",), form="%s\n"),
+    JsonCalls(name="json", keys=("name", "arguments")),
+    JsonCalls(name="json-list", keys=("name", "arguments"), listed=True),
+    JsonCalls(
+        name="mistral",
+        opening="[TOOL_CALLS]",
+        form="[TOOL_CALLS]%s",
+        keys=("name", "arguments", "id"),
+        listed=True,
+        thoughts=MISTRAL,
+    ),
+    JsonCalls(
+        name="mistral-spaced",
+        opening="[TOOL_CALLS]",
+        form="[TOOL_CALLS] %s",
+        keys=("name", "arguments", "id"),
+        listed=True,
+        thoughts=MISTRAL,
+    ),
+    NamedCalls(
+        name="mistral-args",
+        starts=("[TOOL_CALLS]",),
+        head=r"\s*\[TOOL_CALLS\]\s*(?P<name>[^\[\{\s]{1,200})\s*(?:\[CALL_ID\][^\[\{]{0,40})?(?:\[ARGS\])?",
+        form="[TOOL_CALLS]%n[ARGS]%s",
+        thoughts=MISTRAL,
+    ),
+    NamedCalls(
+        name="deepseek",
+        starts=_DEEPSEEK,
+        head=_DEEPSEEK_HEAD + r"function\s*<｜tool▁sep｜>\s*(?P<name>[^\n`{]{1,200})\s*(?:```(?:json)?)?",
+        form="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>%n\n```json\n%s\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        stop_text=("<｜tool▁calls▁end｜>",),
+    ),
+    NamedCalls(
+        name="deepseek-v3.1",
+        starts=_DEEPSEEK,
+        head=_DEEPSEEK_HEAD + r"(?P<name>[^<\n{]{1,200})\s*<｜tool▁sep｜>",
+        form="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>%n<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        stop_text=("<｜tool▁calls▁end｜>",),
+    ),
+    NamedCalls(
+        name="kimi",
+        starts=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        head=r"\s*(?:<\|tool_calls_section_begin\|>)?\s*<\|tool_call_begin\|>\s*"
+        r"(?P<id>(?:functions\.)?(?P<name>[\w./-]{1,200}?)(?::\d{1,9})?)\s*<\|tool_call_argument_begin\|>",
+        form="<|tool_calls_section_begin|><|tool_call_begin|>functions.%n:0<|tool_call_argument_begin|>%s"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        stop_text=("<|tool_calls_section_end|>",),
+    ),
+    PythonicCalls(name="lfm2", opening="<|tool_call_start|>", closing="<|tool_call_end|>"),
+    PythonicCalls(name="pythonic", double_quotes=True),
+    GemmaCalls(name="gemma4", opening="<|tool_call>", closing="<tool_call|>", quote='<|"|>'),
+    GemmaCalls(name="function-gemma", opening="<start_function_call>", closing="<end_function_call>", quote="<escape>"),
+    HarmonyCalls(),
+    JsonCalls(name="granite", opening="<|tool_call|>", form="<|tool_call|>%s", listed=True, indent=4),
+    JsonCalls(
+        name="phi4",
+        opening="<|tool_call|>",
+        closing="<|/tool_call|>",
+        form="<|tool_call|>%s<|/tool_call|>",
+        listed=True,
+    ),
+    JsonCalls(
+        name="cohere",
+        opening="<|START_ACTION|>",
+        closing="<|END_ACTION|>",
+        form="<|START_ACTION|>[\n    %s\n]<|END_ACTION|>",
+        keys=("tool_call_id", "tool_name", "parameters"),
+        thoughts=COHERE,
+    ),
+    JsonCalls(
+        name="internlm",
+        opening="<|action_start|><|plugin|>",
+        closing="<|action_end|>",
+        form="<|action_start|><|plugin|>\n%s<|action_end|>",
+    ),
+)
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in _ALL}
+
+
+def find_dialect(name: str) -> Dialect:
+    """The dialect called `name`. Raises TurngymError for one that does not exist."""
+    if name in DIALECTS:
+        return DIALECTS[name]
+    known = ", ".join(DIALECTS)
+    raise TurngymError(
+        f"unknown dialect of tool calls {name!r}; dialects are: {known}.{did_you_mean(name, list(DIALECTS))}"
+    )

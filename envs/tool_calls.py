@@ -1,0 +1,491 @@
+"""What a dialect of tool calls is, and the call that every dialect reads."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+# Thoughts inside a response: found, taken out, and written as a family's chat template writes them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thoughts:
+    """The markers around a thought, and the white space that templates put between them."""
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+    before: str = "\n"
+    """Between the opening marker and the thought."""
+    after: str = "\n"
+    """Between the thought and the closing marker."""
+    gap: str = "\n\n"
+    """Between the closing marker and what follows."""
+    spoken: str = ""
+    """What introduces plain text, where a family marks it (GPT-OSS: the final channel)."""
+    may_be_open: bool = True
+    """Whether a chat template may open a thought in the prompt, so that a response may begin inside it."""
+
+    def write(self, thought: str | None) -> str:
+        """What stands before the rest of a response; empty without a thought."""
+        if thought is None:
+            return ""
+        return f"{self.opening}{self.before}{thought.strip()}{self.after}{self.closing}{self.gap}"
+
+    def split(self, response: str, begins: Callable[[str], bool]) -> tuple[str | None, str, str | None]:
+        """(thought, the rest, why the rest cannot be read), in time linear in the response.
+
+        Several thoughts are joined by a newline. A last thought that is never closed makes a response unreadable,
+        except where an action `begins` outside the thoughts: what follows an action does not matter.
+        """
+        if self.opening not in response and not (self.may_be_open and self.closing in response):
+            return None, response, None
+        thoughts: list[str] = []
+        position = self._skip_open_thought(response, thoughts)
+        body: list[str] = []
+        while True:
+            start = response.find(self.opening, position)
+            body.append(response[position:] if start < 0 else response[position:start])
+            if start < 0:
+                return "\n".join(thoughts), "".join(body), None
+            start += len(self.opening)
+            end = response.find(self.closing, start)
+            thoughts.append((response[start:] if end < 0 else response[start:end]).strip())
+            if end < 0:
+                readable = any(begins(part) for part in body)
+                reason = None if readable else f"the thought is not closed with {self.closing}"
+                return "\n".join(thoughts), "".join(body), reason
+            position = end + len(self.closing)
+
+    def _skip_open_thought(self, response: str, thoughts: list[str]) -> int:
+        """Where reading goes on after a thought that the prompt had opened."""
+        end = response.find(self.closing) if self.may_be_open else -1
+        if end < 0 or 0 <= response.find(self.opening) < end:
+            return 0
+        thoughts.append(response[:end].strip())
+        return end + len(self.closing)
+
+
+THINK = Thoughts()
+"""Qwen, DeepSeek, GLM, Nemotron and most others."""
+HARMONY = Thoughts(
+    opening="<|channel|>analysis<|message|>",
+    closing="<|end|>",
+    before="",
+    after="",
+    gap="<|start|>assistant",
+    spoken="<|channel|>final<|message|>",
+    may_be_open=False,
+)
+"""GPT-OSS: the analysis channel."""
+COHERE = Thoughts(
+    opening="<|START_THINKING|>",
+    closing="<|END_THINKING|>",
+    before="",
+    after="",
+    gap="",
+    spoken="<|START_RESPONSE|>",
+)
+GEMMA = Thoughts(opening="<|channel>thought", closing="<channel|>", gap="")
+MISTRAL = Thoughts(opening="[THINK]", closing="[/THINK]", before="", after="", gap="")
+SEED = Thoughts(opening="<seed:think>", closing="</seed:think>", before="", after="", gap="\n")
+STYLES = {"harmony": HARMONY, "cohere": COHERE, "gemma": GEMMA, "mistral": MISTRAL, "seed": SEED}
+"""Ways to write thoughts that differ from THINK, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A tool call as it was written; nothing about it has been judged."""
+
+    name: Any
+    arguments: Any
+    """A dict of arguments, a string that holds one as JSON, or whatever stood there."""
+    id: str | None = None
+    """The call's own id, in dialects that write one."""
+
+
+class Dialect(Protocol):
+    """One way to write a tool call. Named after the family of models that introduced it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def thoughts(self) -> Thoughts:
+        """How thoughts are written around a call."""
+
+    @property
+    def stop_text(self) -> tuple[str, ...]:
+        """What ends a call; empty where only the end of the response does."""
+
+    def find(self, text: str) -> int:
+        """Where the first call begins, readable or not; -1 where there is none."""
+
+    def read(self, text: str) -> Call | str:
+        """The call at the start of `text`; a str says as half a sentence why it cannot be read. Never raises."""
+
+    def write(self, tool: str, argument: str, value: str) -> str:
+        """A call of `tool` with one string argument, as the family's chat template writes it."""
+
+
+def read_json(text: str) -> tuple[Any, int] | None:
+    """The JSON value at the start of `text` and where it ends; None where there is none."""
+    try:
+        # no search for a closing marker, which may stand inside a JSON string
+        return json.JSONDecoder().raw_decode(text)
+    # a few thousand open brackets are enough for a RecursionError
+    except (ValueError, RecursionError):
+        return None
+
+
+# Calls in Gemma's syntax: `call:NAME{argument:<|"|>value<|"|>}` (FunctionGemma, Gemma 4).
+
+_GEMMA_HEAD = re.compile(r"\s*call:\s*(?P<name>[^{\s]+)\s*\{")
+_KEY = re.compile(r"\s*,?\s*(?P<key>[^:{}\s]{1,80})\s*:\s*")
+MOST_ARGUMENTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaCalls:
+    """A name and arguments in braces; strings stand between two equal marks."""
+
+    name: str
+    opening: str
+    closing: str
+    quote: str
+    thoughts: Thoughts = GEMMA
+
+    @property
+    def stop_text(self) -> tuple[str, ...]:
+        return (self.closing,)
+
+    def find(self, text: str) -> int:
+        return text.find(self.opening)
+
+    def read(self, text: str) -> Call | str:
+        rest = text.removeprefix(self.opening)
+        head = _GEMMA_HEAD.match(rest)
+        if head is None:
+            return f"the tool call must look like {self.write('NAME', 'argument', 'value')}"
+        arguments: dict[str, str] = {}
+        position = head.end()
+        for _ in range(MOST_ARGUMENTS):
+            key = _KEY.match(rest, position)
+            if key is None:
+                break
+            value, position = self._value(rest, key.end())
+            arguments.setdefault(key["key"], value)
+        return Call(name=head["name"], arguments=arguments)
+
+    def _value(self, text: str, start: int) -> tuple[str, int]:
+        if text.startswith(self.quote, start):
+            start += len(self.quote)
+            end = text.find(self.quote, start)
+            return (text[start:], len(text)) if end < 0 else (text[start:end], end + len(self.quote))
+        bare = re.compile(r"[^,}]*").match(text, start)
+        assert bare is not None
+        return bare[0].strip(), bare.end()
+
+    def write(self, tool: str, argument: str, value: str) -> str:
+        return f"{self.opening}call:{tool}{{{argument}:{self.quote}{value}{self.quote}}}{self.closing}"
+
+
+# Calls in harmony, the format of GPT-OSS: a message to `functions.NAME` whose content is JSON.
+
+# the recipient stands before the channel in templates, behind it in what models write
+_CALL = re.compile(
+    r"(?:<\|channel\|>\w{1,20})?\s{0,4}to=(?:functions\.)?(?P<name>[\w./:-]{1,80})[^{}]{0,60}?<\|message\|>"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmonyCalls:
+    """` to=functions.NAME<|channel|>commentary json<|message|>{...}`; the stop token `<|call|>` ends it."""
+
+    name: str = "harmony"
+    stop_text: tuple[str, ...] = ("<|call|>",)
+    thoughts: Thoughts = HARMONY
+
+    def find(self, text: str) -> int:
+        found = _CALL.search(text)
+        return -1 if found is None else found.start()
+
+    def read(self, text: str) -> Call | str:
+        head = _CALL.match(text)
+        if head is None:
+            return "the tool call must be a message to functions.NAME with JSON as its content"
+        found = read_json(text[head.end() :].lstrip())
+        if found is None:
+            return "the arguments of the tool call are not valid JSON"
+        return Call(name=head["name"], arguments=found[0])
+
+    def write(self, tool: str, argument: str, value: str) -> str:
+        arguments = json.dumps({argument: value}, ensure_ascii=False)
+        return f" to=functions.{tool}<|channel|>commentary json<|message|>{arguments}"
+
+
+# Calls that are JSON: the tool's name is a key beside its arguments (Hermes, Llama, Mistral, Granite, Cohere).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCalls:
+    """`OPENING {"name": ..., "arguments": {...}} CLOSING`, alone or in a list."""
+
+    name: str
+    opening: str = ""
+    """What a call begins with; empty: the JSON itself, perhaps after one of `prefixes`."""
+    closing: str = ""
+    """What must follow the JSON, where the family writes anything."""
+    form: str = "%s"
+    """The whole call around its JSON, white space included, as the template writes it."""
+    keys: tuple[str, ...] = ("name", "arguments")
+    """Keys of the object, in the order in which the template writes them."""
+    listed: bool = False
+    """Whether the template writes a list of calls."""
+    indent: int | None = None
+    prefixes: tuple[str, ...] = ()
+    thoughts: Thoughts = THINK
+
+    @property
+    def stop_text(self) -> tuple[str, ...]:
+        return (self.closing,) if self.closing else ()
+
+    @property
+    def _name_key(self) -> str:
+        return next(key for key in self.keys if key.endswith("name"))
+
+    @property
+    def _arguments_key(self) -> str:
+        return next(key for key in self.keys if key in ("arguments", "parameters"))
+
+    def find(self, text: str) -> int:
+        if self.opening:
+            return text.find(self.opening)
+        places = [text.find(prefix) for prefix in self.prefixes]
+        bare = _BARE_JSON.search(text)
+        found = [place for place in (*places, -1 if bare is None else bare.start()) if place >= 0]
+        return min(found, default=-1)
+
+    def read(self, text: str) -> Call | str:
+        rest = text.removeprefix(self.opening).lstrip()
+        for prefix in self.prefixes:
+            rest = rest.removeprefix(prefix).lstrip()
+        found = read_json(rest)
+        if found is None:
+            return "the tool call is not valid JSON"
+        value, end = found
+        tail = rest[end:].lstrip() if self.closing else ""
+        if tail and not tail.startswith(self.closing):
+            return "the tool call has text after its JSON"
+        if isinstance(value, list) and value:
+            value = value[0]
+        if not isinstance(value, dict) or not isinstance(value.get(self._name_key), str):
+            return f'the tool call must be an object with "{self._name_key}" and "{self._arguments_key}"'
+        # Llama's models write either word
+        arguments = value.get(self._arguments_key, value.get("arguments"))
+        id = value.get("id")
+        return Call(name=value[self._name_key], arguments=arguments, id=id if isinstance(id, str) else None)
+
+    def write(self, tool: str, argument: str, value: str) -> str:
+        parts = {self._name_key: tool, self._arguments_key: {argument: value}, "id": CALL_ID, "tool_call_id": "0"}
+        call = {key: parts[key] for key in self.keys}
+        text = json.dumps([call] if self.listed else call, ensure_ascii=False, indent=self.indent)
+        if self.closing.startswith("</"):
+            # "<\/" is "</" in JSON: a closing tag inside the action must not end the call or the generation
+            text = text.replace("</", "<\\/")
+        return self.form.replace("%s", text)
+
+
+CALL_ID = "turngym00"
+"""Mistral's templates take ids of nine letters and digits, and no others."""
+# bounded white space: a search for any amount of it takes time with the square of a long run
+_BARE_JSON = re.compile(r'\{\s{0,20}"(?:name|parameters|arguments|type|function)"\s{0,20}:')
+
+# Calls that are a name, a separator, and the arguments as JSON (DeepSeek, newer Mistral, Kimi).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCalls:
+    """`OPENING NAME SEPARATOR {"argument": value} CLOSING`."""
+
+    name: str
+    starts: tuple[str, ...]
+    """Any of these begins a call."""
+    head: str
+    """Regular expression of all that stands before the JSON, with the group `name`, and `id` where calls have one."""
+    form: str
+    """The whole call, with `%n` for the name and `%s` for the JSON."""
+    stop_text: tuple[str, ...] = ()
+    thoughts: Thoughts = THINK
+
+    def find(self, text: str) -> int:
+        return min((place for place in map(text.find, self.starts) if place >= 0), default=-1)
+
+    def read(self, text: str) -> Call | str:
+        head = _compiled(self.head).match(text)
+        if head is None:
+            return f"the tool call must look like {self.form.replace('%n', 'NAME').replace('%s', '{...}')}"
+        found = read_json(text[head.end() :].lstrip())
+        if found is None:
+            return "the arguments of the tool call are not valid JSON"
+        return Call(name=head["name"].strip(), arguments=found[0], id=head.groupdict().get("id"))
+
+    def write(self, tool: str, argument: str, value: str) -> str:
+        return self.form.replace("%n", tool).replace("%s", json.dumps({argument: value}, ensure_ascii=False))
+
+
+@lru_cache(maxsize=16)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)
+
+
+# Calls in Python's syntax: `[tool(argument="value")]` (LFM2, Llama 3.2 and 4, Gemma 3 with a tool template).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonicCalls:
+    """A list of calls with keyword arguments."""
+
+    name: str
+    opening: str = ""
+    closing: str = ""
+    double_quotes: bool = False
+    """Whether the family's template writes `"value"` rather than `'value'`."""
+    thoughts: Thoughts = THINK
+
+    @property
+    def stop_text(self) -> tuple[str, ...]:
+        return (self.closing,) if self.closing else ()
+
+    def find(self, text: str) -> int:
+        if self.opening:
+            return text.find(self.opening)
+        bare = _BARE_PYTHONIC.search(text)
+        return -1 if bare is None else bare.start()
+
+    def read(self, text: str) -> Call | str:
+        head = _PYTHONIC_HEAD.match(text.removeprefix(self.opening))
+        if head is None:
+            return 'the tool call is not a list such as [NAME(argument="value")]'
+        arguments = head.string[head.end() - 1 :]
+        try:
+            # the name stays out of it: names of tools may hold what Python's may not
+            call = ast.parse(f"_{arguments[: _end_of_bracket(arguments)]}", mode="eval").body
+        # ast answers deep nesting and null bytes with errors of their own
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return "the arguments of the tool call are not written as Python writes them"
+        if not isinstance(call, ast.Call):
+            return "the arguments of the tool call are not written as Python writes them"
+        found = {word.arg: _value(word.value) for word in call.keywords if word.arg is not None}
+        return Call(name=head["name"], arguments=found)
+
+    def write(self, tool: str, argument: str, value: str) -> str:
+        shown = _double_quoted(value) if self.double_quotes else _single_quoted(value)
+        return f"{self.opening}[{tool}({argument}={shown})]{self.closing}"
+
+
+_PYTHONIC_HEAD = re.compile(r"\s*\[?\s*(?P<name>[A-Za-z_][\w./-]{0,80})\s*\(")
+_BARE_PYTHONIC = re.compile(r"\[\s{0,20}[A-Za-z_][\w./-]{0,80}\s{0,20}\(")
+
+
+def _end_of_bracket(text: str) -> int:
+    """The position after the bracket that closes the first one, strings aside; the whole length where none does."""
+    depth, quote, position = 0, "", 0
+    while position < len(text):
+        letter = text[position]
+        if quote:
+            position += letter == "\\"
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[({":
+            depth += 1
+        elif letter in "])}":
+            depth -= 1
+            if depth <= 0:
+                return position + 1
+        position += 1
+    return len(text)
+
+
+def _value(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, RecursionError, TypeError):
+        return None
+
+
+def _single_quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
+    return f"'{escaped}'"
+
+
+def _double_quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
+
+
+# Calls in tags, with arguments as they are and without quotes (Qwen3-Coder, Qwen3.5, Nemotron 3, GLM).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedCalls:
+    """A name, then every argument between tags of its own."""
+
+    name: str
+    starts: tuple[str, ...]
+    """Any of these begins a call."""
+    head: str
+    """Regular expression of all before the first argument, with the group `name`."""
+    key: tuple[str, str]
+    """What stands before and after the name of an argument."""
+    value: tuple[str, str]
+    """What stands before and after its value; white space around the value does not belong to it."""
+    ends: tuple[str, ...]
+    """Any of these ends the arguments, and a value that was never closed."""
+    form: str
+    """The whole call, with `%n` for the name, `%k` for the argument's and `%s` for its value."""
+    stop_text: tuple[str, ...] = ("</tool_call>",)
+    thoughts: Thoughts = THINK
+
+    def find(self, text: str) -> int:
+        return min((place for place in map(text.find, self.starts) if place >= 0), default=-1)
+
+    def read(self, text: str) -> Call | str:
+        head = _compiled(self.head).match(text)
+        if head is None:
+            shown = self.form.replace("\n", " ").replace("%n", "NAME").replace("%k", "ARGUMENT").replace("%s", "VALUE")
+            return f"the tool call must look like {shown}"
+        end = min((place for place in (text.find(mark, head.end()) for mark in self.ends) if place >= 0), default=None)
+        arguments = self._arguments(text[head.end() : end])
+        return arguments if isinstance(arguments, str) else Call(name=head["name"].strip(), arguments=arguments)
+
+    def _arguments(self, text: str) -> dict[str, str] | str:
+        found: dict[str, str] = {}
+        position = 0
+        # bounded, so that a long run of opening tags cannot make reading quadratic
+        for _ in range(MOST_ARGUMENTS):
+            start = text.find(self.key[0], position)
+            if start < 0:
+                break
+            key, position = _until(text, start + len(self.key[0]), self.key[1])
+            opened = text.find(self.value[0], position)
+            # nothing but white space may stand between an argument's name and its value
+            if opened < 0 or text[position:opened].strip():
+                return f"the tool call has an argument {key.strip()[:80]!r} without a value"
+            value, position = _until(text, opened + len(self.value[0]), self.value[1])
+            found.setdefault(key.strip(), value.strip())
+        return found
+
+    def write(self, tool: str, argument: str, value: str) -> str:
+        return self.form.replace("%n", tool).replace("%k", argument).replace("%s", value)
+
+
+def _until(text: str, start: int, mark: str) -> tuple[str, int]:
+    """The text from `start` to `mark`, or to the end where there is none, and where reading goes on."""
+    end = text.find(mark, start)
+    return (text[start:], len(text)) if end < 0 else (text[start:end], end + len(mark))

@@ -1,0 +1,333 @@
+"""The original's loader: records of the items file joined with attributes and instructions, skips included."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, overload
+
+import numpy as np
+
+from turngym.envs.webshop.goals import GoalCollector, GoalEntries
+from turngym.envs.webshop.products import (
+    Instruction,
+    Kind,
+    Product,
+    ShopDataError,
+    encode_product,
+    parse_pricing,
+    price_text,
+)
+from turngym.retrieval.bm25 import LuceneIndex
+
+Check = Literal["compat", "strict"]
+"""`compat` skips and prices as the original does; `strict` raises instead, for shops of your own."""
+NO_ATTRIBUTES = ("DUMMY_ATTR",)
+"""Attributes of a product that the attributes file does not list; the original's placeholder."""
+LONGEST_ASIN = 10
+
+
+class Lookup(Protocol):
+    """What is known of a product by asin; a dict will do."""
+
+    def get(self, asin: str, /) -> Any: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadReport:
+    """What became of the records of an items file."""
+
+    read: int = 0
+    kept: int = 0
+    nan: int = 0
+    """Records whose asin is the text 'nan'."""
+    long_asin: int = 0
+    """Records whose asin has more than 10 characters."""
+    duplicate: int = 0
+    """Records whose asin came before; the first stays."""
+    unpriced: int = 0
+    """Kept products without a price; they cost $100.0."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """The first asin of each kind that was skipped or unpriced."""
+
+
+def read_products(
+    items: Iterable[Any],
+    attributes: Lookup,
+    human: Lookup | None,
+    *,
+    report: LoadReport,
+    check: Check = "compat",
+    source: str = "items",
+) -> Iterator[Product]:
+    """The products of `items` in their order, skipping what the original skips; `report` counts along.
+
+    `human` None: instructions come from `attributes` (synthetic goals), which must then hold every product.
+    Raises ShopDataError naming the product: a missing or wrong field, a price that cannot be read; with
+    `check="strict"` also for each record that would be skipped or has no price.
+    """
+    seen: set[str] = set()
+    for number, item in enumerate(items):
+        report.read += 1
+        where = f"{source}, record {number}"
+        if not isinstance(item, dict):
+            raise ShopDataError(f"{where} is a JSON {type(item).__name__}, not an object with asin, name and so on")
+        asin = _text(item, "asin", where)
+        where = f"{where}, product {asin!r}"
+        flaw = "nan" if asin == "nan" else "long_asin" if len(asin) > LONGEST_ASIN else None
+        flaw = flaw or ("duplicate" if asin in seen else None)
+        if flaw is not None:
+            _count(report, flaw, asin, check, where)
+            continue
+        seen.add(asin)
+        if not item.get("pricing"):
+            _count(report, "unpriced", asin, check, where)
+        report.kept += 1
+        yield parse_product(item, asin, attributes, human, where)
+
+
+def read_pairs(
+    pairs: Iterable[tuple[dict[str, Any], Any]], *, report: LoadReport, check: Check = "compat", source: str = "items"
+) -> Iterator[Product]:
+    """`read_products` of (item, attributes entry) pairs, for shops that are generated while they are stored."""
+    present: dict[str, Any] = {}
+
+    def items() -> Iterator[dict[str, Any]]:
+        for item, entry in pairs:
+            # only the product that is being read: a shop of a million need not fit into memory
+            present.clear()
+            present[item["asin"]] = entry
+            yield item
+
+    return read_products(items(), present, None, report=report, check=check, source=source)
+
+
+_FLAWS = {
+    "nan": "its asin is 'nan'",
+    "long_asin": f"its asin has more than {LONGEST_ASIN} characters",
+    "duplicate": "its asin came before in the file",
+    "unpriced": "it has no price",
+}
+
+
+def _count(report: LoadReport, flaw: str, asin: str, check: Check, where: str) -> None:
+    setattr(report, flaw, getattr(report, flaw) + 1)
+    report.examples.setdefault(flaw, asin)
+    check_report(report, check, where)
+
+
+def check_report(report: LoadReport, check: Check, where: str = "") -> None:
+    """Raises ShopDataError naming the first flawed product if `check` is strict."""
+    if check == "strict" and report.examples:
+        flaw, asin = next(iter(report.examples.items()))
+        place = where or f"product {asin!r}"
+        raise ShopDataError(f"{place}: {_FLAWS[flaw]}; check='compat' treats it as the original shop does")
+
+
+def parse_product(item: Mapping[str, Any], asin: str, attributes: Lookup, human: Lookup | None, where: str) -> Product:
+    """One record as a product. `where` begins the text of every ShopDataError."""
+    extra = attributes.get(asin)
+    if extra is not None and not isinstance(extra, dict):
+        raise ShopDataError(f"{where}: its entry in the attributes file is {extra!r:.60}, not an object")
+    listed = _texts(extra, "attributes", where) if extra is not None and "attributes" in extra else NO_ATTRIBUTES
+    bullets = _get(item, "small_description", where)
+    prices = parse_pricing(item.get("pricing"), where)
+    images = item.get("images") or [""]
+    return Product(
+        asin=asin,
+        title=_text(item, "name", where),
+        description=_text(item, "full_description", where),
+        bullets=_texts(item, "small_description", where) if isinstance(bullets, list) else (str(bullets),),
+        category=_text(item, "category", where),
+        query=_text(item, "query", where).lower().strip(),
+        product_category=_text(item, "product_category", where),
+        attributes=listed,
+        options=_options(_get(item, "customization_options", where), where),
+        main_image=images[0] if isinstance(images, list) and isinstance(images[0], str) else "",
+        price_text=price_text(prices),
+        prices=prices,
+        instructions=_synthetic(extra, where) if human is None else _human(human.get(asin), where),
+    )
+
+
+def _options(contents: Any, where: str) -> dict[str, tuple[str, ...]]:
+    if not contents:
+        return {}
+    if not isinstance(contents, dict):
+        raise ShopDataError(f"{where}: customization_options is {contents!r:.60}; valid: '' or an object of lists")
+    options = {}
+    for name, values in contents.items():
+        if values is None:
+            continue
+        try:
+            options[name.lower()] = tuple(value["value"].strip().replace("/", " | ").lower() for value in values)
+        except (KeyError, TypeError, AttributeError):
+            raise ShopDataError(f"{where}: option {name!r} is not a list of objects with a text 'value'") from None
+    return options
+
+
+def _synthetic(extra: Mapping[str, Any] | None, where: str) -> tuple[Instruction, ...]:
+    if extra is None:
+        raise ShopDataError(f"{where} is not in the attributes file, which synthetic goals need for every product")
+    if extra.get("instruction") is None:
+        return ()
+    wanted = _texts(extra, "instruction_attributes", where)
+    if not wanted:
+        raise ShopDataError(f"{where}: it has an instruction but instruction_attributes is empty")
+    return (Instruction(text=_text(extra, "instruction", where), attributes=wanted),)
+
+
+def _human(entries: Any, where: str) -> tuple[Instruction, ...]:
+    """Instructions without attributes cannot be scored and are left out, as in the original."""
+    if entries is not None and not isinstance(entries, list):
+        raise ShopDataError(f"{where}: its entry in the instructions file is {entries!r:.60}, not a list")
+    found = []
+    for entry in entries or ():
+        if not isinstance(entry, dict):
+            raise ShopDataError(f"{where}: one of its human instructions is {entry!r:.60}, not an object")
+        if wanted := _texts(entry, "instruction_attributes", where):
+            text, options = _text(entry, "instruction", where), _texts(entry, "instruction_options", where)
+            found.append(Instruction(text=text, attributes=wanted, options=options))
+    return tuple(found)
+
+
+def _get(item: Mapping[str, Any], key: str, where: str) -> Any:
+    if key not in item:
+        raise ShopDataError(f"{where} has no {key!r}; keys here: {', '.join(sorted(item))[:200]}")
+    return item[key]
+
+
+def _text(item: Mapping[str, Any], key: str, where: str) -> str:
+    value = _get(item, key, where)
+    if not isinstance(value, str):
+        raise ShopDataError(f"{where}: {key!r} is {value!r:.60}, not a text")
+    return value
+
+
+def _texts(item: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = _get(item, key, where)
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ShopDataError(f"{where}: {key!r} is {value!r:.60}, not a list of texts")
+    return tuple(value)
+
+
+# Where a shop's products live: in memory, with everything that prices and goals are drawn from.
+
+
+class SearchEngine(Protocol):
+    """What a shop asks of its index."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of documents and settings."""
+
+    def search(self, query: str, k: int) -> list[tuple[str, float]]:
+        """(asin, score) of at most `k` products, best first."""
+
+    def close(self) -> None: ...
+
+
+class Catalog(Protocol):
+    """Products by row and by asin, and the columns from which prices and goals are drawn."""
+
+    pricing: np.ndarray
+    """float64 [N, 2]: dollars, NaN in the second column where there is one price."""
+    entries: GoalEntries
+    order: np.ndarray | None
+    """`goals.shuffled` of the number of goals, if it was kept."""
+    sha256: str
+    """Of all products in order; equal for equal shops, however they are stored."""
+    report: LoadReport
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, row: int) -> Product: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Product]: ...
+    def __iter__(self) -> Iterator[Product]: ...
+    def row(self, asin: str) -> int | None:
+        """Row of the product, None if there is none."""
+
+    def engine(self) -> SearchEngine:
+        """Its search index, built or opened when first asked for."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+def search_text(product: Product) -> str:
+    """The document that is searched: title, description, first bullet and options; nothing else of the product."""
+    options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
+    first = product.bullets[0] if product.bullets else ""
+    return " ".join([product.title, product.description, first, options]).lower()
+
+
+def pricing_row(product: Product) -> tuple[float, float]:
+    """The product's row of `Catalog.pricing`."""
+    return product.prices[0], product.prices[1] if len(product.prices) > 1 else np.nan
+
+
+class MemoryCatalog(Sequence[Product]):
+    """A shop of some thousand products."""
+
+    def __init__(self, products: Iterable[Product], kind: Kind, report: LoadReport) -> None:
+        """`products` may be an iterator that counts into `report`."""
+        collector, digest = GoalCollector(kind), hashlib.sha256()
+        self._products: list[Product] = []
+        self._rows: dict[str, int] = {}
+        for row, product in enumerate(products):
+            self._products.append(product)
+            self._rows[product.asin] = row
+            collector.add(row, product)
+            digest.update(encode_product(product) + b"\n")
+        # reshape: an empty shop has no row to tell the second axis from
+        self.pricing = np.array([pricing_row(product) for product in self._products]).reshape(-1, 2)
+        self.entries = collector.entries()
+        self.order: np.ndarray | None = None
+        self.sha256 = digest.hexdigest()
+        self.report = report
+        self._engine: SearchEngine | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the index, which is built again where it is needed."""
+        return {**vars(self), "_engine": None}
+
+    def __len__(self) -> int:
+        return len(self._products)
+
+    @overload
+    def __getitem__(self, row: int) -> Product: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Product]: ...
+    def __getitem__(self, row: int | slice) -> Product | Sequence[Product]:
+        return self._products[row]
+
+    def __iter__(self) -> Iterator[Product]:
+        return iter(self._products)
+
+    def row(self, asin: str) -> int | None:
+        return self._rows.get(asin)
+
+    def engine(self) -> SearchEngine:
+        if not self._rows:
+            raise ShopDataError("this shop is empty or closed: there is nothing to search")
+        if self._engine is None:
+            self._engine = build_engine((product.asin, search_text(product)) for product in self._products)
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine, self._products, self._rows = None, [], {}
+
+
+def build_engine(documents: Iterable[tuple[str, str]], folder: Path | None = None) -> SearchEngine:
+    """An index of (asin, text), in memory or in `folder`."""
+    return LuceneIndex.build(documents, folder)
+
+
+def open_engine(folder: Path) -> SearchEngine:
+    """The index that `build_engine` wrote."""
+    return LuceneIndex.open(folder)

@@ -1,1 +1,0 @@
-"""The original's files: read, streamed, or mapped from disk for large shops."""

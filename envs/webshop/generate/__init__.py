@@ -1,1 +1,0 @@
-"""Generated shops that need no download."""

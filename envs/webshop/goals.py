@@ -1,0 +1,377 @@
+"""Goals in the original's order: which product to buy, with what attributes, options and price cap."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from bisect import bisect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import overload
+
+import numpy as np
+
+from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.webshop.products import Instruction, Kind, Product, Profile, ShopDataError, cap_text, draw_cap
+
+SHUFFLE_SEED = 233
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a shopper is asked to buy."""
+
+    index: int
+    """Place in the shop's order of goals; the goal's id within its profile."""
+    asin: str
+    instruction_text: str
+    """What the shopper reads, price clause included."""
+    attributes: tuple[str, ...]
+    goal_options: tuple[str, ...] | tuple[tuple[str, str], ...]
+    """Wanted values of a human goal; (option name, value) pairs of a synthetic one. The reward treats them apart."""
+    price_upper: float
+    """Price cap in dollars; 1,000,000 where the text names none."""
+    category: str
+    query: str
+    product_category: str
+    title: str
+    """Of the goal product."""
+    kind: Kind
+    weight: float
+    """Of this goal where goals are drawn at random."""
+
+    @property
+    def request(self) -> str:
+        """The text without its price clause: what tells goals apart whatever prices were drawn."""
+        return self.instruction_text.removesuffix(cap_text(self.price_upper))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalEntries:
+    """All instructions of a catalog in product order, as columns over E entries; independent of prices."""
+
+    row: np.ndarray
+    """int64 [E]: product row."""
+    number: np.ndarray
+    """int32 [E]: which of the product's instructions."""
+    goals: np.ndarray
+    """int64 [E]: how many goals it makes, one per combination of options (synthetic) or one (human)."""
+    weight: np.ndarray
+    """float64 [E]: weight of each of its goals."""
+
+
+class GoalCollector:
+    """Gathers `GoalEntries` while products stream by."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._row = array("q")
+        self._number = array("i")
+        self._goals = array("q")
+        self._wanted: list[tuple[str, ...]] = []
+        self._uses: Counter[str] = Counter()
+
+    def add(self, row: int, product: Product) -> None:
+        for number, instruction in enumerate(product.instructions):
+            goals = product.combinations if instruction.options is None else 1
+            self._row.append(row)
+            self._number.append(number)
+            self._goals.append(goals)
+            if self.kind == "synthetic":
+                self._wanted.append(instruction.attributes)
+                for attribute in instruction.attributes:
+                    self._uses[attribute] += goals
+
+    def entries(self) -> GoalEntries:
+        """Synthetic weights favor rare attributes: the mean of 1 / (goals with that attribute)."""
+        goals = np.array(self._goals, dtype=np.int64)
+        weight = np.ones(len(goals))
+        for entry, wanted in enumerate(self._wanted):
+            if goals[entry]:
+                weight[entry] = sum(1.0 / self._uses[attribute] for attribute in wanted) / len(wanted)
+        row, number = np.array(self._row, dtype=np.int64), np.array(self._number, dtype=np.int32)
+        return GoalEntries(row=row, number=number, goals=goals, weight=weight)
+
+
+def shuffled(count: int) -> tuple[np.ndarray, random.Random]:
+    """The original's order of `count` goals (int64 [count]: place in file order), and the generator as it is then."""
+    rng = random.Random(SHUFFLE_SEED)
+    # shuffle draws by the length alone: the same order as the original's list of goals, in 8 bytes each
+    order = array("q", range(count))
+    rng.shuffle(order)
+    return np.array(order, dtype=np.int64), rng
+
+
+def draw_goal(weights: Sequence[float], rng: random.Random) -> int:
+    """The goal of a session that does not name one, as the original draws it, off by one: goal 0 is (almost) never
+    drawn, each later goal has the weight of the one before, and the last has its own as well.
+    """
+    cumulative = [0.0, *accumulate(weights)]
+    return min(bisect(cumulative, rng.uniform(0, cumulative[-1])), len(cumulative) - 2)
+
+
+def limited(weights: Sequence[float], limit: int, rng: random.Random) -> list[int]:
+    """The original's `limit_goals`: that many different goals in the order in which they were drawn."""
+    if not 0 < limit <= max(len(weights) - 1, 1):
+        raise ShopDataError(f"limit is {limit}; with {len(weights)} goals valid are 1 to {max(len(weights) - 1, 1)}")
+    cumulative = [0.0, *accumulate(weights)]
+    chosen: dict[int, None] = {}
+    while len(chosen) < limit:
+        place = bisect(cumulative, rng.uniform(0, cumulative[-1]))
+        chosen[min(place, len(cumulative) - 2)] = None
+    return list(chosen)
+
+
+class Goals(Sequence[Goal]):
+    """The goals of a shop in their final order; each is made when it is asked for, the last 4,096 are kept."""
+
+    def __init__(
+        self,
+        entries: GoalEntries,
+        prices: np.ndarray,
+        rng: random.Random,
+        *,
+        kind: Kind,
+        product: Callable[[int], Product],
+        order: np.ndarray | None = None,
+    ) -> None:
+        """`prices` float64 [N]; `rng` goes on where the product prices left it; `order` is `shuffled`'s, if known."""
+        self.kind = kind
+        self.entries = entries
+        # one cap per instruction in product order, before the shuffle: any other order would give other caps
+        self.caps = np.array([draw_cap(price, rng) for price in prices[entries.row].tolist()])
+        self._ends = np.cumsum(entries.goals)
+        count = int(self._ends[-1]) if len(self._ends) else 0
+        self._order = shuffled(count)[0] if order is None else order
+        self._product = product
+        # of the object: a cache on the method would be shared by all shops and keep closed ones alive
+        self._made = lru_cache(maxsize=4096)(self._make)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """float64 [len(self)], in the goals' order."""
+        return np.repeat(self.entries.weight, self.entries.goals)[self._order]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> Goal: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Goal]: ...
+    def __getitem__(self, index: int | slice) -> Goal | list[Goal]:
+        if isinstance(index, slice):
+            return [self._made(number) for number in range(*index.indices(len(self)))]
+        try:
+            return self._made(range(len(self))[index])
+        except IndexError:
+            raise IndexError(f"goal {index} does not exist; this shop has goals 0 to {len(self) - 1}") from None
+
+    def __iter__(self) -> Iterator[Goal]:
+        # past the cache, from which a walk over all goals would push those that are played
+        return (self._make(number) for number in range(len(self)))
+
+    def _make(self, index: int) -> Goal:
+        place = int(self._order[index])
+        # right: an entry without goals ends where it begins, and is passed over
+        entry = int(np.searchsorted(self._ends, place, side="right"))
+        product = self._product(int(self.entries.row[entry]))
+        instruction = product.instructions[int(self.entries.number[entry])]
+        cap = float(self.caps[entry])
+        options: tuple[str, ...] | tuple[tuple[str, str], ...]
+        if instruction.options is None:
+            combination = place - int(self._ends[entry] - self.entries.goals[entry])
+            options = _combination(product, combination)
+            text = _synthetic_text(instruction, options)
+        else:
+            options, text = instruction.options, instruction.text.strip(".")
+        return Goal(
+            index=index,
+            asin=product.asin,
+            instruction_text=text + cap_text(cap),
+            attributes=instruction.attributes,
+            goal_options=options,
+            price_upper=cap,
+            category=product.category,
+            query=product.query,
+            product_category=product.product_category,
+            title=product.title,
+            kind=self.kind,
+            weight=float(self.entries.weight[entry]),
+        )
+
+
+def _combination(product: Product, number: int) -> tuple[tuple[str, str], ...]:
+    """Number `number` of the product's option combinations: names sorted, the last name's value changes first."""
+    chosen = []
+    for name in sorted(product.options, reverse=True):
+        number, place = divmod(number, len(product.options[name]))
+        chosen.append((name, product.options[name][place]))
+    return tuple(reversed(chosen))
+
+
+def _synthetic_text(instruction: Instruction, options: tuple[tuple[str, str], ...]) -> str:
+    wishes = ", and ".join(f"{name}: {value}" for name, value in options)
+    return instruction.text + (f" with {wishes}" if wishes else "")
+
+
+# Which goals are for evaluation and which for training, and the proof that they have nothing in common.
+
+TRAIN = "train"
+EVALUATION_GOALS = 200
+TRAINING_GOALS = 3000
+PAPERS = {"test": (0, 500), "dev": (500, 1500), TRAIN: (1500, None)}
+"""First goal and end of each split that papers report on human goals."""
+PRODUCTS = "products"
+HELD_OUT = 4
+"""One product in so many is for evaluation alone, by the hash of its asin, with the scheme `products`."""
+PER_PRODUCT = 4
+"""Evaluation goals of one product at most, with that scheme: some products have hundreds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """Goal numbers by split, in ascending order; disjoint, and no training text is an evaluation text."""
+
+    scheme: str
+    parts: Mapping[str, tuple[int, ...]]
+    dropped: int
+    """Training goals left out because an evaluation goal asks for the same in the same words, prices aside."""
+
+    def __getitem__(self, name: str) -> tuple[int, ...]:
+        """The goals of a split; ShopDataError lists the names."""
+        if name not in self.parts:
+            valid = ", ".join(self.parts)
+            hint = did_you_mean(name, self.parts)
+            raise ShopDataError(f"split is {name!r}; with splits {self.scheme!r} valid are: {valid}.{hint}")
+        return self.parts[name]
+
+    def name_of(self, goal: int) -> str:
+        """The split of a goal, or 'unused'."""
+        return next((name for name, goals in self.parts.items() if goal in goals), "unused")
+
+
+def make_splits(
+    goals: Goals, profile: Profile, scheme: str | None = None, *, part_of: Callable[[str], str] | None = None
+) -> Splits:
+    """`turnopd` (goals 0-199 evaluate, the next 3,000 train), `papers` (human goals: test 0-499, dev 500-1499, train
+    1500 on), `products` (200 goals of products that no training goal asks for), `generated` (as the generator planned,
+    by product too); None: `generated` for generated shops, else `turnopd`.
+
+    `part_of` tells a generated shop's split from an asin. Raises ShopDataError for a scheme that the shop cannot have.
+    """
+    chosen = scheme or ("generated" if profile.generated else "turnopd")
+    if chosen == "turnopd":
+        last = EVALUATION_GOALS + TRAINING_GOALS
+        parts = _cut(len(goals), {"eval": (0, EVALUATION_GOALS), TRAIN: (EVALUATION_GOALS, last)})
+    elif chosen == "papers" and profile.kind == "human":
+        parts = _cut(len(goals), PAPERS)
+    elif chosen == PRODUCTS and part_of is None:
+        parts = _by_product([goal.asin for goal in goals])
+    elif chosen == "generated" and part_of is not None:
+        names = [part_of(goal.asin) for goal in goals]
+        parts = {split: tuple(i for i, name in enumerate(names) if name == split) for split in ("eval", TRAIN)}
+    else:
+        own = ["generated"] if part_of else [PRODUCTS]
+        valid = ["turnopd", *(["papers"] if profile.kind == "human" else []), *own]
+        raise ShopDataError(
+            f"splits is {scheme!r}; for profile {profile.name!r} valid: {', '.join(valid)}"
+            " ('papers' needs human goals, 'generated' a generated shop, which has its products apart already)"
+        )
+    return _separate(goals, chosen, parts)
+
+
+def _cut(count: int, bounds: Mapping[str, tuple[int, int | None]]) -> dict[str, tuple[int, ...]]:
+    return {
+        name: tuple(range(min(first, count), count if end is None else min(end, count)))
+        for name, (first, end) in bounds.items()
+    }
+
+
+def _by_product(asins: list[str]) -> dict[str, tuple[int, ...]]:
+    """The first goals in the shop's order, of products that are held out and of all others."""
+    held = {asin: hashlib.sha256(asin.encode()).digest()[0] % HELD_OUT == 0 for asin in set(asins)}
+    times: Counter[str] = Counter()
+    evaluation: list[int] = []
+    for number, asin in enumerate(asins):
+        if held[asin] and times[asin] < PER_PRODUCT and len(evaluation) < EVALUATION_GOALS:
+            times[asin] += 1
+            evaluation.append(number)
+    others = [number for number, asin in enumerate(asins) if not held[asin]]
+    return {"eval": tuple(evaluation), TRAIN: tuple(others[:TRAINING_GOALS])}
+
+
+def _separate(goals: Goals, scheme: str, parts: dict[str, tuple[int, ...]]) -> Splits:
+    evaluation = [goal for name, numbers in parts.items() if name != TRAIN for goal in numbers]
+    texts = {_plain(goals[goal].request) for goal in evaluation}
+    train = tuple(goal for goal in parts[TRAIN] if _plain(goals[goal].request) not in texts)
+    splits = Splits(scheme=scheme, parts={**parts, TRAIN: train}, dropped=len(parts[TRAIN]) - len(train))
+    check_disjoint(splits, evaluation)
+    return splits
+
+
+def check_disjoint(splits: Splits, evaluation: Iterable[int]) -> None:
+    """Raises ShopDataError naming a goal that is in training and in evaluation."""
+    if shared := sorted(set(evaluation) & set(splits.parts[TRAIN])):
+        raise ShopDataError(f"splits {splits.scheme!r}: goal {shared[0]} is in training and in evaluation")
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+# Task ids of a shop: `<profile>/<goal>`; a split lists its own, every goal of the shop can be played.
+
+
+class GoalIds(Sequence[str]):
+    """The ids of some goals of a shop, made when they are asked for; `in` is true for every goal of the shop."""
+
+    def __init__(self, profile: str, listed: Sequence[int], goals: int) -> None:
+        """`listed`: goal numbers; `goals`: how many the shop has."""
+        self._prefix = f"{profile}/"
+        self._listed = listed
+        self._goals = goals
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [f"{self._prefix}{goal}" for goal in self._listed[index]]
+        return f"{self._prefix}{self._listed[index]}"
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{self._prefix}{goal}" for goal in self._listed)
+
+    def __contains__(self, task_id: object) -> bool:
+        return isinstance(task_id, str) and self._number(task_id) is not None
+
+    def goal_of(self, task_id: str) -> int:
+        """The goal's number. Raises TaskError for an id of another shop and for a number that does not exist."""
+        number = self._number(task_id)
+        if number is None:
+            raise TaskError(f"task {task_id!r} is not one of {self._prefix}0 to {self._prefix}{self._goals - 1}")
+        return number
+
+    def _number(self, task_id: str) -> int | None:
+        digits = task_id.removeprefix(self._prefix)
+        # one spelling per goal: no sign, no leading zeros, no other alphabet's digits
+        # twelve digits at most: int() raises ValueError for thousands of them
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 12 or task_id != f"{self._prefix}{int(digits)}":
+            return None
+        return int(digits) if int(digits) < self._goals else None
+
+
+def listed_goals(splits: Splits, split: str | None) -> tuple[int, ...]:
+    """The goals of a split; None is training, or where that is empty the first split with goals."""
+    if split is None:
+        split = next((name for name in (TRAIN, *splits.parts) if splits.parts.get(name)), TRAIN)
+    return splits[split]

@@ -1,0 +1,350 @@
+"""A shop of any size in a folder of mapped files: a million products cost a process a few megabytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, overload
+
+import numpy as np
+
+from turngym.envs.core.task import content_hash
+from turngym.envs.webshop.catalog import (
+    Catalog,
+    Check,
+    LoadReport,
+    MemoryCatalog,
+    SearchEngine,
+    build_engine,
+    check_report,
+    open_engine,
+    pricing_row,
+    read_products,
+    search_text,
+)
+from turngym.envs.webshop.generate import find_config, generate_catalog
+from turngym.envs.webshop.goals import GoalCollector, GoalEntries, shuffled
+from turngym.envs.webshop.json_stream import read_array, read_object
+from turngym.envs.webshop.products import (
+    Kind,
+    Product,
+    Profile,
+    ShopDataError,
+    decode_product,
+    encode_product,
+    find_files,
+)
+from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.mapped import (
+    ArrayWriter,
+    BlobStore,
+    BlobWriter,
+    changed_file,
+    check_manifest,
+    describe_files,
+    map_array,
+    sealed,
+)
+
+FORMAT = 1
+Progress = Callable[[str, int], None]
+"""Called with what is being done and how many products it has done."""
+REPORT_EVERY = 10_000
+
+
+class AsinTable:
+    """Row by asin, as two mapped arrays."""
+
+    def __init__(self, folder: Path) -> None:
+        self._asins = map_array(folder / "asins.npy")
+        self._rows = map_array(folder / "asin_rows.npy", np.int32)
+
+    @staticmethod
+    def save(folder: Path, asins: Sequence[bytes]) -> None:
+        names = np.array(asins, dtype=np.bytes_) if asins else np.zeros(0, "S1")
+        # stable: of a key that is repeated the last row stays last, which is the one that JSON readers keep
+        order = np.argsort(names, kind="stable")
+        np.save(folder / "asins.npy", names[order])
+        np.save(folder / "asin_rows.npy", order.astype(np.int32))
+
+    def row(self, asin: str) -> int | None:
+        """The last row with that asin; None if there is none."""
+        wanted = asin.encode("utf-8", "surrogatepass")
+        place = int(np.searchsorted(self._asins, np.bytes_(wanted), side="right")) - 1
+        return int(self._rows[place]) if place >= 0 and self._asins[place] == wanted else None
+
+
+class StagedEntries:
+    """The attributes file on disk: `get(asin)` without holding a million objects."""
+
+    def __init__(self, folder: Path, members: Iterable[tuple[str, Any]]) -> None:
+        asins = []
+        with BlobWriter(folder / "entries") as writer:
+            for asin, entry in members:
+                asins.append(asin.encode("utf-8", "surrogatepass"))
+                writer.append(json.dumps(entry).encode())
+        AsinTable.save(folder, asins)
+        self._table, self._entries = AsinTable(folder), BlobStore(folder / "entries")
+
+    def get(self, asin: str) -> Any:
+        row = self._table.row(asin)
+        return None if row is None else json.loads(self._entries[row])
+
+    def close(self) -> None:
+        self._entries.close()
+
+
+def build_folder(
+    folder: Path,
+    products: Callable[[Path], Iterable[Product]],
+    kind: Kind,
+    report: LoadReport,
+    progress: Progress | None = None,
+) -> None:
+    """Write a shop into `folder`, which appears only when it is complete. `products` may use the folder it is given."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # beside the folder: a rename must not cross file systems
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name[:16]}-") as scratch:
+        part, staging = Path(scratch, "shop"), Path(scratch, "staging")
+        part.mkdir()
+        staging.mkdir()
+        manifest = _write_products(part, products(staging), kind, progress)
+        shutil.rmtree(staging)
+        with BlobStore(part / "products") as records:
+            engine = build_engine(_documents(records, progress), part / "search")
+            manifest["search"] = engine.fingerprint
+            engine.close()
+        manifest["report"] = dataclasses.asdict(report)
+        # products have checksums of their own, one by one, and the search folder has a manifest
+        names = [path.name for path in part.iterdir() if path.is_file() and path.name != "products.bin"]
+        manifest["files"] = describe_files(part, names)
+        (part / "manifest.json").write_text(json.dumps(sealed(manifest), indent=1), "utf-8")
+        try:
+            part.rename(folder)
+        except OSError:  # another process was first
+            if not (folder / "manifest.json").exists():
+                raise
+
+
+def _write_products(part: Path, products: Iterable[Product], kind: Kind, progress: Progress | None) -> dict[str, Any]:
+    collector, digest, asins = GoalCollector(kind), hashlib.sha256(), []
+    with (
+        BlobWriter(part / "products", checked=True) as writer,
+        ArrayWriter(part / "pricing.npy", np.float64, 2) as pricing,
+    ):
+        for row, product in enumerate(products):
+            record = encode_product(product)
+            writer.append(record)
+            pricing.extend(np.array([pricing_row(product)]))
+            asins.append(product.asin.encode("utf-8", "surrogatepass"))
+            collector.add(row, product)
+            digest.update(record + b"\n")
+            if progress is not None and (row + 1) % REPORT_EVERY == 0:
+                progress("reading products", row + 1)
+    AsinTable.save(part, asins)
+    entries = collector.entries()
+    for field in dataclasses.fields(entries):
+        np.save(part / f"goal_{field.name}.npy", getattr(entries, field.name))
+    goals = int(entries.goals.sum())
+    np.save(part / "goal_order.npy", shuffled(goals)[0])
+    sha256 = digest.hexdigest()
+    return {"format": FORMAT, "kind": kind, "products": len(asins), "goals": goals, "sha256": sha256}
+
+
+def _documents(records: BlobStore, progress: Progress | None) -> Iterator[tuple[str, str]]:
+    for row, record in enumerate(records):
+        product = decode_product(record)
+        yield product.asin, search_text(product)
+        if progress is not None and (row + 1) % REPORT_EVERY == 0:
+            progress("indexing products", row + 1)
+
+
+class MappedCatalog(Sequence[Product]):
+    """A folder that `build_folder` wrote. Products are decoded when they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ShopDataError for a folder that is incomplete, damaged or of another format."""
+        self.folder = folder
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+            if manifest["format"] != FORMAT:
+                raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
+            check_manifest(manifest)
+            if wrong := changed_file(folder, manifest.get("files", {})):  # shops of older versions have none
+                raise ValueError(wrong)
+            self.sha256: str = manifest["sha256"]
+            self.report = LoadReport(**manifest["report"])
+            self._search: str = manifest["search"]
+            self._records = BlobStore(folder / "products")
+            self._table = AsinTable(folder)
+            self.pricing = map_array(folder / "pricing.npy", np.float64)
+            columns = {f.name: map_array(folder / f"goal_{f.name}.npy") for f in dataclasses.fields(GoalEntries)}
+            self.entries = GoalEntries(**columns)
+            self.order: np.ndarray | None = map_array(folder / "goal_order.npy", np.int64)
+        except (OSError, ValueError, KeyError, TypeError, RetrievalError) as error:
+            raise self._unusable(str(error)) from error
+        if not len(self._records) == len(self.pricing) == manifest["products"]:
+            raise self._unusable(
+                f"{len(self._records)} products, {len(self.pricing)} prices: files do not belong together"
+            )
+        self._engine: SearchEngine | None = None
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, row: int) -> Product: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Product]: ...
+    def __getitem__(self, row: int | slice) -> Product | Sequence[Product]:
+        if isinstance(row, slice):
+            return [self._product(place) for place in range(*row.indices(len(self)))]
+        return self._product(row)
+
+    def __iter__(self) -> Iterator[Product]:
+        return (self._product(row) for row in range(len(self)))
+
+    def _product(self, row: int) -> Product:
+        try:
+            return decode_product(self._records[row])
+        except RetrievalError as error:
+            raise self._unusable(str(error)) from error
+
+    def row(self, asin: str) -> int | None:
+        return self._table.row(asin)
+
+    def engine(self) -> SearchEngine:
+        """Raises ShopDataError for an index that was built from other products."""
+        if self._engine is None:
+            try:
+                engine = open_engine(self.folder / "search")
+            except RetrievalError as error:
+                raise self._unusable(str(error)) from error
+            if engine.fingerprint != self._search:
+                engine.close()
+                raise self._unusable("its search index was built from other products")
+            self._engine = engine
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+        self._records.close()
+
+    def _unusable(self, why: str) -> ShopDataError:
+        return ShopDataError(f"the shop in {self.folder} cannot be used: {why}; delete that folder, it is built again")
+
+
+# From a profile to a catalog: the original's files or the generator, in memory or in mapped files.
+
+Storage = Literal["auto", "memory", "mapped"]
+LARGE = 64 << 20
+"""Bytes of the items file from which on `auto` maps."""
+CACHE_VARIABLE = "TURNGYM_CACHE"
+
+
+def load_catalog(
+    profile: Profile,
+    data: str | os.PathLike[str] | None,
+    *,
+    check: Check = "compat",
+    num_products: int | None = None,
+    storage: Storage = "auto",
+    cache: str | os.PathLike[str] | None = None,
+    progress: Any = None,
+) -> Catalog:
+    """The products of a profile; `num_products` takes the first so many records of the file, as the original does.
+
+    Mapped shops are built once, in `cache`, `$TURNGYM_CACHE` or `~/.cache/turngym`, under the hash of their files.
+    """
+    for name, value, valid in (("storage", storage, get_args(Storage)), ("check", check, get_args(Check))):
+        if value not in valid:
+            raise ShopDataError(f"{name} is {value!r}; valid: {', '.join(valid)}")
+    if num_products is not None and num_products < 1:
+        raise ShopDataError(f"num_products is {num_products}; valid: at least 1, or None for all")
+    paths = () if profile.generated else find_files(profile, data)
+    mapped = storage == "mapped" or (storage == "auto" and bool(paths) and paths[0].stat().st_size > LARGE)
+    if mapped:
+        return _load_mapped(profile, paths, check, num_products, _cache_folder(cache), progress)
+    report = LoadReport()
+    items, attributes, human = _generate(profile) if profile.generated else _read(paths)
+    source = paths[0].name if paths else profile.name
+    products = read_products(items[:num_products], attributes, human, report=report, check=check, source=source)
+    return MemoryCatalog(products, profile.kind, report)
+
+
+def _generate(profile: Profile) -> tuple[list[Any], dict[str, Any], None]:
+    items, attributes = generate_catalog(find_config(profile.preset))
+    return items, attributes, None
+
+
+def _read(paths: tuple[Path, ...]) -> tuple[list[Any], dict[str, Any], dict[str, Any] | None]:
+    attributes, *human = (dict(read_object(path)) for path in paths[1:])
+    return list(read_array(paths[0])), attributes, human[0] if human else None
+
+
+def _load_mapped(
+    profile: Profile, paths: tuple[Path, ...], check: Check, num_products: int | None, cache: Path, progress: Any
+) -> Catalog:
+    source = [file_hash(path, cache) for path in paths] if paths else repr(_config(profile))
+    parts = {"source": source, "kind": profile.kind, "num_products": num_products, "format": FORMAT}
+    folder = cache / "webshop" / content_hash(parts)[:32]
+    report = LoadReport()
+
+    def products(staging: Path) -> Iterator[Product]:
+        if profile.generated:
+            items, attributes, human = _generate(profile)
+            yield from read_products(items[:num_products], attributes, human, report=report, check=check)
+            return
+        entries = StagedEntries(staging, read_object(paths[1]))
+        people = dict(read_object(paths[2])) if profile.kind == "human" else None
+        first = _first(read_array(paths[0]), num_products)
+        yield from read_products(first, entries, people, report=report, check=check, source=paths[0].name)
+        entries.close()
+
+    if not (folder / "manifest.json").exists():
+        build_folder(folder, products, profile.kind, report, progress)
+    catalog = MappedCatalog(folder)
+    # the folder may have been built with check="compat"
+    check_report(catalog.report, check)
+    return catalog
+
+
+def _config(profile: Profile) -> Any:
+    return find_config(profile.preset)
+
+
+def _first(items: Iterable[Any], count: int | None) -> Iterator[Any]:
+    for number, item in enumerate(items):
+        if count is not None and number >= count:
+            return
+        yield item
+
+
+def _cache_folder(cache: str | os.PathLike[str] | None) -> Path:
+    chosen = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "turngym"
+
+
+def file_hash(path: Path, cache: Path) -> str:
+    """SHA-256 of the file's bytes, remembered in `cache` for as long as its path, size and time of change stay."""
+    state = path.stat()
+    key = content_hash({"path": str(path.resolve()), "size": state.st_size, "changed": state.st_mtime_ns})
+    known = cache / "hashes" / f"{key}.json"
+    if known.exists():
+        return str(json.loads(known.read_text("utf-8")))
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    known.parent.mkdir(parents=True, exist_ok=True)
+    # a name of its own, then a rename: processes that start together never read half a file
+    part = known.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(digest), "utf-8")
+    part.replace(known)
+    return digest

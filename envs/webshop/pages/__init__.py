@@ -1,1 +1,0 @@
-"""The shop's pages as a state machine, and how they are shown."""

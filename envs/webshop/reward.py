@@ -1,0 +1,334 @@
+"""The original's reward for a purchase, quirks included, and the best that a goal allows.
+
+total = r_type * (n_att + n_option + [price <= cap]) / (|attributes| + |options| + 1)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rapidfuzz import fuzz, utils
+
+from turngym.envs.core.errors import did_you_mean
+from turngym.envs.webshop.goals import Goal
+from turngym.envs.webshop.products import Product, ShopDataError
+
+# The color words by which the reward's option part simplifies values, and how it does that, quirk included.
+
+_WORDS = """
+alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
+caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal
+dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory
+ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom
+mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire
+seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white
+wine yellow
+"""
+COLORS = tuple(_WORDS.split())
+"""In alphabetical order; the first that fits wins, whatever else fits."""
+_COLOR_SET = frozenset(COLORS)
+
+
+@lru_cache(maxsize=65536)
+def simplify_value(value: str) -> str:
+    """The first color word that is a substring of `value` ("graywash" becomes "ash"), else `value` itself."""
+    for color in COLORS:
+        if color in value:
+            return color
+    return value
+
+
+@lru_cache(maxsize=65536)
+def simplify_pair(name: str, value: str) -> str:
+    """What the original makes of a synthetic goal's option, which it holds as a (name, value) tuple.
+
+    Only a name or value that is exactly a color word is simplified; everything else is compared as `str(tuple)`, so
+    that the option's name joins the tokens. This is why some goals cannot be met exactly.
+    """
+    exact = [part for part in (name, value) if part in _COLOR_SET]
+    return min(exact) if exact else str((name, value))
+
+
+# Which words of a title are nouns: a built-in approximation, spaCy's model, or every word.
+
+DEFAULT_TAGGER = "builtin"
+SPACY_MODEL = "en_core_web_sm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NounTagger:
+    """Finds the nouns of a title; they decide how alike two products are in the reward's r_type."""
+
+    name: str
+    """Goes into info and reports: rewards of wrong products depend on it."""
+    nouns: Callable[[str], tuple[str, ...]]
+    """Lower-case nouns in text order, repeats included."""
+
+
+def make_tagger(name: str = DEFAULT_TAGGER) -> NounTagger:
+    """`builtin` (approximate, no dependency), `spacy` (exactly the original's), `all-words` (for tests)."""
+    if name not in _MAKERS:
+        valid = ", ".join(sorted(_MAKERS))
+        raise ShopDataError(f"tagger is {name!r}; valid: {valid}.{did_you_mean(name, sorted(_MAKERS))}")
+    return NounTagger(name=name, nouns=_MAKERS[name]())
+
+
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
+_CLOSED_WORDS = """
+a about above across after again against all along also although always am among an and any are around as at be
+because been before behind being below beneath beside besides between beyond both but by can could did do does doing
+down during each either else even ever every except few first for from further get had has have having he her here
+hers herself him himself his how i if in inside into is it its itself just least less like many may me might mine more
+most much must my myself near neither never no none nor not of off often on once one only onto or other our ours
+ourselves out outside over own per rather same several shall she should since so some such than that the their theirs
+them themselves then there these they this those through throughout to too toward towards under underneath unless
+until up upon us use used using very via was we well were what when where whether which while who whom whose why will
+with within without would yet you your yours yourself yourselves
+"""
+_CLOSED = frozenset(_CLOSED_WORDS.split())
+"""Determiners, pronouns, prepositions, conjunctions, auxiliaries and the commonest adverbs: never nouns."""
+_DESCRIBING_WORDS = """
+active adjustable adorable aged antique artificial athletic automatic available beautiful best big bold bright
+brilliant broad casual cheap chic classic clean clear clinical cold colorful comfortable comfy compact compatible
+complete cool cozy crisp cute daily dark decorative deep delicious delicate detachable different digital dirty
+disposable double dry durable easy edible elastic elegant electric empty essential ethical everyday excellent extra
+fair famous fancy fashionable fast favorite fine firm fit fitted flat flexible foldable formal free fresh full
+functional funny general gentle genuine glossy good great handmade handy happy hard heavy herbal high holistic hot
+huge hydrating ideal individual inflatable intense invisible large lasting lightweight little long loose lovely low
+luxurious magnetic male manual matte medical mild mini modern moisturizing multiple natural new nice nourishing novel
+old open ordinary organic original ornate outdoor perfect personal plain plus poly polished popular portable powerful
+practical premium pretty professional protective pure quick quiet ready real rechargeable regular removable
+replaceable resistant reusable rich rigid romantic round rugged rustic sexy sharp sheer shiny short simple single
+skinny sleek sleeveless slim slippery small smart smooth soft solid special sporty square stackable stainless standard
+sterile sticky stretchy strong stunning sturdy stylish super sustainable sweet synthetic thick thin tight tiny top
+traditional trendy true ultra unique universal unscented upholstered upper useful vegan versatile vintage visible
+vivid warm washable waterproof wet whole wide wild wireless wonderful wooden young
+"""
+_DESCRIBING = frozenset(_DESCRIBING_WORDS.split())
+"""Adjectives common in product titles."""
+_ENDINGS = ("able", "ible", "ful", "less", "ous", "proof", "ly")
+_LOOK_ALIKE_WORDS = """
+table cable vegetable butterfly family jelly belly fly assembly supply doily handful
+"""
+_LOOK_ALIKE = frozenset(_LOOK_ALIKE_WORDS.split())
+"""Nouns with an adjective's ending."""
+
+
+def _builtin() -> Callable[[str], tuple[str, ...]]:
+    """Approximate: in titles nearly every word is a noun or a name, so only known other words are left out."""
+
+    def nouns(text: str) -> tuple[str, ...]:
+        words = (match.group().lower().removesuffix("'s") for match in _WORD.finditer(text.replace("’", "'")))
+        return tuple(word for word in words if len(word) > 1 and not _other(word))
+
+    return nouns
+
+
+def _other(word: str) -> bool:
+    if word in _CLOSED or word in _DESCRIBING:
+        return True
+    return word.endswith(_ENDINGS) and word not in _LOOK_ALIKE
+
+
+def _all_words() -> Callable[[str], tuple[str, ...]]:
+    """Every word of letters that is not a stop word: what stood in for spaCy when the transcripts were recorded."""
+
+    def nouns(text: str) -> tuple[str, ...]:
+        words = (match.group().lower() for match in re.finditer(r"[A-Za-z]+", text))
+        return tuple(word for word in words if word not in _CLOSED)
+
+    return nouns
+
+
+def _spacy() -> Callable[[str], tuple[str, ...]]:
+    try:
+        import spacy
+
+        # the reward reads tags only: parsing and names would double the time
+        model = spacy.load(SPACY_MODEL, exclude=["parser", "ner", "lemmatizer"])
+    except (ImportError, OSError) as error:
+        raise ShopDataError(
+            f"tagger 'spacy' needs spaCy and its model {SPACY_MODEL}: pip install 'turngym[spacy]', then "
+            f"python -m spacy download {SPACY_MODEL}; tagger 'builtin' needs neither ({type(error).__name__})"
+        ) from None
+
+    def nouns(text: str) -> tuple[str, ...]:
+        return tuple(token.text.lower() for token in model(text) if token.pos_ in ("NOUN", "PROPN"))
+
+    return nouns
+
+
+_MAKERS: dict[str, Callable[[], Callable[[str], tuple[str, ...]]]] = {
+    "builtin": _builtin,
+    "spacy": _spacy,
+    "all-words": _all_words,
+}
+MATCH = 85
+"""Two texts match if their token set ratio, a whole number from 0 to 100, is above this."""
+# what thefuzz's `force_ascii` drops in the original: no more and no less
+_LATIN_1 = dict.fromkeys(range(128, 256))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """A score and what it is made of; `total` is from 0 to 1."""
+
+    total: float
+    r_type: float
+    """1.0, 0.5, 0.1 or 0.0: is it the same kind of product."""
+    r_att: float
+    """Share of the wanted attributes."""
+    r_option: float | None
+    """Share of the wanted options; None where none are wanted."""
+    r_price: bool
+    """Whether the price is within the cap."""
+    w_att: float
+    w_option: float
+    """Weights of the parts; they add up to 1."""
+    w_price: float
+    query_match: bool
+    category_match: bool
+    title_score: float
+    """Share of the goal title's nouns that the bought product's title has."""
+    tagger: str
+    """What found the nouns; the same for all rewards that are compared."""
+
+    def verbose(self) -> dict[str, Any]:
+        """The original's `verbose_info`: same keys, and the option part only where options are wanted."""
+        info: dict[str, Any] = {"r_type": self.r_type, "r_att": self.r_att, "w_att": self.w_att}
+        info |= {"query_match": self.query_match, "category_match": self.category_match}
+        info["title_score"] = self.title_score
+        if self.r_option is not None:
+            info |= {"r_option": self.r_option, "w_option": self.w_option}
+        return info | {"r_price": self.r_price, "w_price": self.w_price}
+
+
+class ProductFacts:
+    """What the reward reads of a product, worked out once."""
+
+    __slots__ = ("asin", "attributes", "categories", "nouns", "query", "texts")
+
+    def __init__(self, product: Product, tagger: NounTagger) -> None:
+        self.asin = product.asin
+        self.query = product.query
+        self.categories = _categories(product.product_category)
+        self.nouns = frozenset(tagger.nouns(product.title))
+        self.attributes = tuple(processed(text) for text in product.attributes)
+        self.texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
+
+    def has_attribute(self, wanted: str) -> bool:
+        """Listed in about these words, or part of title, bullets or description."""
+        listed = processed(wanted)
+        return any(matches(text, listed) for text in self.attributes) or any(wanted in text for text in self.texts)
+
+
+def compute_reward(
+    goal: Goal, bought: ProductFacts, price: float, options: Iterable[str], tagger: NounTagger
+) -> Reward:
+    """The reward for buying `bought` at `price` dollars with the option values `options`."""
+    values = [processed(simplify_value(value)) for value in options]
+    n_att = sum(bought.has_attribute(wanted) for wanted in goal.attributes)
+    n_option = sum(any(matches(value, wanted) for value in values) for wanted in wanted_options(goal))
+    return _compose(goal, bought, n_att, n_option, price <= goal.price_upper, tagger)
+
+
+def _compose(goal: Goal, bought: ProductFacts, n_att: int, n_option: int, r_price: bool, tagger: NounTagger) -> Reward:
+    r_type, query_match, category_match, title_score = type_reward(goal, bought, tagger)
+    n_goal_att, n_goal_option = len(goal.attributes), len(goal.goal_options)
+    parts = n_goal_att + n_goal_option + 1
+    return Reward(
+        total=(n_att + n_option + r_price) / parts * r_type,
+        r_type=r_type,
+        r_att=n_att / n_goal_att,
+        r_option=n_option / n_goal_option if n_goal_option else None,
+        r_price=r_price,
+        w_att=n_goal_att / parts,
+        w_option=n_goal_option / parts,
+        w_price=1 / parts,
+        query_match=query_match,
+        category_match=category_match,
+        title_score=title_score,
+        tagger=tagger.name,
+    )
+
+
+def type_reward(goal: Goal, bought: ProductFacts, tagger: NounTagger) -> tuple[float, bool, bool, float]:
+    """(r_type, query match, category match, title score). A low title score overrules a matching query or category."""
+    query_match = bought.query == goal.query
+    category_match = len(bought.categories & _categories(goal.product_category)) >= 2
+    wanted = tagger.nouns(goal.title)
+    # repeats count below but not above the line: a title with repeats does not even match itself fully
+    title_score = len(bought.nouns & frozenset(wanted)) / len(wanted) if wanted else 0.2
+    r_type = 1.0 if query_match or category_match or title_score > 0.2 else 0.5
+    if title_score < 0.1:
+        r_type = 0.1
+    if title_score == 0.0:
+        r_type = 0.0
+    return r_type, query_match, category_match, title_score
+
+
+def best_purchase(
+    goal: Goal, product: Product, facts: ProductFacts, price: float, tagger: NounTagger
+) -> tuple[Reward, dict[str, str]]:
+    """The highest reward that buying `product` allows, and option choices that earn it.
+
+    Exact: which wanted options a choice meets is a set, and the best of all unions of one set per option is searched.
+    Among equals, choices that are literally the wanted ones come first, then those that come first on the page.
+    """
+    wanted = wanted_options(goal)
+    literal = {option if isinstance(option, str) else option[1] for option in goal.goal_options}
+    reached: dict[int, tuple[int, dict[str, str]]] = {0: (0, {})}
+    for name, values in product.options.items():
+        step: dict[int, tuple[int, dict[str, str]]] = {}
+        for value in values:
+            text = processed(simplify_value(value))
+            met = sum(1 << place for place, option in enumerate(wanted) if matches(text, option))
+            pair = (name, value) in goal.goal_options or (goal.kind == "human" and value in literal)
+            if met not in step or step[met][0] < pair:
+                step[met] = (int(pair), {name: value})
+        reached = _unions(reached, step) if step else reached
+    mask = max(reached, key=lambda met: (met.bit_count(), reached[met][0]))
+    n_att = sum(facts.has_attribute(text) for text in goal.attributes)
+    reward = _compose(goal, facts, n_att, mask.bit_count(), price <= goal.price_upper, tagger)
+    return reward, reached[mask][1]
+
+
+def _unions(
+    reached: dict[int, tuple[int, dict[str, str]]], step: dict[int, tuple[int, dict[str, str]]]
+) -> dict[int, tuple[int, dict[str, str]]]:
+    found: dict[int, tuple[int, dict[str, str]]] = {}
+    for before, (score, chosen) in reached.items():
+        for met, (literal, choice) in step.items():
+            both = before | met
+            if both not in found or found[both][0] < score + literal:
+                found[both] = (score + literal, chosen | choice)
+    return found
+
+
+def wanted_options(goal: Goal) -> tuple[str, ...]:
+    """The goal's options as they are compared with what was bought."""
+    return tuple(
+        processed(simplify_value(option) if isinstance(option, str) else simplify_pair(*option))
+        for option in goal.goal_options
+    )
+
+
+@lru_cache(maxsize=65536)
+def processed(text: str) -> str:
+    """A text as it is compared: without Latin-1 accents, everything but letters and digits blank, lower case."""
+    return utils.default_process(text.translate(_LATIN_1))
+
+
+def matches(left: str, right: str) -> bool:
+    """Whether two `processed` texts match. One set of words within the other always does; an empty text never."""
+    # thefuzz, which the original calls, rounds its ratio; rapidfuzz does not
+    return round(fuzz.token_set_ratio(left, right)) > MATCH
+
+
+@lru_cache(maxsize=4096)
+def _categories(path: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in path.split("›"))

@@ -1,0 +1,495 @@
+"""One shopper's session: a small state, and what each search and click makes of it, as the original does it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from random import Random
+from typing import Any, Literal
+
+from turngym.envs.spaces import printable
+from turngym.envs.webshop.goals import Goal
+from turngym.envs.webshop.products import Product
+from turngym.envs.webshop.reward import Reward
+from turngym.envs.webshop.shop import Shop
+
+# Actions as text: `search[...]` and `click[...]`, read letter by letter as the original reads them.
+
+SEARCH = "search"
+CLICK = "click"
+BACK_TO_SEARCH = "Back to Search"
+NEXT_PAGE = "Next >"
+PREV_PAGE = "< Prev"
+BUY_NOW = "Buy Now"
+SEARCH_BUTTON = "Search"
+SUB_PAGES = ("Description", "Features", "Reviews", "Attributes")
+"""Labels of the buttons, as the pages show them; clicks name them in lower case."""
+SEARCH_TEMPLATE = "search[<your keywords>]"
+
+
+def parse_action(action: str) -> tuple[str, str] | None:
+    """(name, lower-cased argument) of `name[argument]`, or None where the original reads no argument.
+
+    Equal to matching `(.+)[(.+)]` greedily at the start of the text, in linear time: the last `]` of the first line
+    closes, the last `[` that leaves at least one character opens, and what follows is ignored. So nothing is stripped,
+    an opening bracket inside the argument spoils it, and an empty argument is none.
+    """
+    line = action.partition("\n")[0]
+    close = line.rfind("]")
+    start = line.rfind("[", 1, close - 1) if close > 2 else -1
+    if start < 1:
+        return None
+    return line[:start], printable(line[start + 1 : close]).lower()
+
+
+def click_action(label: str) -> str:
+    """The action that clicks what is called `label`."""
+    return f"{CLICK}[{label.lower()}]"
+
+
+def search_action(keywords: str) -> str:
+    """The canonical action that searches for `keywords`, without the brackets and line ends that it cannot carry."""
+    words = keywords.lower().replace("[", " ").replace("]", " ").split()
+    return f"{SEARCH}[{' '.join(words)}]"
+
+
+def canonical(action: str) -> str:
+    """The action as the shop understands it: argument in lower case, text after the closing bracket dropped.
+
+    Both are what the original does itself, so a canonical action never does anything else than the action did. What
+    the original does not understand stays as it is: `Click[...]`, `click[ buy now]`, a name before the action.
+    """
+    parsed = parse_action(action)
+    return action if parsed is None else f"{parsed[0]}[{parsed[1]}]"
+
+
+Kind = Literal["search", "results", "item", "sub", "done"]
+Target = tuple[Literal["button", "link", "option"], str]
+"""What a label on the page stands for: a button (its lower-cased label), a product (asin), an option (its name)."""
+BASE_URL = "http://127.0.0.1:3000"
+PER_PAGE = 10
+MOST_RESULTS = 50
+_SUB_PAGES = {name.lower(): name for name in SUB_PAGES}
+_ROUTES = (("search_results", "results"), ("item_page", "item"), ("item_sub_page", "sub"), ("done", "done"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quirks:
+    """Behavior of the original that one might call a fault; `compat="webshop"` keeps it, `"repaired"` does not."""
+
+    url_routing: bool = True
+    """Next and Prev take the kind of page from the first name that occurs anywhere in the URL, keywords included."""
+    nav_values: bool = True
+    """An option value that reads like a button (`description`, `buy now`) acts as that button."""
+    endless_pages: bool = True
+    """Next is there on the last page too and leads to empty pages."""
+    backdoors: bool = False
+    """The queries `<r>`, `<c> category`, `<q> query` return products by these keys. Off unless asked for."""
+
+
+COMPAT: Mapping[str, Quirks] = {
+    "webshop": Quirks(),
+    "repaired": Quirks(url_routing=False, nav_values=False, endless_pages=False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where a session stands. Immutable, so a snapshot is the state itself."""
+
+    kind: Kind = "search"
+    keywords: tuple[str, ...] = ()
+    """The query, split at single blanks; empty after Back to Search."""
+    found: tuple[str, ...] = ()
+    """Asins that the query found, best first."""
+    page: int = 0
+    """1-based number of the page of results."""
+    asin: str | None = None
+    options: tuple[tuple[str, str], ...] = ()
+    """(name, value) pairs in the order in which the names were first chosen."""
+    sub: str | None = None
+    """Label of the sub-page that is open."""
+    visited: frozenset[str] = frozenset()
+    """Asins opened since the last Back to Search."""
+    searches: int = 0
+    """Searches so far: the stream of `<r>`."""
+    reward: Reward | None = None
+    """Of the last purchase."""
+
+    @property
+    def has_search_bar(self) -> bool:
+        return self.kind == "search"
+
+    @property
+    def on_page(self) -> tuple[str, ...]:
+        """The asins on this page of results. Page 0, which url_routing can reach, is empty as in the original."""
+        return self.found[(self.page - 1) * PER_PAGE : self.page * PER_PAGE] if self.page > 0 else ()
+
+    def record(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        lists = {"keywords": list(self.keywords), "found": list(self.found), "visited": sorted(self.visited)}
+        return {**asdict(self), **lists, "options": [list(option) for option in self.options]}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> State:
+        """What `record` wrote, before or after JSON."""
+        lists = {name: tuple(record[name]) for name in ("keywords", "found")}
+        options = tuple((name, value) for name, value in record["options"])
+        reward = None if record["reward"] is None else Reward(**record["reward"])
+        return cls(**{**record, **lists, "options": options, "visited": frozenset(record["visited"]), "reward": reward})
+
+
+def search(shop: Shop, goal: Goal, quirks: Quirks, state: State, query: str) -> State:
+    """The first page of results for `query` (lower case already), from whatever page."""
+    keywords = tuple(query.split(" "))
+    found = _backdoor(shop, goal, state, keywords) if quirks.backdoors else None
+    if found is None:
+        found = tuple(shop.search(query))
+    return replace(_results(state, 1), keywords=keywords, found=found, searches=state.searches + 1)
+
+
+def click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, target: Target, session: str = "") -> State:
+    """What a click on `label`, which stands for `target`, leads to."""
+    if target[0] == "option" and not quirks.nav_values:
+        return _choose(state, target[1], label)
+    if label == BUY_NOW.lower():
+        assert state.asin is not None
+        return replace(state, kind="done", reward=shop.reward(goal, state.asin, dict(state.options)))
+    if label == BACK_TO_SEARCH.lower():
+        return State(searches=state.searches, reward=state.reward)
+    if label in (NEXT_PAGE.lower(), PREV_PAGE.lower()):
+        turned = _turn(state, label == NEXT_PAGE.lower(), route(state, session) if quirks.url_routing else state.kind)
+        if turned is not None:
+            return turned
+    if label in _SUB_PAGES:
+        return replace(state, kind="sub", sub=_SUB_PAGES[label])
+    if target[0] == "link":
+        return replace(state, kind="item", asin=target[1], visited=state.visited | {target[1]})
+    return _choose(state, target[1], label) if target[0] == "option" else replace(state, kind="item", sub=None)
+
+
+def _turn(state: State, forward: bool, kind: str) -> State | None:
+    """Next and Prev, on a page that passes for `kind`; None where they mean nothing there."""
+    if kind == "results":
+        return _results(state, state.page + (1 if forward else -1))
+    if forward:
+        return None
+    if kind == "sub":
+        return replace(state, kind="item", sub=None)
+    return _results(state, state.page) if kind == "item" else None
+
+
+def _results(state: State, page: int) -> State:
+    return replace(state, kind="results", page=page, asin=None, options=(), sub=None)
+
+
+def _choose(state: State, name: str, value: str) -> State:
+    options = {**dict(state.options), name: value}
+    return replace(state, kind="item", options=tuple(options.items()))
+
+
+def _backdoor(shop: Shop, goal: Goal, state: State, keywords: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Products by key, or None where the query is an ordinary one.
+
+    `<r>` draws from a stream of its own (goal and number of the search), not from a global one; `<a>` and a `<c>`
+    without category, which are exceptions in the original, find nothing.
+    """
+    key, rest = keywords[0], keywords[1:]
+    if key == "<r>":
+        products = shop.products
+        # a str as seed goes through SHA-512: the same draw in every process
+        rows = Random(f"{goal.index}:{state.searches}").sample(range(len(products)), min(MOST_RESULTS, len(products)))
+        return tuple(products[row].asin for row in rows)
+    if key == "<c>":
+        wanted = rest[0].strip() if rest else None
+        return tuple(product.asin for product in shop.products if product.category == wanted)
+    if key == "<q>":
+        wanted = " ".join(rest).strip()
+        return tuple(product.asin for product in shop.products if product.query == wanted)
+    return () if key == "<a>" else None
+
+
+def url(state: State, session: str) -> str:
+    """The address of the page in the original's scheme."""
+    if state.kind == "search":
+        return f"{BASE_URL}/{session}"
+    options = dict(state.options)
+    if state.kind == "done":
+        return f"{BASE_URL}/done/{session}/{state.asin}/{options}"
+    words = "+".join(state.keywords)
+    if state.kind == "results":
+        return f"{BASE_URL}/search_results/{session}/{words}/{state.page}"
+    if state.kind == "sub":
+        return f"{BASE_URL}/item_sub_page/{session}/{state.asin}/{words}/{state.page}/{state.sub}/{options}"
+    # JSON here and str() above, as in the original: text_rich looks for chosen options between double quotes
+    return f"{BASE_URL}/item_page/{session}/{state.asin}/{words}/{state.page}/{json.dumps(options)}"
+
+
+def route(state: State, session: str) -> str:
+    """The kind of page that the original takes this one for: the first of its names that occurs in the URL.
+
+    None of the names has a character that joins the parts of a URL, so the parts are searched instead.
+    """
+    if state.kind == "search":
+        return state.kind
+    parts = (session, state.asin or "", *state.keywords, *chain.from_iterable(state.options))
+    for name, kind in _ROUTES:
+        if kind == state.kind or any(name in part for part in parts):
+            return kind
+    return state.kind
+
+
+def play(
+    shop: Shop,
+    goal: Goal,
+    quirks: Quirks,
+    state: State,
+    parsed: tuple[str, str] | None,
+    clickables: Mapping[str, Target],
+    session: str = "",
+) -> State | None:
+    """One action as the original takes it, search on any page included; None where it changes nothing at all."""
+    if parsed is None:
+        return None
+    name, argument = parsed
+    if name == SEARCH:
+        return search(shop, goal, quirks, state, argument)
+    # the original lists the search button among the labels, but takes no click on it
+    if name == "click" and argument in clickables and argument != SEARCH:
+        return click(shop, goal, quirks, state, argument, clickables[argument], session)
+    return None
+
+
+# Pages as data: the visible pieces of text of every page, and what can be clicked on it.
+
+Role = Literal["text", "button", "option", "link"]
+Node = tuple[Role, str]
+"""One visible piece of text and what it is: plain, a button's label, an option's value, an asin to click."""
+RATING = "Rating: N.A."
+"""The original has no ratings and no reviews."""
+# white space of HTML, less than str.strip() takes: a no-break space is text
+_BLANKS = " \t\n\f\r"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Everything a page shows, ready for any renderer."""
+
+    kind: Kind
+    instruction: str
+    session: str
+    url: str
+    keywords: tuple[str, ...] = ()
+    number: int = 0
+    total: int = 0
+    has_next: bool = True
+    products: tuple[Product, ...] = ()
+    """On this page of results."""
+    product: Product | None = None
+    """Of item pages and sub-pages."""
+    asin: str = ""
+    options: Mapping[str, str]
+    """Chosen so far."""
+    sub: str = ""
+    visited: frozenset[str] = frozenset()
+    score: float = 0.0
+    show_attributes: bool = False
+
+
+def page_of(
+    shop: Shop,
+    goal: Goal,
+    state: State,
+    session: str,
+    *,
+    show_attributes: bool = False,
+    endless_pages: bool = True,
+) -> Page:
+    """The page that `state` shows."""
+    on_page = state.on_page if state.kind == "results" else ()
+    return Page(
+        kind=state.kind,
+        instruction=goal.instruction_text,
+        session=session,
+        url=url(state, session),
+        keywords=state.keywords,
+        number=state.page,
+        total=len(state.found),
+        has_next=has_next(state, endless_pages),
+        products=tuple(found for asin in on_page if (found := shop.product(asin)) is not None),
+        product=shop.product(state.asin) if state.kind in ("item", "sub") and state.asin is not None else None,
+        asin=state.asin or "",
+        options=dict(state.options),
+        sub=state.sub or "",
+        visited=state.visited,
+        score=state.reward.total if state.reward is not None else 0.0,
+        show_attributes=show_attributes,
+    )
+
+
+def has_next(state: State, endless_pages: bool) -> bool:
+    """Whether a page of results offers Next."""
+    return endless_pages or state.page * PER_PAGE < len(state.found)
+
+
+def nodes(page: Page) -> Iterator[Node]:
+    """The visible pieces of text in page order, as an HTML parser finds them in the original's page."""
+    if page.kind == "done":
+        yield from _done_nodes(page)
+        return
+    yield from head_nodes(page)
+    if page.kind == "results":
+        for product in page.products:
+            yield from result_nodes(product)
+    elif page.product is not None:
+        yield from (
+            item_nodes(page.product, page.show_attributes) if page.kind == "item" else sub_nodes(page.product, page.sub)
+        )
+
+
+def head_nodes(page: Page) -> Iterator[Node]:
+    """The instruction and the buttons that lead away."""
+    if page.kind == "search":
+        yield "text", "WebShop"
+        yield "text", "Instruction: "
+        yield from visible("text", page.instruction)
+        yield "button", SEARCH_BUTTON
+        return
+    yield "text", "Instruction:"
+    yield from visible("text", page.instruction)
+    yield "button", BACK_TO_SEARCH
+    if page.kind == "results":
+        yield "text", f"Page {page.number} (Total results: {page.total})"
+    if page.kind != "results" or page.number > 1:
+        yield "button", PREV_PAGE
+    if page.kind == "results" and page.has_next:
+        yield "button", NEXT_PAGE
+
+
+def result_nodes(product: Product) -> Iterator[Node]:
+    """One product in the list of results."""
+    yield from visible("link", product.asin)
+    yield from visible("text", product.title)
+    yield from visible("text", product.price_text)
+
+
+def item_nodes(product: Product, show_attributes: bool) -> Iterator[Node]:
+    """A product's own page below the navigation."""
+    for name, values in product.options.items():
+        yield from visible("text", name)
+        for value in values:
+            yield from visible("option", value)
+    yield from visible("text", product.title)
+    yield "text", f"Price: {product.price_text}"
+    yield "text", RATING
+    for label in item_buttons(show_attributes):
+        yield "button", label
+
+
+def item_buttons(show_attributes: bool) -> tuple[str, ...]:
+    """The buttons of a product's page after the navigation."""
+    return (*(SUB_PAGES if show_attributes else SUB_PAGES[:3]), BUY_NOW)
+
+
+def sub_nodes(product: Product, sub: str) -> Iterator[Node]:
+    """The body of a sub-page; Reviews has none."""
+    for text in sub_texts(product, sub):
+        yield from visible("text", text)
+
+
+def sub_texts(product: Product, sub: str) -> tuple[str, ...]:
+    """The body of a sub-page as it stands between its tags; items of lists begin with a blank there."""
+    if sub == "Description":
+        return (product.description,)
+    if sub == "Features":
+        return tuple(f" {bullet}" for bullet in product.bullets)
+    if sub == "Attributes":
+        listed = tuple(f" {attribute}" for attribute in product.attributes)
+        return (*listed, product.category, product.query, product.product_category)
+    return ()
+
+
+def _done_nodes(page: Page) -> Iterator[Node]:
+    for text in done_texts(page.asin, page.options, page.score):
+        yield "text", text
+
+
+def done_texts(asin: str, options: Mapping[str, str], score: float) -> tuple[str, ...]:
+    """The words of the last page; the fields that the original's text environment leaves empty are not there."""
+    purchased = ("asin", asin, "options", options_json(options), "attrs", "None", "category", "None", "query", "None")
+    # misspelt as on the original's page
+    target = ("asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query")
+    return (
+        "Thank you for shopping with us!",
+        "Your code: ",
+        "None",
+        " (Paste it in your MTurk interface.)",
+        "Purchased",
+        *purchased,
+        "product category",
+        "None",
+        "Target",
+        *target,
+        "Goal ",
+        "None",
+        "Reward",
+        "Your score (min 0.0, max 1.0)",
+        str(score),
+        "Reward Details ",
+        "None",
+    )
+
+
+def options_json(options: Mapping[str, str]) -> str:
+    """The chosen options as Flask writes JSON into a page: sorted, ASCII, safe between tags."""
+    text = json.dumps(dict(options), sort_keys=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("'", "\\u0027")
+
+
+def visible(role: Role, text: str) -> Iterator[Node]:
+    """`text` as a parser of HTML gives it: nothing where it is empty or white space with a line end.
+
+    Other white space stays as one blank, so a blank bullet is a piece of text and an empty description is none.
+    """
+    if text.strip(_BLANKS):
+        yield role, text
+    elif text and "\n" not in text:
+        yield role, " "
+
+
+def clickables(page: Page) -> dict[str, Target]:
+    """What each label stands for, in the original's order: buttons, then products or option values.
+
+    Where labels coincide, the first keeps the place and the last is what is clicked.
+    """
+    if page.kind == "done":
+        return {}
+    found: dict[str, Target] = {}
+    for role, text in head_nodes(page):
+        if role == "button":
+            found[text.lower()] = ("button", text.lower())
+    for product in page.products:
+        found[product.asin.lower()] = ("link", product.asin)
+    if page.kind == "item" and page.product is not None:
+        found |= item_clickables(page.product, page.show_attributes)
+    return found
+
+
+def item_clickables(product: Product, show_attributes: bool) -> dict[str, Target]:
+    """What a product's page offers besides the navigation."""
+    found: dict[str, Target] = {label.lower(): ("button", label.lower()) for label in item_buttons(show_attributes)}
+    for name, values in product.options.items():
+        for value in values:
+            found[value] = ("option", name)
+    return found
+
+
+def clicks(labels: Mapping[str, Target]) -> tuple[str, ...]:
+    """The actions for these labels; the search button and labels that no action can name are left out."""
+    return tuple(
+        action
+        for label in labels
+        if label != SEARCH and parse_action(action := click_action(label)) == ("click", label)
+    )

@@ -1,0 +1,270 @@
+"""The shop that all environments of a process share: products, prices, goals, search and reward, read only."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from threading import RLock
+from typing import Any
+
+from turngym.envs.core.errors import TaskError
+from turngym.envs.core.task import Task, content_hash
+from turngym.envs.webshop.catalog import Catalog, Check
+from turngym.envs.webshop.generate import part_of
+from turngym.envs.webshop.goals import Goal, Goals, Splits, make_splits
+from turngym.envs.webshop.memo import SizedMemo
+from turngym.envs.webshop.open_catalog import Storage, load_catalog
+from turngym.envs.webshop.products import (
+    DATA_VARIABLE,
+    DEFAULT_PRICE_SEED,
+    Product,
+    Profile,
+    ShopDataError,
+    draw_prices,
+    find_profile,
+)
+from turngym.envs.webshop.reward import (
+    DEFAULT_TAGGER,
+    NounTagger,
+    ProductFacts,
+    Reward,
+    best_purchase,
+    compute_reward,
+    make_tagger,
+)
+
+ENV_ID = "turngym/WebShop-v0"
+RESULTS = 50
+"""Products that one search finds at most."""
+MEMO = 4096
+"""Searches, products and best purchases that are remembered, each."""
+MEMO_BYTES = 32 << 20
+"""Of searches: queries are the agents' own words, and may be as long as they like."""
+
+
+class Shop:
+    """One shop with its prices drawn. Safe for any number of sessions and threads; it never changes."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        profile: Profile,
+        *,
+        price_seed: int = DEFAULT_PRICE_SEED,
+        tagger: str | NounTagger = DEFAULT_TAGGER,
+        memo: int = MEMO,
+    ) -> None:
+        """`price_seed` draws what the original draws after `random.seed(price_seed)`; `memo` 0 searches every time."""
+        self.profile = profile
+        self.products = catalog
+        self.price_seed = price_seed
+        self.tagger = make_tagger(tagger) if isinstance(tagger, str) else tagger
+        self.skipped = catalog.report
+        self.users = 0
+        """How many `open_shop` calls have not been closed."""
+        self._made_with: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger, "memo": memo}
+        rng = random.Random(price_seed)
+        self._prices = draw_prices(catalog.pricing, rng)
+        self.goals = Goals(catalog.entries, self._prices, rng, kind=profile.kind, product=self._at, order=catalog.order)
+        self._lock = RLock()
+        self._at_row = lru_cache(maxsize=MEMO)(catalog.__getitem__)
+        self._facts = lru_cache(maxsize=MEMO)(self._make_facts)
+        self._best = lru_cache(maxsize=MEMO)(self._find_best)
+        self._splits = lru_cache(maxsize=None)(self._make_splits)
+        self._search = SizedMemo(self._find, entries=memo, size=MEMO_BYTES) if memo else self._find
+        self._opened_with: tuple[Any, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Shop {self.profile.name}: {len(self.products)} products, {len(self.goals)} goals>"
+
+    def __deepcopy__(self, _: object) -> Shop:
+        """Itself: it never changes, and `gym.make(..., shop=shop)` copies its arguments."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A shop of `open_shop` is opened again where it is unpickled, and stays open there; others travel whole."""
+        if self._opened_with is None:
+            return _shop_of, (self.products, self.profile, self._made_with)
+        return open_shop_with, self._opened_with
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 that fixes products, prices, goals and how purchases are scored."""
+        parts = {"products": self.products.sha256, "kind": self.profile.kind, "price_seed": self.price_seed}
+        return content_hash({**parts, "tagger": self.tagger.name, "goals": len(self.goals)})
+
+    def product(self, asin: str) -> Product | None:
+        """The product with that asin (upper case as in the files), or None."""
+        row = self.products.row(asin)
+        return None if row is None else self._at(row)
+
+    def price(self, asin: str) -> float:
+        """Dollars to pay for it; a product with a price range has one price per shop."""
+        return float(self._prices[self._row(asin)])
+
+    def search(self, keywords: str) -> tuple[str, ...]:
+        """Asins of at most 50 products, best first, as the original's Lucene ranks them."""
+        return self._search(keywords)
+
+    def reward(self, goal: Goal, asin: str, options: Mapping[str, str]) -> Reward:
+        """What buying `asin` with `options` (name to value) earns."""
+        row = self._row(asin)
+        return compute_reward(goal, self._facts(row), float(self._prices[row]), options.values(), self.tagger)
+
+    def attainable(self, goal: Goal) -> tuple[float, dict[str, str]]:
+        """The highest score that buying the goal's own product allows, and option choices that earn it.
+
+        Below 1.0 for some goals: the reward compares a synthetic goal's options in a way that may fail their own value.
+        """
+        score, options = self._best(goal)
+        return score, dict(options)
+
+    def splits(self, scheme: str | None = None) -> Splits:
+        """Goals for training and for evaluation: `make_splits` for this shop."""
+        return self._splits(scheme)
+
+    def goal(self, index: int) -> Goal:
+        """Goal by number; TaskError says which exist."""
+        if not 0 <= index < len(self.goals):
+            last = len(self.goals) - 1
+            raise TaskError(f"goal {index} does not exist: profile {self.profile.name!r} has goals 0 to {last}")
+        return self.goals[index]
+
+    def close(self) -> None:
+        """One user less; the last one frees products and index."""
+        with _lock:
+            self.users -= 1
+            if self.users > 0:
+                return
+            for key in [key for key, shop in _open.items() if shop is self]:
+                del _open[key]
+        self.products.close()
+        for memo in (self._at_row, self._facts, self._best, self._search, self._splits):
+            getattr(memo, "cache_clear", lambda: None)()
+
+    # a method, because the goals are given it before there is a memo
+    def _at(self, row: int) -> Product:
+        return self._at_row(row)
+
+    def _row(self, asin: str) -> int:
+        row = self.products.row(asin)
+        if row is None:
+            raise ShopDataError(f"product {asin!r} is not in the shop {self.profile.name!r}")
+        return row
+
+    def _find(self, keywords: str) -> tuple[str, ...]:
+        with self._lock:
+            # only opening is guarded; searches of many threads may run at once
+            engine = self.products.engine()
+        return tuple(asin for asin, _ in engine.search(keywords, RESULTS))
+
+    def _make_splits(self, scheme: str | None) -> Splits:
+        if not self.profile.generated:
+            return make_splits(self.goals, self.profile, scheme)
+        return make_splits(self.goals, self.profile, scheme, part_of=part_of)
+
+    def _make_facts(self, row: int) -> ProductFacts:
+        return ProductFacts(self._at(row), self.tagger)
+
+    def _find_best(self, goal: Goal) -> tuple[float, dict[str, str]]:
+        row = self._row(goal.asin)
+        price = float(self._prices[row])
+        reward, options = best_purchase(goal, self._at(row), self._facts(row), price, self.tagger)
+        return reward.total, options
+
+
+def goal_task(shop: Shop, goal: Goal, split: str | None = None) -> Task:
+    """The task of buying for `goal`; its hash covers goal, price and all that the reward reads of the goal product.
+
+    `split` None: that of the shop's default splits. Row of the result tables: the product's department.
+    """
+    product = shop.product(goal.asin)
+    assert product is not None
+    task_id = f"{shop.profile.name}/{goal.index}"
+    parts = {
+        "task_id": task_id,
+        "text": goal.instruction_text,
+        "price_upper": goal.price_upper,
+        "goal_options": goal.goal_options,
+        "attributes": goal.attributes,
+        "asin": goal.asin,
+        "title": product.title,
+        "bullets": product.bullets,
+        "description": product.description,
+        "product_attributes": product.attributes,
+        # pairs: content_hash sorts the keys of an object, but the order of options is part of the page
+        "options": [[name, values] for name, values in product.options.items()],
+        "category": product.category,
+        "query": product.query,
+        "product_category": product.product_category,
+        "price": shop.price(goal.asin),
+    }
+    named = shop.splits().name_of(goal.index) if split is None else split
+    category = goal.category or "other"
+    return Task(env_id=ENV_ID, task_id=task_id, sha256=content_hash(parts), split=named, category=category)
+
+
+def open_shop(
+    profile: str = "embedded",
+    data: str | os.PathLike[str] | None = None,
+    *,
+    price_seed: int = DEFAULT_PRICE_SEED,
+    tagger: str | NounTagger = DEFAULT_TAGGER,
+    check: Check = "compat",
+    num_products: int | None = None,
+    storage: Storage = "auto",
+    cache: str | os.PathLike[str] | None = None,
+    memo: int = MEMO,
+    progress: Any = None,
+) -> Shop:
+    """The shop of a profile: one per process and arguments, freed when everyone who opened it has closed it.
+
+    Args:
+        profile: `embedded`, `embedded-small`, `1k-synthetic`, `1k-human`, `full-synthetic` or `full-human`.
+        data: folder of the original's files; default `$WEBSHOP_DATA`. Not used by embedded shops.
+        price_seed: prices and caps are what the original draws after `random.seed(price_seed)`.
+        tagger: `builtin`, `spacy`, `all-words`, or one of your own.
+        check: `strict` refuses products that the original skips or prices itself.
+        num_products: only the first so many records.
+        storage: `memory`, `mapped`, or `auto`: mapped from 64 MiB of products on.
+        cache: folder for mapped shops; default `$TURNGYM_CACHE`, else `~/.cache/turngym`.
+        memo: searches to remember; 0 for none.
+        progress: called with (what, products done) while a mapped shop is built.
+
+    Raises:
+        ShopDataError: files that are missing, damaged or foreign, and arguments that are not valid.
+    """
+    chosen = find_profile(profile)
+    folder = "" if chosen.generated else str(data if data is not None else os.environ.get(DATA_VARIABLE, ""))
+    key = (profile, folder, price_seed, tagger, check, num_products, storage, str(cache), memo)
+    with _lock:
+        if key not in _open:
+            catalog = load_catalog(
+                chosen, data, check=check, num_products=num_products, storage=storage, cache=cache, progress=progress
+            )
+            _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger, memo=memo)
+            settings: dict[str, Any] = {
+                "price_seed": price_seed,
+                "tagger": tagger,
+                "check": check,
+                "num_products": num_products,
+            }
+            settings |= {"storage": storage, "cache": cache, "memo": memo}
+            _open[key]._opened_with = (profile, None if chosen.generated else data or folder, settings)
+        _open[key].users += 1
+        return _open[key]
+
+
+def open_shop_with(profile: str, data: str | None, settings: dict[str, Any]) -> Shop:
+    """`open_shop` with its settings in one piece: what a pickled shop is made of."""
+    return open_shop(profile, data, **settings)
+
+
+def _shop_of(catalog: Catalog, profile: Profile, settings: dict[str, Any]) -> Shop:
+    return Shop(catalog, profile, **settings)
+
+
+_lock = RLock()
+_open: dict[tuple[Hashable, ...], Shop] = {}

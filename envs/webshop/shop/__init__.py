@@ -1,1 +1,0 @@
-"""What is sold, asked for and scored: products, goals, prices, reward, splits."""

@@ -1,1 +1,0 @@
-"""The shop as web pages for people, over the same environment that agents play."""

@@ -1,0 +1,367 @@
+"""Collects queries of many requests into calls of the retriever that answer them together."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence, Sized
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from turngym.retrieval.core import Hit, Passage, RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
+
+Found = tuple[Hit, ...]
+Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiting:
+    """One query that waits for its batch."""
+
+    query: str
+    k: int
+    submission: int
+    deadline: float
+    answer: Future[Found] = field(default_factory=Future)
+
+
+class MicroBatcher:
+    """Calls `search(queries, k)` for whatever is waiting: at once when idle, else after a short wait for company.
+
+    A batch never mixes values of k, because an approximate index may answer the first 3 of 10 differently from 3.
+    Threads start with the first query, so a process that forks before has none to lose; a child starts its own.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        *,
+        max_batch: int = 64,
+        window: float = 0.003,
+        workers: int = 1,
+        max_waiting: int = 32_768,
+        on_batch: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._search, self._on_batch, self._clock = search, on_batch, clock
+        self._max_batch, self._window, self._max_waiting = max_batch, window, max_waiting
+        self._workers = workers
+        self._closed = False
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Empty queue and no threads: a new batcher, or a forked child whose parent's locks may be held for ever."""
+        self._changed = threading.Condition()
+        self._queue: deque[Waiting] = deque()
+        self._threads: list[threading.Thread] = []
+        self._submissions = 0
+        self._present, self._company = 0, 1
+        self._running: dict[int, float] = {}
+
+    def submit(self, queries: Sequence[str], k: int, deadline: float) -> list[Future[Found]]:
+        """One future per query; `deadline` (on the clock) is when its client has stopped waiting.
+
+        Raises:
+            RetrieverUnavailable: too many queries wait already, or the batcher is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise RetrieverUnavailable("the retrieval server is stopping")
+            if len(self._queue) + len(queries) > self._max_waiting:
+                raise RetrieverUnavailable(
+                    f"{len(self._queue)} queries are waiting already (at most {self._max_waiting}); ask again later"
+                )
+            self._submissions += 1
+            added = [Waiting(query=q, k=k, submission=self._submissions, deadline=deadline) for q in queries]
+            self._queue.extend(added)
+            self._present += 1
+            while len(self._threads) < self._workers:
+                name = f"retrieval-{len(self._threads)}"
+                # daemons: a search that hangs must not keep the process from ending
+                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                self._threads[-1].start()
+            # a worker that waits for company sleeps until all of it is there
+            if self._complete() or len(self._queue) == len(added):
+                self._changed.notify_all()
+        return [waiting.answer for waiting in added]
+
+    def load(self) -> tuple[int, float]:
+        """How many queries wait, and for how many seconds the oldest running call of the retriever has been running."""
+        # a copy: workers begin and end without the lock
+        running = list(self._running.values())
+        return len(self._queue), self._clock() - min(running) if running else 0.0
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Refuse new queries, answer those that wait, and give the threads `timeout` seconds to finish."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        until = self._clock() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, until - self._clock()))
+        with self._changed:
+            left, self._queue = list(self._queue), deque()
+        _fail(left, RetrieverUnavailable("the retrieval server stopped before this query was searched"))
+
+    def _work(self) -> None:
+        while batch := self._take():
+            me = threading.get_ident()
+            self._running[me] = self._clock()
+            try:
+                self._answer(batch)
+            finally:
+                del self._running[me]
+
+    def _take(self) -> list[Waiting]:
+        """The next batch; empty when closed and nothing waits."""
+        batch: list[Waiting] = []
+        while not batch:
+            with self._changed:
+                while not self._queue:
+                    if self._closed:
+                        return []
+                    self._changed.wait()
+                self._coalesce()
+                batch, late = self._pick()
+            _fail(late, RetrieverUnavailable("the deadline passed while the query was waiting for the retriever"))
+        return batch
+
+    def _coalesce(self) -> None:
+        """Wait for company if the last batch had some; never when one client alone asks."""
+        until = self._clock() + self._window
+        while self._queue and not self._complete() and (left := until - self._clock()) > 0:
+            self._changed.wait(left)
+
+    def _complete(self) -> bool:
+        """As many clients wait as the last batch served, or a batch is full."""
+        return self._present >= self._company or len(self._queue) >= self._max_batch or self._closed
+
+    def _pick(self) -> tuple[list[Waiting], list[Waiting]]:
+        """(batch of the first waiting query's k, those whose deadline has passed); both leave the queue."""
+        now, batch, late = self._clock(), list[Waiting](), list[Waiting]()
+        stay: deque[Waiting] = deque()
+        while self._queue and len(batch) < self._max_batch:
+            waiting = self._queue.popleft()
+            if waiting.deadline <= now:
+                late.append(waiting)
+            elif not batch or waiting.k == batch[0].k:
+                batch.append(waiting)
+            else:
+                stay.append(waiting)
+        self._queue.extendleft(reversed(stay))
+        if batch:
+            self._company = len({waiting.submission for waiting in batch})
+        self._present = len({waiting.submission for waiting in self._queue})
+        return batch, late
+
+    def _answer(self, batch: list[Waiting]) -> None:
+        if self._on_batch is not None:
+            self._on_batch(len(batch))
+        try:
+            found = self._call(batch)
+        except RetrieverUnavailable as error:
+            _fail(batch, error)
+        except Exception as error:
+            if len(batch) == 1:
+                _fail(batch, error)
+            else:
+                # one bad query must not fail the others that happened to come with it
+                for waiting in batch:
+                    self._answer([waiting])
+        else:
+            for waiting, hits in zip(batch, found, strict=True):
+                waiting.answer.set_result(hits)
+
+    def _call(self, batch: list[Waiting]) -> list[Found]:
+        found = [tuple(hits) for hits in self._search([waiting.query for waiting in batch], batch[0].k)]
+        if len(found) != len(batch):
+            raise RetrieverUnavailable(f"the retriever gave {len(found)} answers to {len(batch)} queries")
+        for hits in found:
+            for hit in hits:
+                if not math.isfinite(hit.score):
+                    raise ValueError(f"the retriever gave passage {hit.passage.id!r} the score {hit.score}")
+        return found
+
+
+def _fail(batch: Sequence[Waiting], error: Exception) -> None:
+    for waiting in batch:
+        waiting.answer.set_exception(error)
+
+
+# Batches searched in processes of their own: HTTP and searching then never wait for one interpreter lock.
+#
+# A crash of native code or a search that hangs costs the queries it was working on, not the server: the process is
+# replaced. Indexes are mapped, so processes share their pages; an encoder with a model is in memory once per process.
+
+Opener = Callable[[], Retriever]
+"""Opens the retriever: importable by name, or a `functools.partial` of something that is."""
+SMALL = 4
+"""Queries below which a batch stays in this process: sending it away would cost more than it gains."""
+
+
+class ProcessRetriever:
+    """Searches small batches here and others in `processes` children, as many at a time as there are children."""
+
+    def __init__(self, opener: Opener, *, processes: int = 1, small: int = SMALL, patience: float = 60.0) -> None:
+        """Open the retriever here and in the children, and wait until all are ready.
+
+        Args:
+            small: Fewest queries that go to a child.
+            patience: Seconds after which a child that does not answer is replaced.
+
+        Raises:
+            RetrievalError: what `opener` raised, here or in a child.
+        """
+        self._opener, self._small, self._patience = opener, small, patience
+        self._free: SimpleQueue[_Child | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        # first, so that they open the index while this process does
+        self._children = [_Child(opener) for _ in range(processes)]
+        try:
+            self._here = opener()
+        except BaseException:
+            self._end_children()
+            raise
+        self.fingerprint = self._here.fingerprint
+        try:
+            for child in self._children:
+                child.wait_until_ready(self.fingerprint)
+                self._free.put(child)
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._here) if isinstance(self._here, Sized) else 0
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        if len(queries) < self._small:
+            return self._here.search(queries, k)
+        child = self._free.get()
+        try:
+            if child is None:
+                child = self._replacement()
+            return child.search(queries, k, self._patience)
+        finally:
+            # a child that failed is replaced when one is needed next
+            self._free.put(child if child is not None and child.usable else None)
+
+    def close(self) -> None:
+        """Close the retriever here and end the children, those that are searching too; twice is fine."""
+        with self._lock:
+            self._closed = True
+        self._end_children()
+        self._here.close()
+
+    def _end_children(self) -> None:
+        with self._lock:
+            children, self._children = self._children, []
+        for child in children:
+            child.end()
+
+    def _replacement(self) -> _Child:
+        with self._lock:
+            if self._closed:
+                raise RetrieverUnavailable("this retriever is closed")
+            child = _Child(self._opener)
+            self._children = [*(old for old in self._children if old.usable), child]
+        try:
+            child.wait_until_ready(self.fingerprint)
+        except RetrievalError as error:
+            raise RetrieverUnavailable(f"the retriever could not be started again: {error}") from error
+        return child
+
+
+class _Child:
+    """One process and this end of its pipe."""
+
+    def __init__(self, opener: Opener) -> None:
+        # a fork would copy locks that other threads of the server hold at that moment
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(opener, theirs), name="retrieval", daemon=True)
+        self._process.start()
+        # while this process held the child's end too, the pipe of a dead child would never end
+        theirs.close()
+        self.usable = True
+
+    def wait_until_ready(self, fingerprint: str) -> None:
+        """Raises RetrievalError with what went wrong, or if the child opened another index."""
+        try:
+            kind, value = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            self.end()
+            ended = f"({self._ended()})"
+            raise RetrievalError(f"the retriever's process ended while it opened the index {ended}") from error
+        if (kind, value) != ("ready", fingerprint):
+            self.end()
+            raise RetrievalError(f"the index is now {value}; it was {fingerprint}" if kind == "ready" else value)
+
+    def search(self, queries: Sequence[str], k: int, patience: float) -> list[list[Hit]]:
+        try:
+            self._pipe.send((list(queries), k))
+            if not self._pipe.poll(patience):
+                self.end()
+                raise RetrieverUnavailable(f"the retriever gave no answer in {patience:g} s; its process was ended")
+            kind, value = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            self.end()
+            raise RetrieverUnavailable(f"the retriever's process ended during a search ({self._ended()})") from error
+        if kind == "found":
+            return [
+                [Hit(passage=Passage(id=i, title=t, text=x), score=score) for i, t, x, score in row] for row in value
+            ]
+        raise RetrieverUnavailable(value) if kind == "unavailable" else RetrievalError(value)
+
+    def end(self) -> None:
+        """Close the pipe, which ends an idle child, and the process if that does not help."""
+        self.usable = False
+        self._pipe.close()
+        self._process.join(0.5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _ended(self) -> str:
+        return f"exit code {self._process.exitcode}"
+
+
+def _work(opener: Opener, pipe: Connection) -> None:
+    """The child: one search after the other until the other end of the pipe closes, or its process dies."""
+    # Ctrl-C reaches the whole group; the parent decides when this process ends
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent is not for this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        retriever = opener()
+        pipe.send(("ready", retriever.fingerprint))
+    except RetrievalError as error:
+        pipe.send(("failed", str(error)))
+        return
+    with suppress(EOFError, OSError):
+        while True:
+            queries, k = pipe.recv()
+            pipe.send(_answer(retriever, queries, k))
+    retriever.close()
+
+
+def _answer(retriever: Retriever, queries: Sequence[str], k: int) -> tuple[str, Any]:
+    """What goes back: plain tuples, which cost less than dataclasses to send."""
+    try:
+        return "found", [
+            [(hit.passage.id, hit.passage.title, hit.passage.text, float(hit.score)) for hit in hits]
+            for hits in retriever.search(queries, k)
+        ]
+    except RetrieverUnavailable as error:
+        return "unavailable", str(error)
+    except Exception as error:
+        return "error", f"{type(error).__name__}: {error}"

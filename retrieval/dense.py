@@ -1,0 +1,273 @@
+"""faiss with its traps handled: slow default batches, eager loading, threads after a fork, raw error texts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.retrieval.core import Encoder, Hit, Passage, RetrievalError, check_request
+from turngym.retrieval.corpus import corpus_sha256
+
+MATRIX_FROM = 4
+"""Queries from which one matrix product beats a scan for each; measured, for 128 and 384 dimensions alike."""
+SCAN_ALONE, MATRIX_ALONE = 1 << 26, 1 << 31
+"""Multiplications up to which one thread answers: about 10 ms scanning, 50 ms by a matrix product."""
+_ready = False
+_per_dimension = True
+
+
+def load_faiss() -> ModuleType:
+    """The faiss module, set up once per process.
+
+    After a fork the child keeps to one OpenMP thread: the parent's threads do not exist there, and a second thread
+    would wait for them forever.
+
+    Raises:
+        RetrievalError: not installed.
+    """
+    global _ready, _per_dimension
+    try:
+        import faiss
+    except ImportError as error:
+        raise RetrievalError("dense retrieval needs faiss: pip install 'turngym[dense]'") from error
+    if not _ready:
+        # 20 in versions that count queries; 128,000 in those that count queries times dimensions
+        _per_dimension = faiss.cvar.distance_compute_blas_threshold > 1000
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: faiss.omp_set_num_threads(1))
+        _ready = True
+    return faiss  # type: ignore[no-any-return]
+
+
+@contextmanager
+def quickest(index: Any, queries: int, *, exact: bool) -> Iterator[None]:
+    """In this block and thread, faiss answers `queries` queries of `index` in the quickest way.
+
+    Batches of `MATRIX_FROM` and more become a matrix product: faiss' own threshold leaves 64 queries eight times
+    slower, while too low a one makes a single query wait twice as long. The threshold is one global for all indexes,
+    so it is set before each search; it changes speed and last digits, nothing else.
+
+    A small exact search runs in the calling thread alone: faiss needs twice the work to split one query between
+    threads, and where cores are busy its threads spin for each other far longer than the search takes.
+    """
+    faiss = load_faiss()
+    faiss.cvar.distance_compute_blas_threshold = MATRIX_FROM * (index.d if _per_dimension else 1)
+    alone = MATRIX_ALONE if queries >= MATRIX_FROM else SCAN_ALONE
+    threads = faiss.omp_get_max_threads()
+    if exact and queries * index.ntotal * index.d <= alone:
+        faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
+
+
+def make_index(factory: str, dim: int) -> Any:
+    """An empty inner product index from a factory string (`Flat`, `SQ8`, `HNSW32`, `IVF4096,SQ8`, ...).
+
+    Raises:
+        RetrievalError: faiss does not know the string, or it does not fit the dimension.
+    """
+    faiss = load_faiss()
+    try:
+        return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise RetrievalError(
+            f"faiss cannot make {factory!r} with {dim} dimensions ({_reason(error)}); try Flat, SQ8, HNSW32, "
+            "IVF1024,Flat or IVF4096,SQ8"
+        ) from error
+
+
+def read_index(path: str | Path, *, mapped: bool = True) -> Any:
+    """An index from a file; mapped, its pages are read when needed and shared between processes.
+
+    `IO_FLAG_MMAP_IFC` maps Flat, SQ, IVF and HNSW alike; the older `IO_FLAG_MMAP` reads Flat and SQ into memory.
+
+    Raises:
+        RetrievalError: no such file, or not an index.
+    """
+    faiss = load_faiss()
+    flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if mapped else 0
+    if not Path(path).is_file():
+        raise RetrievalError(f"{path}: there is no such faiss index; build the index again")
+    try:
+        return faiss.read_index(str(path), flag)
+    except RuntimeError as error:
+        raise RetrievalError(f"{path}: damaged faiss index ({_reason(error)}); build the index again") from error
+
+
+def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
+    """Set search parameters by faiss' names (`nprobe`, `efSearch`, `k_factor_rf`), through wrappers too.
+
+    Raises:
+        RetrievalError: a name or value that this index does not take.
+    """
+    faiss = load_faiss()
+    space = faiss.ParameterSpace()
+    for name, value in settings.items():
+        try:
+            space.set_index_parameter(index, name, value)
+        except RuntimeError as error:
+            kind = type(faiss.downcast_index(index)).__name__
+            raise RetrievalError(
+                f"{kind} takes no search setting {name}={value:g} ({_reason(error)}); IVF takes nprobe, HNSW efSearch, "
+                "refining indexes k_factor_rf"
+            ) from error
+
+
+def train_index(index: Any, vectors: np.ndarray) -> None:
+    """Train on `vectors [n, dim]` where the kind of index needs it.
+
+    Raises:
+        RetrievalError: too few vectors.
+    """
+    if index.is_trained:
+        return
+    try:
+        index.train(vectors)
+    except RuntimeError as error:
+        raise RetrievalError(
+            f"{len(vectors)} vectors cannot train this index ({_reason(error)}); choose fewer clusters, or Flat"
+        ) from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """What a faiss error says, without the place in its source."""
+    return re.sub(r"^Error in .*?\.(?:cpp|h):\d+: (?:Error: )?", "", " ".join(str(error).split()))
+
+
+# Dense retrieval over a faiss index; the traps of faiss are handled here and in `faiss_io`.
+
+SPARE = 8
+"""Rows fetched beyond k from an exact index, so that near ties are ordered after exact scoring."""
+_BLOCK = 1024
+"""Passages encoded at a time."""
+
+
+class DenseRetriever:
+    """Inner product search: faiss row `i` is `passages[i]`. Safe across threads and after a fork.
+
+    The same query gives the same hits alone and in any batch: faiss sums a single query and a batch in different order,
+    so hits of an exact index are scored again row by row; equal scores go by row.
+    """
+
+    def __init__(
+        self,
+        index: Any,
+        passages: Sequence[Passage],
+        encoder: Encoder,
+        *,
+        fingerprint: str,
+        parameters: Mapping[str, float] | None = None,
+    ) -> None:
+        """Search `index`, a faiss index or the path of one.
+
+        Args:
+            fingerprint: Fixes corpus, encoder and index; `parameters` are added to it.
+            parameters: faiss search settings by name (`nprobe`, `efSearch`, ...).
+
+        Raises:
+            RetrievalError: sizes that do not fit together, or a setting the index does not have.
+        """
+        self._index = read_index(index) if isinstance(index, (str, Path)) else index
+        self._passages, self._encoder = passages, encoder
+        if self._index.ntotal != len(passages):
+            raise RetrievalError(
+                f"the index has {self._index.ntotal} vectors for {len(passages)} passages; build it again"
+            )
+        if self._index.d != encoder.dim:
+            raise RetrievalError(f"the index has {self._index.d} dimensions, the encoder {encoder.dim}; build it again")
+        settings = dict(sorted((parameters or {}).items()))
+        set_parameters(self._index, settings)
+        self._exact = type(self._index).__name__.startswith("IndexFlat")
+        self._fingerprint = fingerprint + "".join(f":{name}={value:g}" for name, value in settings.items())
+
+    @classmethod
+    def from_passages(
+        cls,
+        passages: Sequence[Passage],
+        encoder: Encoder,
+        *,
+        factory: str = "Flat",
+        parameters: Mapping[str, float] | None = None,
+    ) -> DenseRetriever:
+        """Encode and index passages in memory: for small corpora.
+
+        Raises:
+            RetrievalError: a factory string that faiss does not know, or too few passages to train it.
+        """
+        blocks: Iterable[NDArray[np.float32]] = (
+            encoder.encode_passages(passages[start : start + _BLOCK]) for start in range(0, len(passages), _BLOCK)
+        )
+        # the empty block gives the shape where there are no passages
+        vectors = np.concatenate([np.zeros((0, encoder.dim), np.float32), *blocks])
+        index = make_index(factory, encoder.dim)
+        train_index(index, vectors)
+        index.add(vectors)
+        named = f"dense:{factory}:{encoder.fingerprint}:corpus={corpus_sha256(passages)[:16]}"
+        return cls(index, passages, encoder, fingerprint=named, parameters=parameters)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def __len__(self) -> int:
+        """Passages that can be found."""
+        return len(self._passages)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        check_request(queries, k)
+        if not queries:
+            return []
+        vectors = np.ascontiguousarray(self._encoder.encode_queries(queries), np.float32)
+        scores, rows = self.search_vectors(vectors, k)
+        return [
+            [Hit(passage=self._passages[row], score=score) for score, row in zip(*found, strict=True) if row >= 0]
+            for found in zip(scores.tolist(), rows.tolist(), strict=True)
+        ]
+
+    def search_vectors(self, vectors: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """(scores, rows), both `[n, k]`, best first; unused places at the end have row -1.
+
+        A zero vector (a query without a known word) finds nothing: every passage is equally far.
+        """
+        if self._index is None:
+            raise RetrievalError("this retriever is closed")
+        wanted = min(k, self._index.ntotal)
+        if not wanted:
+            return np.zeros((len(vectors), 0), np.float32), np.zeros((len(vectors), 0), np.int64)
+        with quickest(self._index, len(vectors), exact=self._exact):
+            scores, rows = self._index.search(vectors, min(wanted + SPARE * self._exact, self._index.ntotal))
+        if self._exact:
+            scores = _score(self._index, vectors, rows)
+        rows = np.where(vectors.any(1, keepdims=True), rows, -1)
+        # faiss fills up with row -1; those go last, whatever their score says.
+        scores = np.where(rows >= 0, scores, -np.inf)
+        order = np.lexsort((rows, -scores), axis=1)[:, :wanted]
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+
+    def close(self) -> None:
+        """Unmap the index and the passages; twice is fine."""
+        self._index = None
+        close = getattr(self._passages, "close", None)
+        if close is not None:
+            close()
+
+
+def _score(index: Any, vectors: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Inner products of `vectors [n, dim]` with the index rows `[n, k]`, each summed in the same order."""
+    faiss = load_faiss()
+    stored = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d).reshape(index.ntotal, index.d)
+    scores = np.empty(rows.shape, np.float32)
+    for place, vector in enumerate(vectors):
+        # not a matrix product, whose order of summation depends on its shape; row -1 may score anything, it goes last
+        scores[place] = (stored[np.maximum(rows[place], 0)] * vector).sum(1)
+    return scores

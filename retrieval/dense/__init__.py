@@ -1,1 +1,0 @@
-"""Dense retrieval over faiss."""

@@ -1,0 +1,422 @@
+"""Encoders of other packages: found as `package.module:name`, or by an entry point of `turngym.encoders`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.retrieval.core import Encoder, Passage, RetrievalError
+
+GROUP = "turngym.encoders"
+BUILT_IN = ("hashing", "hf:MODEL")
+
+
+class MakeEncoder(Protocol):
+    """What another package brings: a function, or a class, that makes its encoder.
+
+    An index stores the name and the encoder's `fingerprint`, and is opened with what the name stands for then: an
+    encoder whose vectors change must change its fingerprint, and is refused.
+    """
+
+    def __call__(self, device: str, /) -> Encoder:
+        """`device` is where a model should run (`cpu`, `cuda`, ...)."""
+
+
+def is_built_in(name: str) -> bool:
+    """Whether `name` stands for an encoder that comes with turngym."""
+    return name == "hashing" or name.startswith("hf:")
+
+
+def find_encoder(name: str) -> MakeEncoder:
+    """What makes the encoder `name`.
+
+    Raises RetrievalError where there is none of that name, or it cannot be imported.
+    """
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    _, colon, attribute = name.partition(":")
+    if colon and attribute and "/" not in name:
+        point = EntryPoint(name=name, value=name, group=GROUP)
+    elif name in points:
+        point = points[name]
+    else:
+        known = [*BUILT_IN, *sorted(points)]
+        near = get_close_matches(name, known, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise RetrievalError(f"unknown encoder {name!r}; name {', '.join(known)} or package.module:name.{hint}")
+    try:
+        found: MakeEncoder = point.load()
+    except (ImportError, AttributeError) as error:
+        raise RetrievalError(f"encoder {name!r}: {point.value} cannot be loaded ({error})") from error
+    return found
+
+
+# The encoder that needs no model: hashed words, weighted by how rare they are, thrown onto signed coordinates.
+
+BUCKETS = 1 << 18
+"""Cells in which documents are counted: words that share one share a document count too."""
+PLACES = 4
+"""Coordinates per word; with one alone, two words that collide would be the same word."""
+TITLE_REPEATS = 2
+"""How often the title counts; measured on HotpotQA and 2Wiki, where it names what the passage is about."""
+# odd: a product with one, modulo 2^64, loses no bit
+_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
+_WORD = re.compile(r"\w+")
+_ENDINGS = ("ies", "es", "s", "ing", "ed")
+_ROWS = 256
+"""Texts per array operation."""
+
+
+class HashingFit:
+    """Counts, passage by passage, in how many passages each hashed word occurs."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(BUCKETS, np.uint32)
+        self.passages = 0
+
+    def add(self, passage: Passage) -> None:
+        words = {word & (BUCKETS - 1) for word in _hashes(f"{passage.title} {passage.text}")}
+        self.counts[np.fromiter(words, np.int64, len(words))] += np.uint32(1)
+        self.passages += 1
+
+    def encoder(self, dim: int = 1024) -> HashingEncoder:
+        return HashingEncoder(self.counts, self.passages, dim=dim)
+
+
+class HashingEncoder:
+    """Sum over a text's words of `idf * (1 + ln count) * signs at 4 hashed coordinates`, scaled to length 1.
+
+    `idf = ln((N + 1) / (df + 1))`. Texts without a word give the zero vector. Same text, same vector: on every machine
+    and in every batch. The inner product estimates the cosine of tf-idf vectors with a standard error of about
+    `1 / sqrt(dim)`.
+    """
+
+    def __init__(self, counts: NDArray[np.uint32], passages: int, *, dim: int = 1024) -> None:
+        """`counts[bucket]`: passages with a word of that bucket, out of `passages`."""
+        if counts.shape != (BUCKETS,):
+            raise RetrievalError(f"word counts of shape {counts.shape}; {BUCKETS} buckets are needed: fit it again")
+        if dim < 1:
+            raise RetrievalError(f"dim is {dim}; it must be at least 1")
+        self.counts, self.passages, self.dim = counts.astype(np.uint32), passages, dim
+        self._idf = np.log((passages + 1.0) / (self.counts.astype(np.float64) + 1.0))
+        sha = hashlib.sha256(self.counts.astype("<u4").tobytes()).hexdigest()[:16]
+        self.fingerprint = f"hashing-v1:dim={dim}:passages={passages}:counts={sha}"
+
+    @classmethod
+    def fit(cls, passages: Iterable[Passage], *, dim: int = 1024) -> HashingEncoder:
+        """Count words over one pass."""
+        fit = HashingFit()
+        for passage in passages:
+            fit.add(passage)
+        return fit.encoder(dim)
+
+    def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return self._encode(texts)
+
+    def encode_passages(self, passages: Sequence[Passage]) -> NDArray[np.float32]:
+        return self._encode([" ".join([passage.title] * TITLE_REPEATS + [passage.text]) for passage in passages])
+
+    def save(self, folder: str | Path) -> None:
+        """Write `counts.npy` and `hashing.json` into `folder`."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "counts.npy", self.counts)
+        head = {"dim": self.dim, "passages": self.passages, "fingerprint": self.fingerprint}
+        (folder / "hashing.json").write_text(json.dumps(head) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> HashingEncoder:
+        """Read what `save` wrote.
+
+        Raises:
+            RetrievalError: missing or damaged files.
+        """
+        folder = Path(folder)
+        try:
+            head = json.loads((folder / "hashing.json").read_text(encoding="utf-8"))
+            encoder = cls(np.load(folder / "counts.npy"), int(head["passages"]), dim=int(head["dim"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RetrievalError(f"{folder}: no usable hashing encoder ({error}); build the index again") from error
+        if encoder.fingerprint != head.get("fingerprint"):
+            raise RetrievalError(
+                f"{folder}: the counts give {encoder.fingerprint}, but hashing.json says {head.get('fingerprint')}; "
+                "build the index again"
+            )
+        return encoder
+
+    def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        out = np.zeros((len(texts), self.dim), np.float32)
+        for start in range(0, len(texts), _ROWS):
+            part = texts[start : start + _ROWS]
+            out[start : start + len(part)] = self._block(part)
+        return out
+
+    def _block(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        words = [_hashes(text) for text in texts]
+        rows = np.repeat(np.arange(len(texts)), [len(row) for row in words])
+        # Words in order of their hash, so that a row's sums do not depend on what else is in the block.
+        hashes, inverse = np.unique(
+            np.fromiter((word for row in words for word in row), np.uint64, len(rows)), return_inverse=True
+        )
+        keys, counts = np.unique(rows * max(len(hashes), 1) + inverse, return_counts=True)
+        row, word = np.divmod(keys, max(len(hashes), 1))
+        weight = self._idf[(hashes & np.uint64(BUCKETS - 1)).astype(np.int64)][word] * (1.0 + np.log(counts))
+        mixed = hashes[:, None] * _ODD
+        # the upper bits, which depend on all bits below them
+        place = ((mixed >> np.uint64(32)) % np.uint64(self.dim)).astype(np.int64)
+        sign = np.where((mixed >> np.uint64(20)) & np.uint64(1), 1.0, -1.0)
+        flat = row[:, None] * self.dim + place[word]
+        block = np.bincount(
+            flat.ravel(), (weight[:, None] * sign[word]).ravel(), minlength=len(texts) * self.dim
+        ).reshape(len(texts), self.dim)
+        length = np.sqrt((block * block).sum(1, keepdims=True))
+        return block / np.where(length > 0, length, 1.0)
+
+
+def _hashes(text: str) -> list[int]:
+    """A 64-bit number per word."""
+    return [_hash(word) for word in _WORD.findall(text.lower())]
+
+
+def _stem(word: str) -> str:
+    for ending in _ENDINGS:
+        if len(word) - len(ending) >= 3 and word.endswith(ending):
+            return word[: -len(ending)]
+    return word
+
+
+_MEMO: dict[str, int] = {}
+
+
+def _hash(word: str) -> int:
+    """A stable hash of the word without its ending; the memo is emptied rather than let grow with a corpus."""
+    value = _MEMO.get(word)
+    if value is None:
+        value = int.from_bytes(
+            hashlib.blake2b(_stem(word).encode("utf-8", "replace"), digest_size=8).digest(), "little"
+        )
+        if len(_MEMO) >= 1 << 20:
+            _MEMO.clear()
+        _MEMO[word] = value
+    return value
+
+
+# Any Hugging Face text encoder, with the prefixes and poolings of the e5, bge and dpr families.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderStyle:
+    """How a model wants its texts and how its outputs become one vector."""
+
+    pooling: Literal["mean", "cls", "pooler"]
+    """mean of the last hidden states over real tokens; the first token's state; or the model's `pooler_output`."""
+    query_prefix: str = ""
+    """Goes before every query."""
+    passage_prefix: str = ""
+    """Goes before every passage."""
+    pair: bool = False
+    """Title and text as two segments (dpr) instead of Search-R1's `"title"` newline text."""
+    normalize: bool = True
+    """Scale vectors to length 1, so that the inner product is the cosine."""
+    max_length: int = 256
+    """Tokens after which a text is cut."""
+
+
+STYLES = {
+    "e5": EncoderStyle(pooling="mean", query_prefix="query: ", passage_prefix="passage: "),
+    "bge": EncoderStyle(
+        pooling="cls", query_prefix="Represent this sentence for searching relevant passages: ", max_length=512
+    ),
+    "dpr": EncoderStyle(pooling="pooler", pair=True, normalize=False),
+    "plain": EncoderStyle(pooling="mean"),
+}
+"""What the families' model cards ask for; `plain` adds nothing."""
+
+
+class HuggingFaceEncoder:
+    """Encodes with a transformers model on one device; texts of like length share a batch. Safe across threads.
+
+    The fingerprint covers configuration, weights, tokenizer and style, not where the files lie.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        style: str | EncoderStyle | None = None,
+        *,
+        passage_model: str | None = None,
+        device: str = "cpu",
+        batch_tokens: int = 16_384,
+    ) -> None:
+        """Load `model` (a folder or a hub name already downloaded or downloadable).
+
+        Args:
+            style: A name of `STYLES`, a style of your own, or None to go by the model's name.
+            passage_model: The second model where queries and passages have one each (dpr).
+            batch_tokens: Padded tokens of one forward pass.
+
+        Raises:
+            RetrievalError: unknown style, packages missing, no such model, or a pooling that the model lacks.
+        """
+        self.model, self.style, self.device = model, find_style(style, model), device
+        self.passage_model = passage_model
+        self._batch_tokens = max(1, batch_tokens)
+        # A fast tokenizer cannot be used from two threads at once.
+        self._tokenizing = threading.Lock()
+        pooler = self.style.pooling == "pooler"
+        self._query = _load(model, device, pooler=pooler)
+        self._passage = _load(passage_model, device, pooler=pooler) if passage_model else self._query
+        self.fingerprint = f"hf-v1:{_digest(self._query, self._passage, self.style)}"
+        # also tells now, not hours later, whether the model has the pooling
+        probe = self._run(self._query, [(f"{self.style.query_prefix}x", None)])
+        self.dim = int(probe.shape[1])
+
+    def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return self._run(self._query, [(self.style.query_prefix + text, None) for text in texts])
+
+    def encode_passages(self, passages: Sequence[Passage]) -> NDArray[np.float32]:
+        prefix = self.style.passage_prefix
+        if self.style.pair:
+            return self._run(self._passage, [(prefix + passage.title, passage.text) for passage in passages])
+        return self._run(self._passage, [(prefix + passage.contents, None) for passage in passages])
+
+    def _run(self, part: tuple[Any, Any], texts: Sequence[tuple[str, str | None]]) -> NDArray[np.float32]:
+        import torch
+
+        tokenizer, model = part
+        if not texts:
+            return np.zeros((0, self.dim), np.float32)
+        longest = self.style.max_length
+        with self._tokenizing:
+            coded = [tokenizer(first, second, truncation=True, max_length=longest) for first, second in texts]
+        out: NDArray[np.float32] | None = None
+        for rows in _batches([len(row["input_ids"]) for row in coded], self._batch_tokens):
+            fields = {key: [coded[row][key] for row in rows] for key in coded[rows[0]]}
+            batch = tokenizer.pad(fields, return_tensors="pt").to(self.device)
+            with torch.inference_mode():
+                vectors = self._pool(model(**batch), batch["attention_mask"]).float().cpu().numpy()
+            out = np.empty((len(texts), vectors.shape[1]), np.float32) if out is None else out
+            out[rows] = vectors
+        assert out is not None
+        if not np.isfinite(out).all():
+            raise RetrievalError(
+                f"{self.model} gave vectors that are not finite; its weights or their type are unusable"
+            )
+        return out
+
+    def _pool(self, output: Any, mask: Any) -> Any:
+        """`[B, dim]` from `last_hidden_state [B, L, dim]` and `mask [B, L]`."""
+        import torch
+
+        if self.style.pooling == "pooler":
+            vectors = getattr(output, "pooler_output", None)
+            if vectors is None:
+                raise RetrievalError(f"{self.model} has no pooler output; use pooling 'cls' or 'mean'")
+        elif self.style.pooling == "cls":
+            vectors = output.last_hidden_state[:, 0]
+        else:
+            weight = mask[..., None].to(output.last_hidden_state.dtype)
+            vectors = (output.last_hidden_state * weight).sum(1) / weight.sum(1).clamp(min=1)
+        return torch.nn.functional.normalize(vectors.float(), dim=-1) if self.style.normalize else vectors
+
+
+def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
+    """The style meant; None goes by the model's name.
+
+    Raises:
+        RetrievalError: no such name, or a model whose name names no family.
+    """
+    if isinstance(style, EncoderStyle):
+        return style
+    if style is None:
+        name = model.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
+        known = [key for key in STYLES if key in name]
+        if len(known) != 1:
+            raise RetrievalError(f"cannot tell the style of {model!r} by its name; name it: {', '.join(STYLES)}")
+        return STYLES[known[0]]
+    if style not in STYLES:
+        close = get_close_matches(style, STYLES, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise RetrievalError(f"no encoder style {style!r}; there are {', '.join(STYLES)}{hint}")
+    return STYLES[style]
+
+
+def weights_digest(model: Any) -> str:
+    """sha256 over every weight of a torch model by name, whatever file it came from."""
+    sha = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        sha.update(f"{name} {tuple(weight.shape)}".encode())
+        # float(): NumPy has no bfloat16
+        sha.update(np.ascontiguousarray(weight.float().cpu().numpy()).data)
+    return sha.hexdigest()
+
+
+def refuse_random(what: str, missing: Iterable[str]) -> None:
+    """Raises RetrievalError for weights that a model's files lack: transformers fills them with random numbers."""
+    if names := sorted(missing):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise RetrievalError(f"cannot load {what}: its files lack the weights {', '.join(names[:3])}{more}")
+
+
+def _load(name: str, device: str, *, pooler: bool) -> tuple[Any, Any]:
+    """(tokenizer, model in float32, evaluating); `pooler` says whether the model's own is used."""
+    try:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError as error:
+        raise RetrievalError(f"encoding with {name!r} needs transformers: pip install 'turngym[train]'") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        load: Any = AutoModel.from_pretrained
+        model, loading = load(name, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError) as error:
+        raise RetrievalError(f"cannot load the encoder {name!r}: {error}") from error
+    # many encoders come without a pooler, and only one way of pooling uses it
+    unused = [key for key in loading["missing_keys"] if not pooler and "pooler." in key]
+    refuse_random(f"the encoder {name!r}", set(loading["missing_keys"]).difference(unused))
+    for key in unused:
+        # what was made up is another at every load, and would be in the fingerprint
+        model.get_parameter(key).data.zero_()
+    # Padding happens per batch, after the texts are sorted by length; the hint to pad earlier does not apply.
+    tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
+    return tokenizer, model.to(device).eval()
+
+
+def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Rows, longest first, in batches whose padded size stays within `batch_tokens` (one row at least)."""
+    batch: list[int] = []
+    widest = 0
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        if batch and (len(batch) + 1) * widest > batch_tokens:
+            yield batch
+            batch = []
+        # longest first: the first row of a batch is its widest
+        widest = widest if batch else max(lengths[row], 1)
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _digest(query: tuple[Any, Any], passage: tuple[Any, Any], style: EncoderStyle) -> str:
+    """sha256 over style, tokenizer, configuration and every weight of both models, by name."""
+    sha = hashlib.sha256(json.dumps(dataclasses.asdict(style), sort_keys=True).encode())
+    for tokenizer, model in [query] if passage is query else [query, passage]:
+        sha.update(tokenizer.backend_tokenizer.to_str().encode() if tokenizer.is_fast else repr(tokenizer).encode())
+        sha.update(weights_digest(model).encode())
+        settings = model.config.to_dict()
+        # Where the files lie and which library wrote them do not change a vector.
+        for key in ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures"):
+            settings.pop(key, None)
+        sha.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    return sha.hexdigest()[:32]

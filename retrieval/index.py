@@ -1,0 +1,533 @@
+"""Builds an index folder from a corpus file: streamed, resumed after a kill, verified, moved into place at the end.
+
+Work happens in `OUT.building` beside OUT. Passages are stored first, then vectors shard by shard (`vectors/00000.npy`,
+each whole or absent), then the faiss index, then the words of BM25; a stage that was finished is not done again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
+from turngym.retrieval.core import Encoder, RetrievalError, Retriever
+from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
+from turngym.retrieval.dense import DenseRetriever, make_index, set_parameters
+from turngym.retrieval.encoders import HashingEncoder, HashingFit, HuggingFaceEncoder, find_encoder, is_built_in
+from turngym.retrieval.index_vectors import add_vectors, default_parameters, write_vectors
+from turngym.retrieval.mapped import CHECKED, check_manifest, sealed
+
+# What an index folder says about itself: which corpus, encoder and settings it was built from, and its files.
+
+FORMAT = 1
+"""Version of the folder's layout."""
+MANIFEST = "manifest.json"
+PASSAGES, LUCENE, FAISS, ENCODER = "passages", "lucene", "faiss.index", "encoder"
+"""Parts of an index folder."""
+Kind = Literal["bm25", "dense", "hybrid"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class IndexFolderError(RetrievalError):
+    """An index folder cannot be used: missing, damaged, or of another corpus, encoder or version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderRecord:
+    """The encoder that made the vectors."""
+
+    kind: Literal["hashing", "hf", "other"]
+    """other: of another package, found again by the name that stands in `model`."""
+    fingerprint: str
+    dim: int
+    model: str | None = None
+    passage_model: str | None = None
+    style: Mapping[str, Any] | None = None
+    """Pooling, prefixes, normalization and length of a Hugging Face encoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaissRecord:
+    """The vector index."""
+
+    factory: str
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    metric: str = "inner product"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexManifest:
+    """Everything an index depends on; `files` covers every other file of the folder."""
+
+    kind: Kind
+    passages: int
+    corpus_sha256: str
+    encoder: EncoderRecord | None = None
+    faiss: FaissRecord | None = None
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def fingerprint(self) -> str:
+        """Fixes corpus, encoder and index; search settings are added by the retriever."""
+        parts = [f"index-v{self.format}", self.kind, f"corpus={self.corpus_sha256[:16]}"]
+        if self.faiss is not None and self.encoder is not None:
+            parts += [self.faiss.factory, self.encoder.fingerprint]
+        return ":".join(parts)
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps(sealed(dataclasses.asdict(self)), indent=1, sort_keys=True, ensure_ascii=False)
+        scratch = folder / (MANIFEST + ".tmp")
+        scratch.write_text(text + "\n", encoding="utf-8")
+        os.replace(scratch, folder / MANIFEST)
+
+
+def read_manifest(folder: str | Path) -> IndexManifest:
+    """The manifest of an index folder.
+
+    Raises:
+        IndexFolderError: no such folder, no manifest, or one of another version.
+    """
+    folder = Path(folder)
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise IndexFolderError(f"{folder}: there is no such index folder{_hint(folder)}")
+    if not path.is_file():
+        raise IndexFolderError(
+            f"{folder}: no {MANIFEST} in it, so it is no finished index; `turngym index build` makes one"
+        )
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["format"] != FORMAT:
+            raise IndexFolderError(
+                f"{path}: index format {raw['format']!r}, this version of turngym reads {FORMAT}; build the index again"
+            )
+        check_manifest(raw)
+        if raw["kind"] not in KINDS:
+            raise IndexFolderError(f"{path}: index kind {raw['kind']!r}; there are {', '.join(KINDS)}")
+        return IndexManifest(
+            kind=raw["kind"],
+            passages=int(raw["passages"]),
+            corpus_sha256=str(raw["corpus_sha256"]),
+            encoder=EncoderRecord(**raw["encoder"]) if raw["encoder"] else None,
+            faiss=FaissRecord(**raw["faiss"]) if raw["faiss"] else None,
+            files={name: FileRecord(**record) for name, record in raw["files"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IndexFolderError(f"{path}: damaged manifest ({error}); build the index again") from error
+
+
+def check_files(folder: str | Path, manifest: IndexManifest, *, hashes: bool = False) -> list[str]:
+    """What is wrong with the folder's files: missing, another size or other bytes.
+
+    Bytes are compared, by their hash, with `hashes` and in small folders; passages have checksums of their own, which
+    are compared as they are read.
+    """
+    folder = Path(folder)
+    rows = f"{PASSAGES}/passages.bin"
+    total = sum(record.bytes for name, record in manifest.files.items() if name != rows)
+    problems = []
+    for name, record in sorted(manifest.files.items()):
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif (size := path.stat().st_size) != record.bytes:
+            problems.append(f"{name} has {size} bytes, {record.bytes} expected")
+        elif (hashes or (total <= CHECKED and name != rows)) and file_sha256(path) != record.sha256:
+            problems.append(f"{name} has other bytes than were built")
+    return problems
+
+
+def record_files(folder: Path, *, without: Collection[str] = ()) -> dict[str, FileRecord]:
+    """Size and hash of every file under `folder` but the manifest and what lies under the names `without`."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return {
+        name: FileRecord(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name))
+        for name in names
+        if name != MANIFEST and name.partition("/")[0] not in without
+    }
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hint(folder: Path) -> str:
+    if not folder.parent.is_dir():
+        return ""
+    names = [path.name for path in folder.parent.iterdir() if (path / MANIFEST).is_file()]
+    close = get_close_matches(folder.name, names, 1)
+    return f"; did you mean {folder.parent / close[0]}?" if close else ""
+
+
+# The checks that a finished index must pass before it is moved into place.
+
+SAMPLE = 64
+"""Passages that are looked up again."""
+LEAST = 0.5
+"""Share of them that must be found: less means a broken index, not a coarse one."""
+
+
+def verify_index(
+    work: Path,
+    manifest: IndexManifest,
+    encoder: Encoder | None,
+    vectors: Path,
+    report: Callable[[str, int, int | None], None],
+) -> dict[str, float]:
+    """Look a sample of passages up by their own words and vectors; return the share found per part.
+
+    Raises:
+        RetrievalError: numbers of rows that differ, or too few passages that find themselves.
+    """
+    shares: dict[str, float] = {}
+    with PassageStore(work / PASSAGES) as store:
+        rng = np.random.default_rng(0)
+        rows = np.sort(rng.choice(len(store), min(SAMPLE, len(store)), replace=False))
+        report("check", 0, len(rows))
+        if manifest.faiss is not None and encoder is not None:
+            shares["vectors"] = _vectors(work, manifest, encoder, store, vectors, rows)
+        if (work / LUCENE).is_dir():
+            shares["words"] = _words(work, store, rows)
+        report("check", len(rows), len(rows))
+    for part, share in shares.items():
+        if share < LEAST:
+            raise RetrievalError(
+                f"{work}: only {share:.0%} of {len(rows)} sampled passages find themselves by their {part}; "
+                "the index is too coarse or damaged: choose a finer factory, higher search settings, or --restart"
+            )
+    return shares
+
+
+def _vectors(
+    work: Path, manifest: IndexManifest, encoder: Encoder, store: PassageStore, vectors: Path, rows: np.ndarray
+) -> float:
+    """Share of rows whose stored vector finds the row, or a passage with the same words."""
+    assert manifest.faiss is not None
+    retriever = DenseRetriever(work / FAISS, store, encoder, fingerprint="check", parameters=manifest.faiss.parameters)
+    shards = [np.load(path, mmap_mode="r") for path in sorted(vectors.glob("*.npy"))]
+    starts = np.cumsum([0, *(len(shard) for shard in shards)])
+    places = np.searchsorted(starts, rows, side="right") - 1
+    wanted = np.stack([shards[i][row - starts[i]] for i, row in zip(places, rows, strict=True)])
+    # a passage without a known word has the zero vector, which finds nothing by design
+    used = wanted.any(1)
+    if not used.any():
+        return 1.0
+    _, found = retriever.search_vectors(np.ascontiguousarray(wanted[used], np.float32), 10)
+    hits = [row in line or _has_twin(store, row, line) for row, line in zip(rows[used], found, strict=True)]
+    return float(np.mean(hits))
+
+
+def _has_twin(store: PassageStore, row: int, found: np.ndarray) -> bool:
+    """Whether a passage with the same words is among the rows `found`: of many equal ones only ten are."""
+    wanted = store[int(row)].contents
+    return any(store[int(other)].contents == wanted for other in found if other >= 0)
+
+
+def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
+    """Share of rows found among the ten best for their own first words."""
+    index = LuceneIndex.open(work / LUCENE)
+    if len(index) != len(store):
+        raise RetrievalError(f"{work}: {len(index)} passages indexed for {len(store)}; build again with --restart")
+    retriever: Retriever = BM25Retriever(index, store)
+    sampled = [store[int(row)] for row in rows]
+    hits = retriever.search([" ".join(passage.contents.split()[:40]) for passage in sampled], 10)
+    # by their words and not their ids: of many equal passages only ten are found
+    found = [any(hit.passage.contents == one.contents for hit in line) for one, line in zip(sampled, hits, strict=True)]
+    return float(np.mean(found))
+
+
+STATE, LOCK, VECTORS = "state.json", "lock", "vectors"
+"""Parts of the folder of an unfinished build that the index does not keep."""
+Progress = Callable[[str, int, int | None], None]
+"""Called with a stage, the passages it has done, and how many there are (None while unknown)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlan:
+    """What to build from which corpus."""
+
+    corpus: Path
+    """JSONL file, plain or .gz."""
+    out: Path
+    """Folder of the index; must not exist yet."""
+    kind: Kind = "bm25"
+    """bm25, dense, or hybrid: both, by reciprocal rank fusion."""
+    encoder: str = "hashing"
+    """hashing, hf:MODEL (a folder or a hub name), or an encoder of another package (see encoders.find)."""
+    style: str | None = None
+    """e5, bge, dpr or plain; by default what the model's name says."""
+    passage_model: str | None = None
+    """Second model, where passages have their own (dpr)."""
+    device: str = "cpu"
+    """Of a Hugging Face encoder."""
+    dim: int = 1024
+    """Dimensions of the hashing encoder."""
+    factory: str = "Flat"
+    """faiss index: Flat, SQ8, HNSW32, IVF4096,SQ8, ..."""
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    """faiss search settings to store (nprobe, efSearch); by default what suits the factory."""
+    shard_rows: int = 65_536
+    """Passages per shard: what a kill can cost."""
+
+    def same_build(self) -> dict[str, Any]:
+        """What must be equal for an unfinished build to go on."""
+        stat = self.corpus.stat()
+        # a corpus that was moved or another device gives the same index
+        plan = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("corpus", "out", "device")}
+        return {**plan, "corpus_bytes": stat.st_size, "corpus_mtime_ns": stat.st_mtime_ns}
+
+
+def build_index(
+    plan: BuildPlan,
+    *,
+    encoder: Encoder | None = None,
+    progress: Progress | None = None,
+    restart: bool = False,
+    force: bool = False,
+) -> IndexManifest:
+    """Build the index of `plan`, or go on with it where a build of the same plan was stopped.
+
+    Args:
+        encoder: Use this Hugging Face encoder instead of loading `plan.encoder` (its name is still recorded).
+        restart: Throw away an unfinished build instead of going on with it.
+        force: Replace the folder `plan.out` if it exists, at the very end.
+
+    Raises:
+        CorpusError: a row that cannot be used.
+        IndexFolderError: `out` exists, another build is at work, or an unfinished build has another plan.
+        RetrievalError: the encoder or the factory string cannot be used, or the finished index fails its checks.
+    """
+    report = progress or (lambda stage, done, total: None)
+    _check(plan, force)
+    work = plan.out.with_name(plan.out.name + ".building")
+    with _locked(work):
+        _prepare(work, plan, restart)
+        manifest = _Build(plan, work, report, encoder).run()
+        _move_into_place(work, plan.out)
+    return manifest
+
+
+@dataclass(slots=True)
+class _Build:
+    plan: BuildPlan
+    work: Path
+    report: Progress
+    encoder: Encoder | None
+
+    def run(self) -> IndexManifest:
+        plan, work = self.plan, self.work
+        # killed between the manifest and the move: only the move is left
+        if (work / MANIFEST).is_file():
+            return read_manifest(work)
+        wants_vectors, wants_words = plan.kind != "bm25", plan.kind != "dense"
+        if wants_vectors:
+            self._early_checks()
+        with self._passages() as store:
+            manifest = IndexManifest(kind=plan.kind, passages=len(store), corpus_sha256=store.sha256)
+            if wants_vectors:
+                encoder, record = self._encoder()
+                write_vectors(store, encoder, work / VECTORS, plan.shard_rows, self.report)
+                add_vectors(work / VECTORS, work / FAISS, plan.factory, encoder.dim, len(store), self.report)
+                parameters = {**default_parameters(plan.factory, len(store)), **plan.parameters}
+                faiss = FaissRecord(factory=plan.factory, parameters=parameters)
+                manifest = dataclasses.replace(manifest, encoder=record, faiss=faiss)
+            if wants_words:
+                self._words(store)
+        verify_index(work, manifest, self.encoder, work / VECTORS, self.report)
+        manifest = dataclasses.replace(manifest, files=record_files(work, without=(LOCK, STATE, VECTORS)))
+        manifest.save(work)
+        return manifest
+
+    def _early_checks(self) -> None:
+        """What would fail after hours fails now: the factory string, the settings, the model."""
+        dim = self.plan.dim
+        if self.plan.encoder != "hashing":
+            dim = self._encoder()[0].dim
+        set_parameters(make_index(self.plan.factory, dim), self.plan.parameters)
+
+    def _passages(self) -> PassageStore:
+        folder, encoder = self.work / PASSAGES, self.work / ENCODER
+        if not (folder / "passages.json").is_file():
+            fit = HashingFit() if self.plan.kind != "bm25" and self.plan.encoder == "hashing" else None
+            writer = PassageWriter(folder)
+            for done, passage in enumerate(read_corpus(self.plan.corpus), 1):
+                writer.add(passage)
+                if fit is not None:
+                    fit.add(passage)
+                if done % 4096 == 0:
+                    self.report("passages", done, None)
+            if fit is not None:
+                fit.encoder(self.plan.dim).save(encoder)
+            # Last: passages.json says that the stage is complete, the encoder's counts included.
+            writer.finish()
+        store = PassageStore(folder)
+        self.report("passages", len(store), len(store))
+        return store
+
+    def _encoder(self) -> tuple[Encoder, EncoderRecord]:
+        plan = self.plan
+        if plan.encoder == "hashing":
+            hashing = HashingEncoder.load(self.work / ENCODER)
+            self.encoder = hashing
+            return hashing, EncoderRecord(kind="hashing", fingerprint=hashing.fingerprint, dim=hashing.dim)
+        if not is_built_in(plan.encoder):
+            return self._other()
+        model = plan.encoder.removeprefix("hf:")
+        if self.encoder is None:
+            self.encoder = HuggingFaceEncoder(model, plan.style, passage_model=plan.passage_model, device=plan.device)
+        style = getattr(self.encoder, "style", None)
+        record = EncoderRecord(
+            kind="hf",
+            fingerprint=self.encoder.fingerprint,
+            dim=self.encoder.dim,
+            model=model,
+            passage_model=plan.passage_model,
+            style=None if style is None else dataclasses.asdict(style),
+        )
+        return self.encoder, record
+
+    def _other(self) -> tuple[Encoder, EncoderRecord]:
+        """The encoder of another package."""
+        name = self.plan.encoder
+        if self.encoder is None:
+            self.encoder = find_encoder(name)(self.plan.device)
+        fingerprint, dim = self.encoder.fingerprint, self.encoder.dim
+        return self.encoder, EncoderRecord(kind="other", fingerprint=fingerprint, dim=dim, model=name)
+
+    def _words(self, store: PassageStore) -> None:
+        folder = self.work / LUCENE
+        if not folder.is_dir():
+            docs = indexed_documents(store)
+            # It appears whole or not at all, and goes on by itself where it was killed.
+            LuceneIndex.build(docs, folder, progress=lambda done: self.report("words", done, len(store))).close()
+        self.report("words", len(store), len(store))
+
+
+def _check(plan: BuildPlan, force: bool) -> None:
+    if plan.kind not in KINDS:
+        raise IndexFolderError(f"index kind {plan.kind!r}; there are {', '.join(KINDS)}")
+    if not is_built_in(plan.encoder):
+        find_encoder(plan.encoder)
+    if plan.shard_rows < 1:
+        raise IndexFolderError(f"shard_rows is {plan.shard_rows}; it must be at least 1")
+    if not plan.corpus.is_file():
+        next(read_corpus(plan.corpus))  # raises with the right words
+    if plan.out.exists():
+        if not force:
+            raise IndexFolderError(f"{plan.out} exists already; choose another folder, or replace it with --force")
+        if plan.out.is_dir() and any(plan.out.iterdir()) and not (plan.out / MANIFEST).is_file():
+            raise IndexFolderError(f"{plan.out} is no index, so it is not replaced; choose another folder")
+
+
+def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
+    """Leave `work` either empty or with an unfinished build of the same plan."""
+    state, wanted = work / STATE, plan.same_build()
+    if restart or not state.is_file():
+        for path in work.iterdir():
+            if path.name != LOCK:
+                _remove(path)
+        scratch = state.with_suffix(".tmp")
+        scratch.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+        os.replace(scratch, state)
+        return
+    found = json.loads(state.read_text(encoding="utf-8"))
+    differ = sorted(key for key in {*found, *wanted} if found.get(key) != json.loads(json.dumps(wanted)).get(key))
+    if differ:
+        changes = ", ".join(f"{key} {found.get(key)!r} then, {wanted.get(key)!r} now" for key in differ)
+        raise IndexFolderError(
+            f"{work} holds an unfinished build with another plan ({changes}); give the same options to go on with it, "
+            "or --restart to throw it away"
+        )
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """One build at a time per folder; the lock goes with the process, so a kill leaves none behind."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / LOCK).open("w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # not on Windows
+            pass
+        except OSError as error:
+            raise IndexFolderError(f"another build is at work in {work}; wait for it or stop it") from error
+        yield
+
+
+def _move_into_place(work: Path, out: Path) -> None:
+    """Rename the finished folder; an older index stays whole until the new one is in its place."""
+    for name in (VECTORS, LOCK):
+        _remove(work / name)
+    old = out.with_name(out.name + ".old")
+    _remove(old)
+    if out.exists():
+        os.replace(out, old)
+    os.replace(work, out)
+    # The state goes last: until the folder has moved, it says that this is a build to go on with.
+    _remove(out / STATE)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# An index folder in words.
+
+
+def describe_index(manifest: IndexManifest) -> list[list[str]]:
+    """Rows of (what, value) for people: kind, corpus, encoder, settings, sizes on disk."""
+    rows = [
+        ["kind", manifest.kind],
+        ["passages", f"{manifest.passages:,}"],
+        ["corpus sha256", manifest.corpus_sha256],
+    ]
+    if manifest.encoder is not None:
+        record = manifest.encoder
+        rows += [["encoder", record.model or record.kind], ["encoder fingerprint", record.fingerprint]]
+        rows += [[name.replace("_", " "), repr(value)] for name, value in sorted((record.style or {}).items())]
+        rows += [["dimensions", str(record.dim)]]
+    if manifest.faiss is not None:
+        settings = ", ".join(f"{name}={value:g}" for name, value in sorted(manifest.faiss.parameters.items()))
+        rows += [["faiss index", manifest.faiss.factory], ["search settings", settings or "none"]]
+        rows += [["metric", manifest.faiss.metric]]
+    sizes: dict[str, int] = {}
+    for name, record_ in manifest.files.items():
+        part = name.partition("/")[0]
+        sizes[part] = sizes.get(part, 0) + record_.bytes
+    rows += [[f"{part} on disk", show_bytes(size)] for part, size in sorted(sizes.items())]
+    rows += [["total on disk", show_bytes(sum(sizes.values()))], ["fingerprint", manifest.fingerprint]]
+    return rows
+
+
+def show_bytes(size: float) -> str:
+    """1234567 -> 1.2 MB (powers of ten)."""
+    for unit in ("B", "kB", "MB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB" if abs(size) < 1000 else f"{size / 1000:.2f} TB"

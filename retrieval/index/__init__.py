@@ -1,1 +1,0 @@
-"""Indexes on disk: build (resumable), inspect, verify, plan."""

@@ -1,0 +1,270 @@
+"""Writes faiss index files without holding the index: Flat, SQ and IVF go to disk shard by shard.
+
+The file forms are faiss' own and are not taken on trust: a small trial must come out byte for byte as faiss writes it,
+or the caller falls back to an index in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.retrieval.core import Encoder, Passage, RetrievalError
+from turngym.retrieval.dense import load_faiss, make_index, read_index, train_index
+
+_ADD = 16_384
+"""Vectors per call of faiss."""
+_LISTS = b"ilar"
+"""Starts the inverted lists in the file of an IVF index."""
+Vectors = NDArray[np.float32]
+Done = Callable[[int], None]
+
+
+def blocks(shards: Sequence[Vectors]) -> Iterator[Vectors]:
+    """Contiguous float32 pieces of all shards in order."""
+    for shard in shards:
+        for start in range(0, len(shard), _ADD):
+            yield np.ascontiguousarray(shard[start : start + _ADD], np.float32)
+
+
+def write_flat(index: Any, shards: Sequence[Vectors], rows: int, file: IO[bytes], done: Done) -> bool:
+    """Write an empty trained index with the vectors of all shards; False (and nothing written) for other kinds."""
+    faiss = load_faiss()
+    if not isinstance(index, (faiss.IndexFlat, faiss.IndexScalarQuantizer)):
+        return False
+    empty = faiss.serialize_index(index).tobytes()
+    probe = np.random.default_rng(0).standard_normal((3, index.d)).astype(np.float32)
+    trial = faiss.clone_index(index)
+    trial.add(probe)
+    written = faiss.serialize_index(trial).tobytes()
+    # of three vectors, read instead of computed: faiss counts floats for one kind and bytes for the other
+    length = int.from_bytes(written[len(empty) - 8 : len(empty)], "little")
+
+    def head(count: int) -> bytes:
+        return _head(empty[:-8], count) + struct.pack("<Q", count * length // 3)
+
+    if not length or head(3) + index.sa_encode(probe).tobytes() != written:
+        return False
+    file.write(head(rows))
+    for block in blocks(shards):
+        file.write(index.sa_encode(block).data)
+        done(len(block))
+    return True
+
+
+def streams_ivf(index: Any, draw: Callable[[int], Vectors]) -> bool:
+    """Whether `write_lists` writes this trained, empty index as faiss does; tried with the vectors `draw(clusters)`."""
+    faiss = load_faiss()
+    if not isinstance(index, faiss.IndexIVF) or not _ends_in_lists(faiss.serialize_index(index).tobytes(), index):
+        return False
+    trial, full = draw(index.nlist), faiss.clone_index(index)
+    full.add(trial)
+    parts = [_sorted_codes(index, part) for part in (trial[: len(trial) // 2], trial[len(trial) // 2 :])]
+    return b"".join(_ivf_file(index, parts)) == faiss.serialize_index(full).tobytes()
+
+
+def write_lists(index: Any, shards: Sequence[Vectors], folder: Path, file: IO[bytes], done: Done) -> None:
+    """Encode every shard into `folder` (skipping those that are there), then gather list after list into `file`."""
+    folder.mkdir(exist_ok=True)
+    parts = []
+    for number, shard in enumerate(shards):
+        path = folder / f"{number:05d}.npy"
+        if not path.is_file():
+            scratch = path.with_suffix(".tmp")
+            with scratch.open("wb") as out:
+                np.save(out, _sorted_codes(index, shard))
+            os.replace(scratch, path)
+        parts.append(np.load(path, mmap_mode="r"))
+        done(len(shard))
+    for piece in _ivf_file(index, parts):
+        file.write(piece)
+
+
+def _sorted_codes(index: Any, shard: Vectors) -> NDArray[np.void]:
+    """`[rows]` records (list, row within the shard, code), ordered by list, then row."""
+    kind = np.dtype([("list", "<i8"), ("row", "<i8"), ("code", np.uint8, (index.code_size,))])
+    out = np.empty(len(shard), kind)
+    width = index.coarse_code_size()
+    start = 0
+    for block in blocks([shard]):
+        coded = index.sa_encode(block)
+        number = np.zeros((len(block), 8), np.uint8)
+        # faiss packs the number of a list into as few bytes as it needs, the lowest first
+        number[:, :width] = coded[:, :width]
+        part = out[start : start + len(block)]
+        part["list"], part["code"] = number.view("<i8")[:, 0], coded[:, width:]
+        start += len(block)
+    out["row"] = np.arange(len(shard))
+    return out[np.argsort(out["list"], kind="stable")]
+
+
+def _ivf_file(index: Any, parts: Sequence[NDArray[np.void]]) -> Iterator[bytes]:
+    """The file of `index` with the codes of all parts, piece by piece."""
+    faiss = load_faiss()
+    empty = faiss.serialize_index(index).tobytes()
+    borders = [np.searchsorted(part["list"], np.arange(index.nlist + 1)) for part in parts]
+    sizes = np.sum([np.diff(border) for border in borders], axis=0).astype("<u8")
+    used = np.flatnonzero(sizes)
+    yield _head(empty[: empty.rindex(_LISTS)], int(sizes.sum()))
+    yield _LISTS + struct.pack("<QQ", index.nlist, index.code_size)
+    # faiss' own rule for which of its two forms is written
+    if len(used) > index.nlist // 2:
+        yield b"full" + struct.pack("<Q", index.nlist) + sizes.tobytes()
+    else:
+        pairs = np.stack([used.astype("<u8"), sizes[used]], axis=1)
+        yield b"sprs" + struct.pack("<Q", pairs.size) + pairs.tobytes()
+    starts = np.cumsum([0, *(len(part) for part in parts)])
+    for number in used:
+        pieces = [part[border[number] : border[number + 1]] for part, border in zip(parts, borders, strict=True)]
+        yield b"".join(piece["code"].tobytes() for piece in pieces)
+        yield b"".join((piece["row"] + start).tobytes() for piece, start in zip(pieces, starts, strict=False))
+
+
+def _ends_in_lists(empty: bytes, index: Any) -> bool:
+    return empty.endswith(_LISTS + struct.pack("<QQ", index.nlist, index.code_size) + b"sprs" + bytes(8))
+
+
+def _head(start: bytes, rows: int) -> bytes:
+    """Four bytes of kind, four of dimension, then the number of rows, then what else there is."""
+    return start[:8] + struct.pack("<Q", rows) + start[16:]
+
+
+# The vectors of an index: written in shards, then put into a faiss index shard by shard.
+
+Progress = Callable[[str, int, int | None], None]
+_BLOCK = 1024
+"""Passages per call of the encoder."""
+
+
+def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shard_rows: int, report: Progress) -> None:
+    """Encode the passages into `folder/00000.npy` ... (float32 `[shard_rows, dim]`), skipping shards that are there."""
+    folder.mkdir(exist_ok=True)
+    for start in range(0, len(store), shard_rows):
+        rows = min(shard_rows, len(store) - start)
+        path = folder / f"{start // shard_rows:05d}.npy"
+        if not _whole(path, rows, encoder.dim):
+            _write_shard(path, store, encoder, start, rows, lambda done: report("vectors", done, len(store)))
+        report("vectors", start + rows, len(store))
+
+
+def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, report: Progress) -> None:
+    """Train on a sample, add all shards in order, write the faiss index to `path` unless it is there.
+
+    Flat, SQ and IVF go to disk shard by shard, and a killed build goes on with the shards it has coded. Other kinds
+    (HNSW, wrappers) hold their codes in memory until they are written, but vectors of one piece of a shard only.
+    """
+    if path.is_file():
+        return
+    shards = [np.load(shard, mmap_mode="r") for shard in sorted(folder.glob("*.npy"))]
+    if (total := sum(len(shard) for shard in shards)) != rows:
+        raise RetrievalError(f"{folder}: {total} vectors for {rows} passages; build again with --restart")
+    faiss = load_faiss()
+    index = _trained(shards, path, factory, dim, report)
+    coded, added = path.with_name(path.name + ".lists"), 0
+
+    def done(count: int) -> None:
+        nonlocal added
+        added += count
+        report("index", added, rows)
+
+    scratch = path.with_name(path.name + ".tmp")
+    with scratch.open("wb") as file:
+        streamed = write_flat(index, shards, rows, file, done)
+        # Two vectors per cluster fill most clusters: the file's form depends on how many are empty.
+        if not streamed and streams_ivf(index, lambda clusters: sample(shards, min(rows, 2 * clusters))):
+            write_lists(index, shards, coded, file, done)
+            streamed = True
+    if not streamed:
+        for block in blocks(shards):
+            index.add(block)
+            done(len(block))
+        faiss.write_index(index, str(scratch))
+    os.replace(scratch, path)
+    shutil.rmtree(coded, ignore_errors=True)
+    _trained_path(path).unlink(missing_ok=True)
+
+
+def _trained(shards: Sequence[NDArray[np.float32]], path: Path, factory: str, dim: int, report: Progress) -> Any:
+    """The empty index, trained; kept on disk until the index is written, since training is worth keeping."""
+    faiss = load_faiss()
+    kept = _trained_path(path)
+    if kept.is_file():
+        return read_index(kept, mapped=False)
+    index = make_index(factory, dim)
+    if not index.is_trained:
+        report("training", 0, None)
+        train_index(index, sample(shards, min(sum(map(len, shards)), training_rows(factory))))
+        scratch = kept.with_name(kept.name + ".tmp")
+        faiss.write_index(index, str(scratch))
+        os.replace(scratch, kept)
+    return index
+
+
+def _trained_path(path: Path) -> Path:
+    return path.with_name(path.name + ".trained")
+
+
+def training_rows(factory: str) -> int:
+    """Vectors that training should see: 48 per cluster (faiss warns below 39), at least 65,536."""
+    found = re.search(r"IVF(\d+)", factory)
+    return max(65_536, 48 * int(found.group(1)) if found else 0)
+
+
+def default_parameters(factory: str, rows: int) -> dict[str, float]:
+    """Search settings that suit a factory string: faiss' own, one probed cluster of thousands, find too little."""
+    if found := re.search(r"IVF(\d+)", factory):
+        return {"nprobe": float(max(32, int(found.group(1)) // 32))}
+    if "HNSW" in factory:
+        return {"efSearch": 64.0}
+    return {}
+
+
+def sample(shards: Sequence[NDArray[np.float32]], rows: int, seed: int = 0) -> NDArray[np.float32]:
+    """`rows` vectors drawn evenly without replacement, the same ones for the same sizes."""
+    sizes = [len(shard) for shard in shards]
+    chosen = np.sort(np.random.default_rng(seed).choice(sum(sizes), rows, replace=False))
+    bounds = np.searchsorted(chosen, np.cumsum([0, *sizes]))
+    starts = np.cumsum([0, *sizes])
+    parts = [
+        np.asarray(shard[chosen[bounds[i] : bounds[i + 1]] - starts[i]], np.float32) for i, shard in enumerate(shards)
+    ]
+    return np.concatenate(parts)
+
+
+def _whole(path: Path, rows: int, dim: int) -> bool:
+    try:
+        return bool(np.load(path, mmap_mode="r").shape == (rows, dim))
+    except (OSError, ValueError):
+        return False
+
+
+def _write_shard(
+    path: Path, store: Sequence[Passage], encoder: Encoder, start: int, rows: int, done: Callable[[int], None]
+) -> None:
+    scratch = path.with_suffix(".tmp")
+    with scratch.open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": (rows, encoder.dim)}
+        )
+        for place in range(start, start + rows, _BLOCK):
+            block = store[place : min(place + _BLOCK, start + rows)]
+            vectors = np.ascontiguousarray(encoder.encode_passages(block), "<f4")
+            if vectors.shape != (len(block), encoder.dim) or not np.isfinite(vectors).all():
+                raise RetrievalError(
+                    f"the encoder gave shape {vectors.shape} or values that are not finite for passages {place} to "
+                    f"{place + len(block) - 1}; [{len(block)}, {encoder.dim}] finite floats are needed"
+                )
+            file.write(vectors.data)
+            done(place + len(block))
+        file.flush()
+        # before the rename, which may reach the disk first: a finished name with lost content would be skipped
+        os.fsync(file.fileno())
+    os.replace(scratch, path)

@@ -1,0 +1,476 @@
+"""The folder of an index: arrays, ids and terms beside a manifest that says what they must be."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.lucene_text import ANALYSIS
+from turngym.retrieval.mapped import CHECKED, BlobStore, check_manifest, describe_file, map_array, sealed
+
+# What an index consists of, in memory or mapped: postings by term, lengths, ids and their order.
+
+VERSION = 1
+"""Of the files on disk."""
+SMALL = 1 << 16
+"""Up to this many ids or terms are held as Python objects, for speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Constants of the score."""
+
+    k1: float = 0.9
+    """How soon repeats of a term stop counting."""
+    b: float = 0.4
+    """How much long documents are discounted, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.k1 <= 100 or not 0 <= self.b <= 1:
+            raise RetrievalError(f"k1={self.k1}, b={self.b}: k1 must be from 0 to 100 and b from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Figures of a corpus that its scores depend on, and the hash of its content."""
+
+    documents: int
+    scored: int
+    """Documents with at least one term."""
+    tokens: int
+    """Terms in all documents, repeats counted."""
+    content: str
+    """sha256 over ids and texts in order."""
+
+    def fingerprint(self, settings: Settings) -> str:
+        """sha256 of everything that fixes what is found."""
+        facts = [VERSION, ANALYSIS, float(settings.k1), float(settings.b), self.documents, self.content]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+class Names(Sequence[str]):
+    """Strings by number over a blob store, decoded when asked for."""
+
+    def __init__(self, blobs: Sequence[bytes]) -> None:
+        self._blobs = blobs
+
+    def __len__(self) -> int:
+        return len(self._blobs)
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[str]: ...
+    def __getitem__(self, number: int | slice) -> str | Sequence[str]:
+        if isinstance(number, slice):
+            return [name.decode("utf-8", "surrogatepass") for name in self._blobs[number]]
+        return self._blobs[number].decode("utf-8", "surrogatepass")
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode("utf-8", "surrogatepass") for name in self._blobs)
+
+
+class TermTable:
+    """Number of a term among sorted ones: a dict while small, else a binary search in mapped bytes with a memo."""
+
+    def __init__(self, terms: Sequence[bytes]) -> None:
+        self._terms = terms
+        small = len(terms) <= SMALL
+        self._numbers = {term: number for number, term in enumerate(Names(terms))} if small else None
+        self._memo: dict[str, int | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    def number(self, term: str) -> int | None:
+        """The row of `term` in the postings; None where no document has it."""
+        if self._numbers is not None:
+            return self._numbers.get(term)
+        try:
+            return self._memo[term]
+        except KeyError:
+            pass
+        wanted = term.encode("utf-8", "surrogatepass")
+        place = bisect.bisect_left(self._terms, wanted)
+        found = place if place < len(self._terms) and self._terms[place] == wanted else None
+        if len(self._memo) >= SMALL:
+            self._memo.clear()
+        self._memo[term] = found
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Arrays of an index. `starts[t]` to `starts[t + 1]` are the postings of term t, by ascending row."""
+
+    settings: Settings
+    statistics: Statistics
+    terms: TermTable
+    ids: Sequence[str]
+    starts: np.ndarray
+    """int64 `[terms + 1]`."""
+    rows: np.ndarray
+    """int32 `[postings]`: documents."""
+    tfs: np.ndarray
+    """uint8, uint16 or uint32 `[postings]`: how often the term is in the document."""
+    peaks: np.ndarray
+    """float32 `[terms]`: the largest tf * inverse norm, which bounds what the term can contribute."""
+    norms: np.ndarray
+    """uint8 `[documents]`: length bytes."""
+    ranks: np.ndarray
+    """int32 `[documents]`: place of the id among all ids in ascending order; decides ties."""
+    held: tuple[BlobStore, ...] = ()
+    """Stores to close with the index."""
+
+
+def rank_ids(ids: Sequence[bytes]) -> np.ndarray:
+    """int32 `[documents]`: the place of each id in ascending order of UTF-8 bytes.
+
+    Raises:
+        RetrievalError: an id repeats.
+    """
+    count, block = len(ids), 1 << 16
+    width = max((len(name) for name in ids), default=1)
+    names = np.empty(count, f"S{max(width, 1)}")
+    for start in range(0, count, block):
+        names[start : start + block] = ids[start : start + block]
+    order = np.argsort(names, kind="stable")
+    names = names[order]
+    repeated = np.flatnonzero(names[1:] == names[:-1])
+    if len(repeated):
+        first, second = order[repeated[0]], order[repeated[0] + 1]
+        name = bytes(names[repeated[0]]).decode("utf-8", "surrogatepass")
+        raise RetrievalError(f"id {name!r} is used by documents {first} and {second} (counted from 0); ids must differ")
+    ranks = np.empty(count, np.int32)
+    ranks[order] = np.arange(count, dtype=np.int32)
+    return ranks
+
+
+def peaks_of(starts: np.ndarray, rows: np.ndarray, tfs: np.ndarray, inverses: np.ndarray) -> np.ndarray:
+    """float32 `[terms]`: the largest tf * inverse norm of each term; `inverses` is float32 `[documents]`."""
+    count, block = len(starts) - 1, 1 << 22
+    peaks = np.zeros(count, np.float32)
+    first = 0
+    while first < count:
+        # one term at least, however many postings it has
+        last = max(int(np.searchsorted(starts, starts[first] + block, side="right")) - 1, first + 1)
+        begin, end = int(starts[first]), int(starts[last])
+        scaled = tfs[begin:end].astype(np.float32) * inverses[rows[begin:end]]
+        # no term is without a posting: reduceat would give it the first value of the next one
+        peaks[first:last] = np.maximum.reduceat(scaled, starts[first:last] - begin)
+        first = last
+    return peaks
+
+
+MANIFEST = "manifest.json"
+FORMAT = "turngym-lucene-bm25"
+_AGAIN = "build the index again"
+
+
+def write_manifest(folder: Path, settings: Settings, statistics: Statistics) -> None:
+    """Describe the finished files of `folder`."""
+    files = {path.name: describe_file(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "analysis": ANALYSIS,
+        "settings": asdict(settings),
+        "statistics": asdict(statistics),
+        "average_length": statistics.tokens / max(statistics.scored, 1),
+        "fingerprint": statistics.fingerprint(settings),
+        "files": files,
+    }
+    (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n", encoding="utf-8")
+
+
+def is_index(folder: Path) -> bool:
+    """Whether a folder was written by this package (it may be damaged or old)."""
+    try:
+        return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def read_manifest(folder: Path) -> tuple[Settings, Statistics, dict[str, dict[str, int]]]:
+    """(settings, statistics, files) of an index folder.
+
+    Raises:
+        RetrievalError: no index, another version, or a manifest that contradicts itself.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        there = "an index folder has one" if folder.is_dir() else "there is no such folder"
+        raise RetrievalError(f"{folder}: no {MANIFEST}: {there}") from None
+    except (OSError, ValueError) as error:
+        raise RetrievalError(f"{path}: damaged ({error}); {_AGAIN}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise RetrievalError(f"{path}: not the manifest of a BM25 index (format {FORMAT!r})")
+    for key, valid in (("version", VERSION), ("analysis", ANALYSIS)):
+        if manifest.get(key) != valid:
+            raise RetrievalError(f"{path}: {key} is {manifest.get(key)!r}, this program reads {valid!r}; {_AGAIN}")
+    try:
+        check_manifest(manifest)
+        settings, statistics = Settings(**manifest["settings"]), Statistics(**manifest["statistics"])
+        files, fingerprint = dict(manifest["files"]), manifest["fingerprint"]
+    except ValueError as error:
+        raise RetrievalError(f"{path}: damaged ({error}); {_AGAIN}") from error
+    except (TypeError, KeyError) as error:
+        raise RetrievalError(f"{path}: damaged ({error!r}); {_AGAIN}") from error
+    if statistics.fingerprint(settings) != fingerprint:
+        raise RetrievalError(f"{path}: its fingerprint does not fit its settings and statistics; {_AGAIN}")
+    return settings, statistics, files
+
+
+def open_parts(folder: Path) -> Parts:
+    """Map the arrays of an index folder.
+
+    Raises:
+        RetrievalError: as `read_manifest`, or a file is missing, cut off or of another index.
+    """
+    settings, statistics, files = read_manifest(folder)
+    for name, facts in files.items():
+        size = (folder / name).stat().st_size if (folder / name).exists() else None
+        if size != facts["bytes"]:
+            found = "is missing" if size is None else f"has {size} bytes"
+            raise RetrievalError(f"{folder / name}: {found}, the manifest says {facts['bytes']} bytes; {_AGAIN}")
+    if sum(facts["bytes"] for facts in files.values()) <= CHECKED:
+        _compare(folder, files)
+    types = {"starts": np.int64, "rows": np.int32, "tfs": None, "peaks": np.float32, "norms": np.uint8}
+    arrays = {name: map_array(folder / f"{name}.npy", dtype) for name, dtype in types.items()}
+    ranks = map_array(folder / "ranks.npy", np.int32)
+    ids, terms = BlobStore(folder / "ids"), BlobStore(folder / "terms")
+    lengths = {len(ids), len(ranks), len(arrays["norms"]), statistics.documents}
+    if len(lengths) != 1 or len(terms) + 1 != len(arrays["starts"]) or len(arrays["rows"]) != len(arrays["tfs"]):
+        raise RetrievalError(f"{folder}: its files are of different indexes; {_AGAIN}")
+    names = Names(ids)
+    return Parts(
+        settings=settings,
+        statistics=statistics,
+        terms=TermTable(terms),
+        ids=list(names) if len(names) <= SMALL else names,
+        ranks=ranks,
+        held=(ids, terms),
+        **arrays,
+    )
+
+
+def check_files(folder: Path) -> None:
+    """Compare size and checksum of every file with the manifest.
+
+    Raises:
+        RetrievalError: one differs.
+    """
+    _, _, files = read_manifest(folder)
+    _compare(folder, files)
+
+
+def _compare(folder: Path, files: dict[str, dict[str, int]]) -> None:
+    for name, facts in files.items():
+        path = folder / name
+        found = describe_file(path) if path.exists() else None
+        if found != facts:
+            raise RetrievalError(f"{path}: {found}, but the manifest says {facts}; {_AGAIN}")
+
+
+# Lucene's BM25 in its own arithmetic: float32, with document lengths that fit one byte.
+#
+# score = sum over the query's terms of weight - weight / (1 + tf * inverse), weight = qtf * idf,
+# idf = ln(1 + (N - df + 0.5) / (df + 0.5)), inverse = 1 / (k1 * ((1 - b) + b * length / avgdl)).
+# N counts documents with at least one term; avgdl uses exact lengths, `length` the ones that survived the byte.
+
+_EXACT = 24
+"""Lengths below this, and 16 more, are kept exactly."""
+
+
+def _lengths() -> np.ndarray:
+    """int64 `[256]`: the length that each byte stands for, three bits of mantissa after the exact ones."""
+    decoded = list(range(_EXACT))
+    for code in range(256 - _EXACT):
+        mantissa, shift = code & 7, (code >> 3) - 1
+        decoded.append(_EXACT + (mantissa if shift < 0 else (mantissa | 8) << shift))
+    return np.array(decoded, np.int64)
+
+
+LENGTHS = _lengths()
+
+
+def encode_lengths(lengths: np.ndarray) -> np.ndarray:
+    """uint8 `[documents]` of whole lengths `[documents]`, rounded down to a length that has a byte."""
+    return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
+
+
+def inverse_norms(k1: float, b: float, tokens: int, documents: int) -> np.ndarray:
+    """float32 `[256]`: for each length byte what the term frequency is multiplied with.
+
+    `tokens` over `documents` (those with a term) is the average length.
+    """
+    one, k, share = np.float32(1), np.float32(k1), np.float32(b)
+    average = np.float32(tokens / documents) if documents else one
+    with np.errstate(divide="ignore"):
+        inverses = one / (k * ((one - share) + share * LENGTHS.astype(np.float32) / average))
+    assert inverses.dtype == np.float32
+    return inverses
+
+
+def idf(found_in: int, documents: int) -> np.float32:
+    """Weight of a term that `found_in` of `documents` have."""
+    return np.float32(math.log(1 + (documents - found_in + 0.5) / (found_in + 0.5)))
+
+
+def contributions(weight: np.float32, scaled: np.ndarray) -> np.ndarray:
+    """float32 scores of one term from `scaled` = tf * inverse (float32, overwritten)."""
+    scaled += np.float32(1)
+    np.divide(weight, scaled, out=scaled)
+    return np.subtract(weight, scaled, out=scaled)
+
+
+# Finds the best documents of a query exactly, without looking at postings that cannot matter.
+#
+# Terms are taken by what they can contribute at most, highest first. Once the terms still to come cannot lift an unseen
+# document over the k-th best so far, only the documents seen are looked up in them, fewer at every term.
+
+_FEW = 4096
+"""A posting list this short is added at once: looking whether it can be skipped costs more."""
+_LOOKUP_COST = 10
+"""Looking one document up in a list costs about as much as adding this many of its postings."""
+_PRECOMPUTED = 1 << 22
+"""Up to this many postings have their scores held ready for queries that name a term once."""
+_SAFE = 1 - 1e-6
+"""Bounds are compared with this margin, wider than any rounding of float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Clause:
+    start: int
+    end: int
+    weight: np.float32
+    bound: float
+    once: bool
+
+
+class Searcher:
+    """Ranks the documents of one index; safe across threads."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        stats, settings = parts.statistics, parts.settings
+        self._inverses = inverse_norms(settings.k1, settings.b, stats.tokens, stats.scored)[parts.norms]
+        self._spare: deque[np.ndarray] = deque()
+        self._ready = self._precomputed() if len(parts.rows) <= _PRECOMPUTED else None
+
+    def search(self, terms: Iterable[tuple[int, int]], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, float32 scores) of the best `k` documents; `terms` are (number, times in the query)."""
+        clauses = sorted((self._clause(*term) for term in terms), key=lambda clause: (-clause.bound, clause.start))
+        sums = self._borrow()
+        seen, totals = self._collect(clauses, k, sums)
+        # only after a search that came to its end: after an error it may not be zero
+        self._spare.append(sums)
+        # Lucene adds the terms' float scores in double and rounds once, too
+        return self._best(seen, totals.astype(np.float32), k)
+
+    def _borrow(self) -> np.ndarray:
+        """One number per document, all zero."""
+        try:
+            # not `if self._spare`: another thread may take the last one in between
+            return self._spare.pop()
+        except IndexError:
+            return np.zeros(len(self._parts.norms))
+
+    def _clause(self, number: int, times: int) -> _Clause:
+        parts = self._parts
+        start, end = int(parts.starts[number]), int(parts.starts[number + 1])
+        weight = np.float32(times) * idf(end - start, parts.statistics.scored)
+        bound = weight - weight / (np.float32(1) + parts.peaks[number])
+        return _Clause(start, end, weight, float(bound), times == 1)
+
+    def _collect(self, clauses: list[_Clause], k: int, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, float64 scores) of all documents that can be among the best `k`; `sums` is zero before and after."""
+        to_come = np.cumsum([0.0, *(clause.bound for clause in reversed(clauses))])[::-1]
+        seen: list[np.ndarray] = []
+        count, least, done = 0, -np.inf, 0
+        for done, clause in enumerate(clauses):
+            if clause.end - clause.start > _FEW and count >= k:
+                least = max(least, _kth(sums[np.concatenate(seen)], k))
+                if to_come[done] < least * _SAFE:
+                    break
+            rows = self._parts.rows[clause.start : clause.end]
+            before = sums[rows]
+            sums[rows] = before + self._scores(clause, rows)
+            # contributions are positive: a sum of 0 is a document not seen before
+            fresh = rows[before == 0]
+            seen.append(fresh)
+            count += len(fresh)
+        else:
+            done = len(clauses)
+        found = np.concatenate(seen) if seen else np.zeros(0, np.int32)
+        return self._refine(found, sums, clauses[done:], to_come[done:], k, least)
+
+    def _refine(
+        self, found: np.ndarray, sums: np.ndarray, rest: list[_Clause], to_come: np.ndarray, k: int, least: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Add the terms of `rest` to the documents `found`, dropping those that fall behind; takes `sums` back to 0."""
+        totals = sums[found]
+        sums[found] = 0
+        for number, (clause, left) in enumerate(zip(rest, to_come, strict=False)):
+            able = totals + left >= least * _SAFE
+            found, totals = found[able], totals[able]
+            if number == 0:
+                order = np.argsort(found)
+                found, totals = found[order], totals[order]
+            listed = self._parts.rows[clause.start : clause.end]
+            if len(found) * _LOOKUP_COST > len(listed):
+                sums[listed] = self._scores(clause, listed)
+                totals += sums[found]
+                sums[listed] = 0
+            else:
+                places = np.searchsorted(listed, found)
+                places[places == len(listed)] = 0
+                have = np.flatnonzero(listed[places] == found)
+                totals[have] += self._scores(clause, found[have], places[have])
+            if len(totals) > k:
+                least = max(least, _kth(totals, k))
+        return found, totals
+
+    def _scores(self, clause: _Clause, rows: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
+        """float32 contributions of a term to `rows`, which are its postings, all or those at `places`."""
+        which = slice(clause.start, clause.end) if places is None else places + clause.start
+        if self._ready is not None and clause.once:
+            return self._ready[which]
+        scaled = self._parts.tfs[which].astype(np.float32)
+        scaled *= self._inverses[rows]
+        return contributions(clause.weight, scaled)
+
+    def _best(self, rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        if len(rows) > k:
+            able = scores >= _kth(scores, k)
+            rows, scores = rows[able], scores[able]
+        order = np.lexsort((self._parts.ranks[rows], -scores))[:k]
+        return rows[order], scores[order]
+
+    def _precomputed(self) -> np.ndarray:
+        parts = self._parts
+        counts = np.diff(parts.starts)
+        weight_of = {count: idf(count, parts.statistics.scored) for count in np.unique(counts).tolist()}
+        weights = np.array([weight_of[count] for count in counts.tolist()], np.float32)
+        scaled = parts.tfs.astype(np.float32) * self._inverses[parts.rows]
+        scaled += np.float32(1)
+        weights = np.repeat(weights, counts)
+        # step by step as `contributions`, or the last bit could differ
+        return weights - weights / scaled
+
+
+def _kth(values: np.ndarray, k: int) -> float:
+    """The k-th largest of at least k values."""
+    return float(np.partition(values, len(values) - k)[len(values) - k])

@@ -1,0 +1,298 @@
+"""Records and arrays written row by row and read through memory maps, so that processes share their pages."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, overload
+from zlib import crc32
+
+import numpy as np
+
+from turngym.retrieval.core import RetrievalError
+
+_HEADER = 128
+"""Bytes of the .npy header, fixed so that the number of rows can be filled in at the end."""
+_SPOOL = 1 << 20
+"""Bytes collected before they are written."""
+
+
+class BlobError(RetrievalError):
+    """A file of records or an array cannot be used; the text names it and says what is wrong."""
+
+
+class ArrayWriter:
+    """Appends rows to a .npy file of unknown length; the file is valid after `close`.
+
+    Shape of the result: `[rows]`, or `[rows, width]` where a width is given.
+    """
+
+    def __init__(self, path: str | Path, dtype: np.dtype | type, width: int | None = None) -> None:
+        self.path = Path(path)
+        self.dtype = np.dtype(dtype)
+        self.rows = 0
+        self._width = width
+        self._file: IO[bytes] | None = self.path.open("wb")
+        self._file.write(self._header())
+
+    def extend(self, rows: np.ndarray | Sequence[int]) -> None:
+        """Append `[n]` or `[n, width]` values.
+
+        Raises:
+            ValueError: another width, or closed.
+        """
+        if self._file is None:
+            raise ValueError(f"{self.path} is closed")
+        block = np.ascontiguousarray(rows, self.dtype)
+        if block.shape[1:] != (() if self._width is None else (self._width,)):
+            raise ValueError(f"{self.path} takes rows of width {self._width}, not an array of shape {block.shape}")
+        self._file.write(block.data)
+        self.rows += len(block)
+
+    def close(self) -> None:
+        """Fill in the number of rows; twice is fine."""
+        if self._file is None:
+            return
+        self._file.seek(0)
+        self._file.write(self._header())
+        self._file.close()
+        self._file = None
+
+    def _header(self) -> bytes:
+        shape = (self.rows,) if self._width is None else (self.rows, self._width)
+        body = repr({"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape})
+        # 10 bytes of magic, version and length stand before it, and the line end belongs to it
+        padded = body.ljust(_HEADER - 11) + "\n"
+        return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndarray:
+    """A .npy file as a read-only array over a memory map (a plain `ndarray`, which slices faster than `np.memmap`).
+
+    Raises:
+        BlobError: no such file, not an array, cut off, or another dtype.
+    """
+    path = Path(path)
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise BlobError(f"{path}: there is no such file; the index is incomplete: build it again") from None
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise BlobError(f"{path}: damaged array ({error}); build the index again") from error
+    if dtype is not None and array.dtype != np.dtype(dtype):
+        raise BlobError(f"{path}: holds {array.dtype}, but {np.dtype(dtype)} is needed; build the index again")
+    return np.asarray(array).view(np.ndarray)
+
+
+class BlobWriter:
+    """Appends bytes records: `<path>.bin` holds them end to end, `<path>.offsets.npy` (int64) where each starts.
+
+    With `checked` there is `<path>.crc.npy` (uint32) too, the CRC-32 of each, compared whenever a record is read.
+    """
+
+    def __init__(self, path: str | Path, *, checked: bool = False) -> None:
+        data, offsets = _names(path)
+        self._data: IO[bytes] | None = data.open("wb", buffering=_SPOOL)
+        self._offsets = ArrayWriter(offsets, np.int64)
+        self._sums = ArrayWriter(_sums(path), np.uint32) if checked else None
+        self._fresh_sums: list[int] = []
+        self._offsets.extend([0])
+        self._fresh: list[int] = []
+        self._end = 0
+        self._count = 0
+
+    def append(self, record: bytes) -> None:
+        """Add one record, empty ones too.
+
+        Raises:
+            ValueError: closed.
+        """
+        if self._data is None:
+            raise ValueError("this BlobWriter is closed")
+        self._data.write(record)
+        self._end += len(record)
+        self._fresh.append(self._end)
+        if self._sums is not None:
+            self._fresh_sums.append(crc32(record))
+        self._count += 1
+        if len(self._fresh) >= _SPOOL // 8:
+            self._spill()
+
+    def extend(self, records: Iterable[bytes]) -> None:
+        """Add records in order."""
+        for record in records:
+            self.append(record)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def close(self) -> None:
+        """Make the files readable; twice is fine."""
+        if self._data is None:
+            return
+        self._spill()
+        self._offsets.close()
+        if self._sums is not None:
+            self._sums.close()
+        self._data.close()
+        self._data = None
+
+    def _spill(self) -> None:
+        self._offsets.extend(np.array(self._fresh, np.int64))
+        if self._sums is not None:
+            self._sums.extend(np.array(self._fresh_sums, np.uint32))
+        self._fresh, self._fresh_sums = [], []
+
+    def __enter__(self) -> BlobWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BlobStore(Sequence[bytes]):
+    """The records of a `BlobWriter` by number, read from mapped files. Safe across threads and after a fork."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Map `<path>.bin` and `<path>.offsets.npy`.
+
+        Raises:
+            BlobError: a file is missing, or the two do not belong together.
+        """
+        data, offsets = _names(path)
+        self._offsets: np.ndarray | None = map_array(offsets, np.int64)
+        if self._offsets.ndim != 1 or not len(self._offsets) or self._offsets[0] != 0:
+            raise BlobError(f"{offsets}: not the offsets of records; build the index again")
+        self._count = len(self._offsets) - 1
+        self._path, sums = Path(path), _sums(path)
+        self._checks: np.ndarray | None = map_array(sums, np.uint32) if sums.exists() else None
+        if self._checks is not None and len(self._checks) != self._count:
+            raise BlobError(f"{sums}: {len(self._checks)} checksums of {self._count} records; build the index again")
+        try:
+            size = data.stat().st_size
+            if size != self._offsets[-1]:
+                raise BlobError(f"{data}: {size} bytes, but its offsets say {self._offsets[-1]}; build the index again")
+            with data.open("rb") as file:
+                # an empty file cannot be mapped
+                self._data: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        except OSError as error:
+            raise BlobError(f"{data}: cannot be read ({error}); the index is incomplete: build it again") from error
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> bytes: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[bytes]: ...
+    def __getitem__(self, number: int | slice) -> bytes | list[bytes]:
+        if isinstance(number, slice):
+            return [self[place] for place in range(*number.indices(self._count))]
+        if not -self._count <= number < self._count:
+            raise IndexError(f"record {number} of {self._count}")
+        if self._offsets is None:
+            raise ValueError("this BlobStore is closed")
+        number %= self._count
+        record = self._data[self._offsets[number] : self._offsets[number + 1]]
+        if self._checks is not None and crc32(record) != self._checks[number]:
+            raise BlobError(
+                f"{self._path}.bin: record {number} was changed after it was written; build the index again"
+            )
+        return record
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[number] for number in range(self._count))
+
+    def close(self) -> None:
+        """Unmap the files; twice is fine."""
+        self._offsets = self._checks = None
+        if isinstance(self._data, mmap.mmap):
+            self._data.close()
+
+    def __enter__(self) -> BlobStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _names(path: str | Path) -> tuple[Path, Path]:
+    base = os.fspath(path)
+    return Path(base + ".bin"), Path(base + ".offsets.npy")
+
+
+def _sums(path: str | Path) -> Path:
+    return Path(os.fspath(path) + ".crc.npy")
+
+
+# Checksums of files and manifests: what changed on disk after it was written is refused, and named.
+
+CHECKED = 1 << 25
+"""Up to this many bytes checksums are compared whenever files are opened: tens of milliseconds."""
+FIELD = "crc32"
+
+
+def describe_file(path: Path) -> dict[str, int]:
+    """Size and CRC-32 of a file, read in pieces."""
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            checksum = zlib.crc32(block, checksum)
+    return {"bytes": path.stat().st_size, "crc32": checksum}
+
+
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int]]:
+    """`describe_file` by name."""
+    return {name: describe_file(folder / name) for name in sorted(names)}
+
+
+def changed_file(folder: Path, files: Mapping[str, Mapping[str, int]], *, limit: float = CHECKED) -> str | None:
+    """What is wrong with the first file that is not as `describe_files` found it; None if all are.
+
+    Sizes are always compared, checksums while the files have no more than `limit` bytes together.
+    """
+    contents = sum(facts["bytes"] for facts in files.values()) <= limit
+    for name, facts in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        size = path.stat().st_size
+        if size != facts["bytes"]:
+            return f"{name} has {size} bytes, {facts['bytes']} were written"
+        if contents and describe_file(path) != facts:
+            return f"{name} has other bytes than were written (its checksum differs)"
+    return None
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """`manifest` (JSON-able) with the checksum of its own content as its last field."""
+    return {**manifest, FIELD: _content(manifest)}
+
+
+def check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Raises ValueError where a sealed manifest is not as it was written; one of an older version passes."""
+    if FIELD in manifest and manifest[FIELD] != _content(manifest):
+        raise ValueError("it was changed after it was written: its checksum differs")
+
+
+def _content(manifest: Mapping[str, Any]) -> int:
+    plain = {name: value for name, value in manifest.items() if name != FIELD}
+    return zlib.crc32(json.dumps(plain, sort_keys=True).encode())

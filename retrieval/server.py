@@ -1,0 +1,340 @@
+"""The Flask application: POST /retrieve, GET /health, GET /stats. Every answer is JSON, errors included."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence, Sized
+from concurrent.futures import Future
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from flask import Flask, Response
+
+from turngym.retrieval.batching import Found, MicroBatcher
+from turngym.retrieval.core import RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.lru import LRU
+from turngym.retrieval.wire import FINGERPRINT_HEADER, BadRequest, ServerSettings, normalize, read_request, reply_body
+
+# Counts and latencies of a running server.
+
+RECENT = 4096
+"""Requests over which latency percentiles are taken."""
+
+
+class Stats:
+    """Numbers that many threads add to. Durations are in seconds and come from a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._statuses: Counter[str] = Counter()
+        self._batches: Counter[int] = Counter()
+        self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def add(self, **counts: int) -> None:
+        """Count events by name."""
+        with self._lock:
+            self._counts.update(counts)
+
+    def batch(self, size: int) -> None:
+        """One call of the retriever with `size` queries."""
+        with self._lock:
+            self._batches[size] += 1
+
+    def answered(self, status: int, seconds: float | None = None) -> None:
+        """One answered search request; without a duration where it never came to a search."""
+        with self._lock:
+            self._statuses[str(status)] += 1
+            if seconds is not None:
+                self._recent.append(seconds)
+
+    def as_json(self) -> dict[str, Any]:
+        """All numbers; latencies in milliseconds over the last requests, batch sizes by powers of two."""
+        with self._lock:
+            counts, batches, recent = dict(self._counts), dict(self._batches), sorted(self._recent)
+            statuses = dict(sorted(self._statuses.items()))
+        searched, calls = sum(size * count for size, count in batches.items()), sum(batches.values())
+        sizes: Counter[int] = Counter()
+        for size, count in batches.items():
+            sizes[1 << (size - 1).bit_length()] += count
+        return {
+            "requests": sum(statuses.values()),
+            "by_status": statuses,
+            "queries": counts.get("queries", 0),
+            "cache": {name: counts.get(name, 0) for name in ("hits", "joined", "misses")},
+            "batches": {
+                "calls": calls,
+                "queries": searched,
+                "mean": round(searched / calls, 2) if calls else None,
+                "largest": max(batches, default=None),
+                "up_to": {str(size): sizes[size] for size in sorted(sizes)},
+            },
+            "latency_ms": {name: _percentile(recent, part) for name, part in PERCENTILES.items()},
+        }
+
+
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
+def _percentile(ordered: list[float], part: float) -> float | None:
+    """Nearest rank, in milliseconds; None without data."""
+    if not ordered:
+        return None
+    # the ceiling in whole numbers: a product of floats may fall on the wrong side
+    rank = max(0, -(-int(part * 1000) * len(ordered) // 1000) - 1)
+    return round(ordered[rank] * 1000, 3)
+
+
+# Between HTTP and the retriever: memory of answers, one search per query however many ask, deadlines.
+
+Key = tuple[str, int]
+
+
+class RetrievalService:
+    """Answers requests of many threads from one retriever, which it owns: `close` closes it."""
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        settings: ServerSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings or ServerSettings()
+        self.fingerprint = retriever.fingerprint
+        self.passages = len(retriever) if isinstance(retriever, Sized) else None
+        self.stopping = False
+        self._retriever, self._clock = retriever, clock
+        self._started = clock()
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Everything that a forked child must have for itself."""
+        self._lock = threading.Lock()
+        self._flights: dict[Key, Future[Found]] = {}
+        self._memory: LRU[Key, Found] = LRU(self.settings.cache)
+        self.stats = Stats()
+        self._batcher = MicroBatcher(
+            self._retriever.search,
+            max_batch=self.settings.max_batch,
+            window=self.settings.window_ms / 1000,
+            workers=self.settings.workers,
+            max_waiting=self.settings.max_waiting,
+            on_batch=self.stats.batch,
+            clock=self._clock,
+        )
+
+    def search(self, queries: Sequence[str], k: int) -> list[Found]:
+        """Hits for each query, best first.
+
+        Raises:
+            RetrieverUnavailable: the retriever failed or was too slow; nothing of it is remembered.
+        """
+        deadline = self._clock() + self.settings.deadline
+        keys = [(normalize(query), k) for query in queries]
+        known, flights = self._start(keys, deadline)
+        for key, flight in flights.items():
+            known[key] = self._wait(flight, deadline)
+        return [known[key] for key in keys]
+
+    def _start(self, keys: Sequence[Key], deadline: float) -> tuple[dict[Key, Found], dict[Key, Future[Found]]]:
+        """(answers remembered, searches under way), of which some were started by other requests."""
+        known: dict[Key, Found] = {}
+        flights: dict[Key, Future[Found]] = {}
+        wanted = list(dict.fromkeys(keys))
+        with self._lock:
+            # one lock for both: what has landed is in the memory before it is no longer under way
+            for key in wanted:
+                found = self._memory.get(key)
+                if found is not None:
+                    known[key] = found
+                elif key in self._flights:
+                    flights[key] = self._flights[key]
+            new = [key for key in wanted if key not in known and key not in flights]
+            joined = len(flights)
+            if new:
+                answers = self._batcher.submit([query for query, _ in new], new[0][1], deadline)
+                flights.update(zip(new, answers, strict=True))
+                self._flights.update(zip(new, answers, strict=True))
+        # outside the lock: a callback runs at once in this thread if the answer is there already
+        for key in new:
+            flights[key].add_done_callback(partial(self._landed, key))
+        self.stats.add(queries=len(keys), hits=len(known), joined=joined, misses=len(new))
+        return known, flights
+
+    def _landed(self, key: Key, flight: Future[Found]) -> None:
+        with self._lock:
+            if flight.exception() is None:
+                self._memory.put(key, flight.result())
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+
+    def _wait(self, flight: Future[Found], deadline: float) -> Found:
+        try:
+            return flight.result(max(0.0, deadline - self._clock()))
+        except RetrieverUnavailable:
+            raise
+        except TimeoutError as error:
+            raise RetrieverUnavailable(f"the retriever did not answer within {self.settings.deadline:g} s") from error
+        except Exception as error:
+            raise RetrieverUnavailable(f"the retriever failed: {type(error).__name__}: {error}") from error
+
+    def health(self) -> dict[str, Any]:
+        """`status` ok, stopping or stuck (a call of the retriever has run for longer than the deadline), and what
+        is served."""
+        busy = self._batcher.load()[1]
+        status = "stopping" if self.stopping else "stuck" if busy > self.settings.deadline else "ok"
+        return {
+            "status": status,
+            "passages": self.passages,
+            "fingerprint": self.fingerprint,
+            "topk": self.settings.topk,
+            "max_topk": self.settings.max_topk,
+        }
+
+    def statistics(self) -> dict[str, Any]:
+        waiting, busy = self._batcher.load()
+        state = {"waiting": waiting, "busy_s": round(busy, 3), "remembered": len(self._memory)}
+        return {"uptime_s": round(self._clock() - self._started, 3), **self.stats.as_json(), **state}
+
+    def leave(self) -> None:
+        """Say in `health` that this server is about to end."""
+        self.stopping = True
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Answer what waits (for at most `timeout` seconds), then close the retriever; twice is fine."""
+        self.leave()
+        self._batcher.close(timeout)
+        self._retriever.close()
+
+
+# POST /retrieve past Flask, whose routing and objects cost more than all else that is done here for a request.
+
+WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+Answer = Callable[[RetrievalService, bytes], tuple[bytes, int]]
+JSON = "application/json"
+REASONS = {200: "OK", 400: "Bad Request", 422: "Unprocessable Entity", 503: "Service Unavailable"}
+"""Of what `Answer` gives."""
+
+
+def past(flask: WsgiApp, service: RetrievalService, answer: Answer) -> WsgiApp:
+    """`flask`, except for well-formed search requests, which get from `answer` what they would have got from Flask.
+
+    Everything that needs a refusal of HTTP's own (another method, type or address, a body without a length or too
+    large) and every mistake of ours goes to `flask`, which words it.
+    """
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        began, length = time.perf_counter(), search_length(environ)
+        if not 0 <= length <= service.settings.max_body:
+            return flask(environ, start_response)
+        asked = environ["wsgi.input"].read(length)
+        try:
+            body, status = answer(service, asked)
+            reason = REASONS[status]
+        except Exception:
+            # once more, where it is logged and answered with a 500
+            return flask({**environ, "wsgi.input": BytesIO(asked)}, start_response)
+        service.stats.answered(status, time.perf_counter() - began)
+        headers = [("Content-Type", JSON), ("Content-Length", str(len(body)))]
+        start_response(f"{status} {reason}", [*headers, (FINGERPRINT_HEADER, service.fingerprint)])
+        return [body]
+
+    return application
+
+
+def search_length(environ: dict[str, Any]) -> int:
+    """Bytes of a search request's body; -1 for other requests, and where it is not said."""
+    if environ["REQUEST_METHOD"] != "POST" or environ["PATH_INFO"] != "/retrieve":
+        return -1
+    length = environ.get("CONTENT_LENGTH", "")
+    plain = "HTTP_TRANSFER_ENCODING" not in environ and length.isdecimal() and length.isascii()
+    return int(length) if plain and environ.get("CONTENT_TYPE", "").lower() == JSON else -1
+
+
+ROUTES = "POST /retrieve, GET /health, GET /stats"
+
+
+def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings | None = None) -> Flask:
+    """A WSGI application that serves `retriever`; `app.extensions["retrieval"]` is its service.
+
+    Raises:
+        RetrievalError: Flask is not installed.
+    """
+    try:
+        from flask import Flask, abort, request
+    except ImportError as error:
+        raise RetrievalError("the retrieval server needs Flask: pip install 'turngym[serve]'") from error
+    service = retriever if isinstance(retriever, RetrievalService) else RetrievalService(retriever, settings)
+    # both paths said, because Flask cannot find them for a package inside a namespace
+    here = str(Path(__file__).parent)
+    app = Flask("turngym.retrieval.server", root_path=here, instance_path=here, static_folder=None)
+    app.extensions["retrieval"] = service
+    app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body
+
+    @app.post("/retrieve")
+    def retrieve() -> Response:
+        began = time.perf_counter()
+        # any page may send text/plain or a form to any address, but JSON only to who allows it (CORS)
+        if request.mimetype != "application/json":
+            abort(415)
+        body, status = _retrieve(service, request.get_data(cache=False))
+        service.stats.answered(status, time.perf_counter() - began)
+        return _json(body, status, {FINGERPRINT_HEADER: service.fingerprint})
+
+    @app.get("/health")
+    def health() -> Response:
+        found = service.health()
+        return _json(_dump(found), 200 if found["status"] == "ok" else 503)
+
+    @app.get("/stats")
+    def stats() -> Response:
+        return _json(_dump(service.statistics()), 200)
+
+    @app.errorhandler(Exception)
+    def refused(error: Exception) -> Response:
+        status = getattr(error, "code", None)
+        if not isinstance(status, int):
+            app.logger.exception("request failed", exc_info=error)
+            return _json(_dump({"error": f"internal error: {type(error).__name__}"}), 500)
+        said = {
+            404: f"there is no {request.method} {request.path}",
+            405: f"{request.path} does not take {request.method}",
+            415: "send Content-Type: application/json",
+            413: f"the body is larger than {service.settings.max_body} bytes",
+        }
+        if request.path == "/retrieve":
+            service.stats.answered(status)
+        allowed = getattr(error, "valid_methods", None)
+        headers = {"Allow": ", ".join(sorted(allowed))} if allowed else None
+        return _json(_dump({"error": said.get(status, str(error)), "valid": ROUTES}), status, headers)
+
+    app.wsgi_app = past(app.wsgi_app, service, _retrieve)  # type: ignore[assignment, method-assign]
+    return app
+
+
+def _retrieve(service: RetrievalService, body: bytes) -> tuple[bytes, int]:
+    """(JSON, HTTP status) of one search request."""
+    try:
+        asked = read_request(body, service.settings)
+        return reply_body(service.search(asked.queries, asked.k), asked.scores), 200
+    except BadRequest as error:
+        return _dump(error.as_json()), error.status
+    except RetrieverUnavailable as error:
+        return _dump({"error": str(error)}), 503
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _json(body: bytes, status: int, headers: dict[str, str] | None = None) -> Response:
+    from flask import Response
+
+    return Response(body, status=status, headers=headers, mimetype="application/json")

@@ -1,1 +1,0 @@
-"""What the verbs of the `turngym` command can be told: dataclasses only."""

@@ -1,1 +1,0 @@
-"""Parts of `turngym panel` that need a file of their own."""

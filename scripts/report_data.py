@@ -1,0 +1,203 @@
+"""What `turngym report` reads: evaluations (traces) and training runs (metrics), by name; line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turngym.agents.evaluation.compare import recorded
+from turngym.agents.evaluation.scores import Outcomes
+from turngym.agents.evaluation.statistics import CurvePoint
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.trace import iter_trace
+
+if TYPE_CHECKING:
+    from turngym.trainers.diagnostics.diagnose import Diagnosis, TraceCurves
+TRACES = ("trace.jsonl", "eval/trace.jsonl", "eval/step_*.jsonl", "step_*.jsonl")
+"""Where a run's evaluation is looked for; of a training run's evaluations the last one counts."""
+CATEGORY = "eval/category/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run as the report shows it: an evaluation, a training run, or both."""
+
+    name: str
+    place: int = 0
+    """Of all runs of the report: fixes its color."""
+    episodes: Outcomes = field(default_factory=Outcomes)
+    """How they ended."""
+    points: tuple[CurvePoint, ...] = ()
+    """Evaluations during training."""
+    bands: tuple[tuple[float, float], ...] = ()
+    """Their 95 % intervals."""
+    categories: tuple[Mapping[str, float], ...] = ()
+    """Their success by category."""
+    depth: tuple[tuple[int, float, float], ...] = ()
+    """(step, cap, smoothed horizon) where training chose a depth; of a long run every other, fourth, ... step."""
+    training: Path | None = None
+    """Folder with metrics.jsonl."""
+    trace: Path | None = None
+    """File with the episodes."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """How the episodes were played, as `recorded` gives it."""
+    skipped: tuple[str, ...] = ()
+    """Lines that could not be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosed:
+    """The diagnostics of a training run."""
+
+    name: str
+    place: int
+    diagnosis: Diagnosis
+    controlled: bool
+    """Whether it had a depth controller."""
+    note: str = ""
+    """What is not known of its settings."""
+
+
+def load_run(spec: str, place: int = 0) -> Run:
+    """Read `PATH` or `NAME=PATH`: a trace file, or a folder with trace.jsonl and/or metrics.jsonl.
+
+    Raises:
+        TurngymError: nothing to report there.
+    """
+    name, _, rest = spec.rpartition("=")
+    path = Path(rest).expanduser()
+    name = name or (path.parent.name if path.name in ("trace.jsonl", "eval") else path.stem) or str(path)
+    if path.is_file():
+        return Run(name=name, place=place, **_nonempty(path, _evaluation(path)))
+    found = [sorted(path.glob(pattern))[-1:] for pattern in TRACES]
+    traces = [trace for hits in found for trace in hits]
+    values: dict[str, Any] = _evaluation(traces[0]) if traces else {}
+    if (path / "metrics.jsonl").is_file():
+        values |= _training(path)
+    elif traces:
+        _nonempty(traces[0], values)
+    if not values:
+        raise TurngymError(f"{path}: no trace.jsonl (an evaluation) and no metrics.jsonl (a training run) to report")
+    return Run(name=name, place=place, **values)
+
+
+def _nonempty(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` of a trace; TurngymError where it holds no episode."""
+    if values["episodes"]:
+        return values
+    lines = values["skipped"]
+    why = f"none of its {len(lines)} lines is an episode ({lines[0]})" if lines else "it is empty"
+    raise TurngymError(f"{path}: no episode to report: {why}")
+
+
+def unique_names(runs: Sequence[Run]) -> None:
+    """Raise TurngymError if two runs have one name."""
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise TurngymError(f"two runs are called {name!r}; tell them apart with NAME=PATH")
+
+
+def curves(runs: Sequence[Run]) -> Mapping[str, Sequence[CurvePoint]]:
+    """Training curves by name, of the runs that have one."""
+    return {run.name: run.points for run in runs if run.points}
+
+
+def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
+    """The diagnostics of those runs that trained by turn; empty without torch, which the controller's code needs."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return []
+    from turngym.trainers.diagnostics.curves import run_controls
+    from turngym.trainers.diagnostics.diagnose import diagnose
+    from turngym.trainers.metrics import iter_metrics
+
+    found = []
+    for run in runs:
+        folder = run.training
+        if folder is None or not run.depth:
+            continue
+        known = run_controls(folder)
+        diagnosis = diagnose(
+            lambda folder=folder: iter_metrics(folder),  # type: ignore[misc]
+            depth=known.depth,
+            controlled=known.depth is not None,
+            alpha=known.alpha,
+        )
+        if diagnosis.shape.turns:
+            found.append(
+                Diagnosed(
+                    name=run.name,
+                    place=run.place,
+                    diagnosis=diagnosis,
+                    controlled=known.depth is not None,
+                    note=known.note,
+                )
+            )
+    return found
+
+
+def trace_curves_of(run: Run) -> TraceCurves | None:
+    """What the episodes of a run say by turn, read once more; None without a trace."""
+    from turngym.trainers.diagnostics.diagnose import trace_curves
+
+    if run.trace is None:
+        return None
+    return trace_curves(item for item in iter_trace(run.trace) if isinstance(item, Episode))
+
+
+class _Thinned:
+    """At most about 2,000 points of a curve of any length, and its last one."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float, float]] = []
+        self.seen, self.stride, self.last = 0, 1, (0, 0.0, 0.0)
+
+    def add(self, point: tuple[int, float, float]) -> None:
+        if self.seen % self.stride == 0:
+            self.points.append(point)
+        if len(self.points) > 2000:
+            self.points, self.stride = self.points[::2], 2 * self.stride
+        self.seen, self.last = self.seen + 1, point
+
+    def kept(self) -> tuple[tuple[int, float, float], ...]:
+        return (*self.points, self.last) if self.seen and self.points[-1] != self.last else tuple(self.points)
+
+
+def _evaluation(path: Path) -> dict[str, Any]:
+    every, skipped = Outcomes(), []
+    for item in iter_trace(path):
+        if isinstance(item, Episode):
+            every.add(item)
+        else:
+            skipped.append(f"{path}: {item}")
+    settings = recorded({**meta, "seed": seed} for _, seed, meta in every.played())
+    return {
+        "episodes": every.take(every.latest()),
+        "settings": settings,
+        "skipped": tuple(skipped),
+        "trace": path,
+    }
+
+
+def _training(path: Path) -> dict[str, Any]:
+    from turngym.trainers.metrics import iter_metrics
+
+    seconds, points, bands, categories, depth = 0.0, [], [], [], _Thinned()
+    for row in iter_metrics(path):
+        if row["kind"] == "train":
+            seconds = row.get("time/train_s") or seconds
+            if row.get("depth/cap") is not None:
+                depth.add((row["step"], float(row["depth/cap"]), float(row.get("depth/hbar") or row["depth/cap"])))
+        elif row.get("eval/avg") is not None:
+            at = row.get("time/train_s")
+            points.append(CurvePoint(step=row["step"], seconds=seconds if at is None else at, value=row["eval/avg"]))
+            bands.append((row.get("eval/low") or 0.0, row.get("eval/high") or 0.0))
+            found = {name.removeprefix(CATEGORY): value for name, value in row.items() if name.startswith(CATEGORY)}
+            categories.append({name: value for name, value in found.items() if value is not None})
+    values = {"points": tuple(points), "bands": tuple(bands), "categories": tuple(categories)}
+    return {**values, "depth": depth.kept(), "training": path}

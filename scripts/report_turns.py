@@ -1,0 +1,346 @@
+"""Figures over turns: KL and teacher entropy, survivors, G_t, KL share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from turngym.scripts.report_data import Diagnosed
+from turngym.scripts.report_figures import Figure, Panel, color, number
+from turngym.trainers.diagnostics.curves import TurnMap, smooth
+from turngym.trainers.diagnostics.diagnose import GROUPS, RATES, TraceCurves, kl_shares
+from turngym.trainers.diagnostics.run_metrics import ALL, MIN_SHARE, MIN_STEPS, MIN_SURVIVORS, PHASES
+
+# Maps of turn x training step.
+
+
+def has(run: Diagnosed, name: str) -> bool:
+    """Whether a run recorded this statistic."""
+    return bool(run.diagnosis.by_turn.sources.get(name))
+
+
+def lacking(runs: Sequence[Diagnosed], name: str, words: str) -> tuple[str, ...]:
+    """A line for every run that did not."""
+    return tuple(f"{run.name}: {words} not recorded in this run" for run in runs if not has(run, name))
+
+
+def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
+    """A statistic over turns and training, one panel per run, all on one color scale."""
+    known = [run for run in runs if has(run, name)]
+    rows = [
+        [run.name, str(turn), str(first), str(last), number(value)]
+        for run in known
+        for turn, line in enumerate(run.diagnosis.by_turn.maps[name].value_TB)
+        for first, last, value in zip(*_edges(run.diagnosis.by_turn.maps[name]), line, strict=True)
+        if np.isfinite(value)
+    ]
+    top = _top([run.diagnosis.by_turn.maps[name] for run in known])
+    panels = [
+        Panel(run.name, partial(_heat, item=run.diagnosis.by_turn.maps[name], top=top, what=what)) for run in known
+    ]
+    n = "; ".join(f"{run.name} {run.diagnosis.shape.steps} steps" for run in known)
+    caption = (
+        f"{title}: every training step, capped ones included (blank: no episode got there). One color scale for all "
+        f"runs, which ends at the 99th percentile. n: {n}."
+    )
+    table = (["run", "turn", "first_step", "last_step", name], rows)
+    missing = lacking(runs, name, title)
+    return Figure(name=stem, title=title, caption=caption, table=table, panels=tuple(panels), missing=missing)
+
+
+def _edges(item: TurnMap) -> tuple[list[int], list[int]]:
+    last = item.last_step_B.tolist()
+    return [1, *(step + 1 for step in last[:-1])], last
+
+
+def _top(maps: Sequence[TurnMap]) -> float:
+    values = [item.value_TB[np.isfinite(item.value_TB)] for item in maps]
+    found = np.concatenate(values) if values else np.zeros(0)
+    return max(float(np.percentile(found, 99)), 1e-9) if len(found) else 1.0
+
+
+def _heat(axis: Any, item: TurnMap, top: float, what: str) -> None:
+    steps, turns = int(item.last_step_B[-1]), len(item.value_TB)
+    extent = (0.5, steps + 0.5, -0.5, turns - 0.5)
+    image = axis.imshow(
+        item.value_TB,
+        origin="lower",
+        aspect="auto",
+        extent=extent,
+        vmin=0,
+        vmax=top,
+        cmap="viridis",
+        interpolation="none",
+    )
+    axis.grid(False)
+    axis.set(xlabel="training step", ylabel="turn")
+    axis.figure.colorbar(image, ax=axis, label=what, pad=0.02)
+
+
+PHASE_LOOK = dict(zip(PHASES, (("#E69F00", ":"), ("#CC79A7", "--"), ("#0072B2", "-")), strict=True))
+"""Color and dash of each phase."""
+FULL = "Steps played to full depth only."
+
+
+def turn_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
+    """All figures over turns of the runs side by side."""
+    return [
+        _curves(runs, "kl", "kl_by_turn", "KL by turn", "K_t, reverse KL per token"),
+        _curves(runs, "teacher_entropy", "teacher_entropy_by_turn", "Teacher entropy by turn", "Teacher entropy"),
+        turn_map(runs, "kl", "kl_map", "KL over turns and training", "K_t (nats per token)"),
+        turn_map(runs, "teacher_entropy", "teacher_entropy_map", "Teacher entropy over turns and training", "nats"),
+        _survivors(runs),
+        _separation(runs),
+        _share(runs),
+    ]
+
+
+def counts(runs: Sequence[Diagnosed]) -> str:
+    """`n: opd 40 of 40 steps; ...`."""
+    parts = [f"{run.name} {run.diagnosis.shape.full_steps} of {run.diagnosis.shape.steps} steps" for run in runs]
+    return f"n: {'; '.join(parts)}."
+
+
+def _curves(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
+    known = [run for run in runs if has(run, name)]
+    rows = [
+        [run.name, phase, str(turn), number(value), number(curves["survivors"][turn]), str(curves.steps)]
+        for run in known
+        for phase, curves in run.diagnosis.by_turn.curves.items()
+        for turn, value in enumerate(curves[name])
+    ]
+    panels = [Panel("all training, by run", partial(_overlay, runs=known, name=name))] if len(known) > 1 else []
+    panels += [Panel(f"{run.name}, by phase", partial(_phases, run=run, name=name)) for run in known]
+    caption = (
+        f"{what} (nats), pooled over the tokens of a phase of training. {FULL} Thin: as measured; thick: moving mean "
+        f"over 3 turns; a vertical line ends the reliable prefix. {counts(known)}"
+    )
+    table = (["run", "phase", "turn", name, "survivors_mean", "steps"], rows)
+    panels = panels if known else []
+    missing = lacking(runs, name, what)
+    return Figure(name=stem, title=title, caption=caption, table=table, panels=tuple(panels), missing=missing)
+
+
+def _overlay(axis: Any, runs: Sequence[Diagnosed], name: str) -> None:
+    for run in runs:
+        _line(axis, run.diagnosis.by_turn.curves[ALL][name], run.name, **color(run.place))
+    _finish(axis, "nats per token")
+
+
+def _phases(axis: Any, run: Diagnosed, name: str) -> None:
+    for phase, (shade, dash) in PHASE_LOOK.items():
+        _line(axis, run.diagnosis.by_turn.curves[phase][name], phase, color=shade, linestyle=dash)
+    _prefix(axis, run)
+    _finish(axis, "nats per token")
+
+
+def _line(axis: Any, value_T: Any, label: str, **look: Any) -> None:
+    if np.isfinite(value_T).any():
+        turns = np.arange(len(value_T))
+        axis.plot(turns, value_T, linewidth=0.6, alpha=0.6, color=look["color"])
+        axis.plot(turns, smooth(value_T), label=label, **look)
+
+
+def _prefix(axis: Any, run: Diagnosed) -> None:
+    shape = run.diagnosis.shape
+    if shape.reliable < shape.turns:
+        axis.axvline(shape.reliable - 0.5, color="#8C8C8C", linewidth=0.9)
+
+
+def _finish(axis: Any, what: str) -> None:
+    axis.set(xlabel="turn", ylabel=what)
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend()
+
+
+def _survivors(runs: Sequence[Diagnosed]) -> Figure:
+    known = [run for run in runs if has(run, "survivors")]
+    rows = [
+        [
+            run.name,
+            phase,
+            str(turn),
+            number(value),
+            number(value / max(curves["survivors"][0], 1e-9)),
+            str(int(turn < run.diagnosis.shape.reliable)),
+        ]
+        for run in known
+        for phase, curves in run.diagnosis.by_turn.curves.items()
+        if curves.steps
+        for turn, value in enumerate(curves["survivors"])
+    ]
+    prefixes = "; ".join(f"{run.name} {run.diagnosis.shape.reliable} of {run.diagnosis.shape.turns}" for run in known)
+    caption = (
+        f"n_t: episodes that reach turn t, mean over steps. {FULL} Reliable prefix: turns with at least "
+        f"{MIN_SURVIVORS} survivors and {100 * MIN_SHARE:.0f} % of turn 0 in at least {100 * MIN_STEPS:.0f} % of the "
+        f"steps; turns: {prefixes}. {counts(known)}"
+    )
+    panels = [Panel("all training, by run", partial(_lines, runs=known, name="survivors"))] if len(known) > 1 else []
+    panels += [Panel(f"{run.name}, by phase", partial(_survivor_phases, run=run)) for run in known]
+    table = (["run", "phase", "turn", "survivors", "share_of_turn_0", "reliable"], rows)
+    return Figure(
+        name="survivors",
+        title="Survivors and reliable prefix",
+        caption=caption,
+        table=table,
+        panels=tuple(panels),
+        missing=lacking(runs, "survivors", "survivors"),
+    )
+
+
+def _lines(axis: Any, runs: Sequence[Diagnosed], name: str) -> None:
+    for run in runs:
+        axis.plot(run.diagnosis.by_turn.curves[ALL][name], label=run.name, **color(run.place))
+    _finish(axis, "episodes")
+
+
+def _survivor_phases(axis: Any, run: Diagnosed) -> None:
+    for phase, (shade, dash) in PHASE_LOOK.items():
+        curves = run.diagnosis.by_turn.curves[phase]
+        if curves.steps:
+            axis.plot(curves["survivors"], label=phase, color=shade, linestyle=dash)
+    _prefix(axis, run)
+    axis.axhline(MIN_SURVIVORS, color="#8C8C8C", linewidth=0.9, linestyle=":")
+    _finish(axis, "episodes")
+
+
+def _separation(runs: Sequence[Diagnosed]) -> Figure:
+    known = [run for run in runs if has(run, "kl_success") and has(run, "kl_failure")]
+    rows = [
+        [run.name, phase, str(turn), *(number(value) for value in values)]
+        for run in known
+        for phase, curves in run.diagnosis.by_turn.curves.items()
+        for turn, values in enumerate(zip(curves.separation_T, curves["kl_failure"], curves["kl_success"], strict=True))
+    ]
+    forms = sorted({"raw" if "raw" in run.diagnosis.by_turn.sources["kl_success"] else "tail bin" for run in known})
+    caption = (
+        "G_t = K_t(failed) - K_t(successful) by phase of training, nats per token: above zero where failures diverge "
+        f"more. {FULL} Form of the KL: {', '.join(forms) or '-'}. Episodes that a cap below full depth stopped are "
+        f"neither. {counts(known)}"
+    )
+    panels = [Panel(run.name, partial(_gap, run=run)) for run in known]
+    table = (["run", "phase", "turn", "separation", "kl_failure", "kl_success"], rows)
+    return Figure(
+        name="outcome_separation",
+        title="Outcome separation G_t",
+        caption=caption,
+        table=table,
+        panels=tuple(panels),
+        missing=lacking(runs, "kl_success", "KL by outcome"),
+    )
+
+
+def _gap(axis: Any, run: Diagnosed) -> None:
+    axis.axhline(0, color="#8C8C8C", linewidth=0.9)
+    for phase, (shade, dash) in PHASE_LOOK.items():
+        _line(axis, run.diagnosis.by_turn.curves[phase].separation_T, phase, color=shade, linestyle=dash)
+    _prefix(axis, run)
+    axis.set(xlabel="turn", ylabel="G_t (nats per token)")
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend()
+
+
+def _share(runs: Sequence[Diagnosed]) -> Figure:
+    known = [run for run in runs if has(run, "kl") and has(run, "tokens")]
+    found = {
+        (run.name, phase): kl_shares(curves) for run in known for phase, curves in run.diagnosis.by_turn.curves.items()
+    }
+    rows = [[*key, str(turn), number(value)] for key, share_T in found.items() for turn, value in enumerate(share_T)]
+    caption = (
+        "s_t: each turn's share of the KL of all tokens, whatever they weigh in the loss (eq. 11); shaded: the deep "
+        f"third of the turns. {FULL} {counts(known)}"
+    )
+    panels = [Panel(run.name, partial(_share_panel, run=run)) for run in known]
+    return Figure(
+        name="kl_share",
+        title="KL share by turn",
+        caption=caption,
+        table=(["run", "phase", "turn", "kl_share"], rows),
+        panels=tuple(panels),
+        missing=lacking(runs, "kl", "KL by turn"),
+    )
+
+
+def _share_panel(axis: Any, run: Diagnosed) -> None:
+    turns = run.diagnosis.shape.turns
+    if turns >= 3:
+        axis.axvspan(-(-2 * turns // 3) - 0.5, turns - 0.5, color="#8C8C8C", alpha=0.15, linewidth=0)
+    for phase, (shade, dash) in PHASE_LOOK.items():
+        share_T = 100 * kl_shares(run.diagnosis.by_turn.curves[phase])
+        if np.isfinite(share_T).any():
+            axis.plot(share_T, label=phase, color=shade, linestyle=dash)
+    _finish(axis, "share of the KL (%)")
+
+
+# Figures of what episodes say by turn without any teacher: survival by outcome, and signs of loops.
+
+WORDS = {
+    "repeated": "repeated actions (%)",
+    "invalid": "invalid actions (%)",
+    "surprise": "-log p (nats per token)",
+    "sampled_kl": "log p - log q (nats per token)",
+}
+SCALE = {"repeated": 100.0, "invalid": 100.0}
+
+
+def episode_figures(traces: Mapping[str, TraceCurves], places: Mapping[str, int]) -> list[Figure]:
+    """One figure with a panel per statistic that any trace has; empty without traces."""
+    if not traces:
+        return []
+    rows = [
+        [
+            run,
+            group,
+            str(turn),
+            number(item.survivors[group][turn]),
+            *(number(item.rates[group][n][turn]) for n in RATES),
+        ]
+        for run, item in traces.items()
+        for group in GROUPS
+        for turn in range(item.turns)
+    ]
+    known = [n for n in RATES if any(np.isfinite(item.rates["all"][n]).any() for item in traces.values())]
+    panels = [Panel("still playing", partial(_plot_survivors, traces=traces, places=places))]
+    panels += [Panel(WORDS[name], partial(_rate, traces=traces, places=places, name=name)) for name in known]
+    counts = {run: item.episodes for run, item in traces.items()}
+    n = "; ".join(f"{run} {count['all']} episodes, {count['won']} won" for run, count in counts.items())
+    caption = (
+        "Evaluation episodes by turn. Repeated: the same action at the same observation as before in the episode. "
+        "These are proxies: how much of the teacher's agreement the history forces cannot be told from two "
+        f"distributions. Thick: all episodes; thin: lost ones. n: {n}."
+    )
+    missing = tuple(f"{WORDS[name]} not recorded in these traces" for name in RATES if name not in known)
+    table = (["run", "outcome", "turn", "survivors", *RATES], rows)
+    title = "Episodes by turn"
+    return [Figure(name="episodes", title=title, caption=caption, table=table, panels=tuple(panels), missing=missing)]
+
+
+def _columns(item: TraceCurves) -> dict[str, list[Any]]:
+    return {group: [item.survivors[group], *(item.rates[group][name] for name in RATES)] for group in GROUPS}
+
+
+def _plot_survivors(axis: Any, traces: Mapping[str, TraceCurves], places: Mapping[str, int]) -> None:
+    for run, item in traces.items():
+        for group, width in (("all", 1.8), ("lost", 0.8)):
+            share_T = 100 * item.survivors[group] / max(item.episodes["all"], 1)
+            axis.plot(share_T, label=run if group == "all" else None, linewidth=width, **color(places[run]))
+    _finish_panel(axis, "share of all episodes (%)")
+
+
+def _rate(axis: Any, traces: Mapping[str, TraceCurves], places: Mapping[str, int], name: str) -> None:
+    for run, item in traces.items():
+        for group, width in (("all", 1.8), ("lost", 0.8)):
+            value_T = SCALE.get(name, 1.0) * item.rates[group][name]
+            if np.isfinite(value_T).any():
+                axis.plot(value_T, label=run if group == "all" else None, linewidth=width, **color(places[run]))
+    _finish_panel(axis, WORDS[name])
+
+
+def _finish_panel(axis: Any, what: str) -> None:
+    axis.set(xlabel="turn", ylabel=what)
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    axis.legend()

@@ -1,1 +1,0 @@
-"""What `turngym report` reads and draws."""

@@ -1,1 +1,0 @@
-"""Servers: one module per verb of `turngym serve`."""

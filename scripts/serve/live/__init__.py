@@ -1,1 +1,0 @@
-"""What stands behind `turngym serve proxy`: who answers, who judges, who trains."""

@@ -1,1 +1,0 @@
-"""What all servers share: who may ask, limits on connections and time, an end that loses nothing."""

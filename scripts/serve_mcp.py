@@ -1,0 +1,103 @@
+"""Serve the tasks of a panel to MCP clients: an agent plays an episode by calling tools, over stdio or HTTP.
+
+Examples:
+    turngym serve mcp --panel alfworld-quickstart --out runs/agent
+    turngym serve mcp --panel webshop-quickstart --out runs/agent --transport http --port 8020
+
+Every episode is judged and recorded as `turngym eval` records its own; --out gets trace.jsonl and results.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from turngym.agents.adapters.mcp import Episodes, server
+from turngym.agents.adapters.panel_sessions import PanelSessions
+from turngym.agents.serving import AsgiServer, JsonBodies
+from turngym.envs.core.plugins import need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeMcp:
+    """What to serve, and where."""
+
+    panel: str
+    """Name (newest version), full name, or path of a manifest. Each episode is its next task that nobody has played:
+    every task once, then every task again."""
+    out: Path
+    """Folder for trace.jsonl and results.json; what is in it is added to."""
+    agent: str = "mcp"
+    """Name under which the episodes are recorded; one for each folder."""
+    transport: Literal["stdio", "http"] = "stdio"
+    """`stdio`: the client starts this process, which is one episode; `http`: any number of clients and episodes."""
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no password: another than this one opens the environment to the network."""
+    port: int = 8020
+    """Port to listen on, 0 a free one; clients connect to http://HOST:PORT/mcp."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
+    clients: int = 64
+    """Most episodes that are open at a time."""
+    limit: int | None = None
+    """Only the first so many tasks of the panel."""
+    seed: int = 0
+    """Seed of the episodes, as that of `turngym eval`."""
+    max_turns: int | None = None
+    """Turns before an episode is cut; by default the environment's own limit."""
+    data: str | None = None
+    """Folder of the data; by default where the environment looks for it."""
+
+
+def main(argv: Sequence[str]) -> int:
+    config = tyro.cli(ServeMcp, args=list(argv), prog="turngym serve mcp", description=__doc__)
+    need("mcp.server.mcpserver", "turngym serve mcp (mcp 2)", "mcp")
+    episodes = open_episodes(config)
+    try:
+        serve(config, server(episodes))
+    finally:
+        episodes.close()
+    return 0
+
+
+def open_episodes(config: ServeMcp) -> Episodes:
+    """The episodes of the chosen panel."""
+    sessions = PanelSessions.of(
+        config.panel,
+        channel="tool",
+        limit=config.limit,
+        seed=config.seed,
+        max_turns=config.max_turns,
+        data=config.data,
+        trace=config.out / "trace.jsonl",
+    )
+    return Episodes(sessions, agent=config.agent, named=config.transport == "http", most=config.clients)
+
+
+def serve(config: ServeMcp, application: Any) -> None:
+    """Answer clients until the last one leaves (stdio) or Ctrl-C (HTTP)."""
+    if config.transport == "http":
+        # its own check of Host knows no further names; ours stands in front of it
+        checked = "0.0.0.0" if config.hosts else config.host
+        app = JsonBodies(application.streamable_http_app(stateless_http=True, json_response=True, host=checked))
+        web = AsgiServer(app, extra="mcp", host=config.host, port=config.port, drain=config.drain, hosts=config.hosts)
+        web.stop_on_signals()
+        print(f"{config.panel} for MCP clients at {web.url}/mcp; Ctrl-C ends it", flush=True)
+        web.run()
+        return
+    anyio = need("anyio", "turngym serve mcp", "mcp")
+    stdio = need("mcp.server.stdio", "turngym serve mcp", "mcp").stdio_server
+
+    async def run() -> None:
+        async with stdio() as (incoming, outgoing):
+            await application.run(incoming, outgoing, application.create_initialization_options())
+
+    print(f"{config.panel} over stdio; episodes in {config.out}", file=sys.stderr, flush=True)
+    anyio.run(run)

@@ -1,0 +1,72 @@
+"""Serve an environment in OpenEnv's interface: reset, step and state over WebSocket and HTTP.
+
+Examples:
+    turngym serve openenv --env turngym/ALFWorld-v0
+    turngym serve openenv --env turngym/WebShop-v0 --model runs/opd/student --port 8010
+
+With --model, observations bring token ids of that model's tokenizer and clients may answer with sampled ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tyro
+
+from turngym.agents.playing.environments import EnvOptions
+from turngym.agents.playing.episode_session import SessionPool
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.serving import AsgiServer
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.plugins import need
+from turngym.trainers.adapters.openenv import app
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOpenEnv:
+    """What to serve, and where."""
+
+    world: tyro.conf.OmitArgPrefixes[EnvOptions] = field(default_factory=EnvOptions)
+    model: str | None = None
+    """Folder of a model: its tokenizer, and how it wants to be spoken to (turngym.json). Without it: text only."""
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no password: another than this one opens the environment to the network."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
+    clients: int = 64
+    """Most clients at a time; each plays its own episode."""
+
+
+def main(argv: Sequence[str]) -> int:
+    config = tyro.cli(ServeOpenEnv, args=list(argv), prog="turngym serve openenv", description=__doc__)
+    need("openenv", "turngym serve openenv", "openenv")
+    sessions = open_sessions(config)
+    try:
+        application = app(sessions, max_concurrent=config.clients)
+        server = AsgiServer(
+            application, extra="openenv", host=config.host, port=config.port, drain=config.drain, hosts=config.hosts
+        )
+        server.stop_on_signals()
+        print(f"{config.world.env} for OpenEnv clients at {server.url}; Ctrl-C ends it", flush=True)
+        server.run()
+    finally:
+        sessions.close()
+    return 0
+
+
+def open_sessions(config: ServeOpenEnv) -> SessionPool:
+    """Sessions on the chosen environment. Raises TurngymError where there is no such environment or tokenizer."""
+    make = config.world.kwargs()
+    if config.model is None:
+        return SessionPool.of(config.world.env, None, ChatSettings(), **make)
+    transformers = need("transformers", "--model", "train")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
+    except (OSError, ValueError) as error:
+        raise TurngymError(f"there is no tokenizer in {config.model}: {str(error).splitlines()[0]}") from error
+    return SessionPool.of(config.world.env, tokenizer, ChatSettings.load(config.model), **make)

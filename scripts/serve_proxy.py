@@ -1,0 +1,170 @@
+"""One line per minute on standard output: what a proxy serves, judges and learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from turngym.agents.access import is_loopback
+from turngym.agents.serving import SPARE, Front
+from turngym.envs.core.errors import TurngymError
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+    from turngym.agents.proxy.service import ProxyService
+    from turngym.trainers.live.run import Training
+
+
+def proxy_front(app: Flask) -> Front:
+    """Of `agents.proxy.app.create_app`; ends idle sessions while it runs."""
+    from turngym.agents.proxy.config import ApiError
+
+    service: ProxyService = app.extensions["proxy"]
+    settings = service.settings
+    return Front(
+        app=app,
+        path="/v1",
+        threads=settings.max_waiting + SPARE,
+        connections=4 * settings.max_waiting + 100,
+        max_body=settings.max_body,
+        refuse=lambda status, text: json.dumps(ApiError(status, text).as_json()).encode(),
+        leave=service.drain,
+        sweep=service.sweep,
+        sweep_every=min(settings.idle / 4, 5.0),
+    )
+
+
+EVERY = 60.0
+"""Seconds."""
+
+
+def minute_line(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """What /healthz says `now`, and what has come since `before`."""
+    turns, engine = now["turns"], now["engine"]
+    earlier = before.get("turns", {"main": 0, "side": 0})
+    parts = [
+        f"served {turns['main'] - earlier['main']} main and {turns['side'] - earlier['side']} side turns, "
+        f"{now['sessions']['open']} sessions open, {engine['waiting']} requests waiting"
+    ]
+    training, former = now.get("training"), before.get("training", {})
+    if training is not None:
+        judged = training.get("turns_judged", 0) - former.get("turns_judged", 0)
+        failed = training.get("judge_failed", 0) - former.get("judge_failed", 0)
+        error = f" ({training['judge_error']})" if failed and training.get("judge_error") else ""
+        trained = training.get("turns_trained", 0) - former.get("turns_trained", 0)
+        parts.append(f"judged {judged} turns, {failed} failed{error}, {training.get('to_judge', 0)} wait")
+        parts.append(
+            f"learned from {trained} turns, {training['ready_turns']} ready, "
+            f"step {training['step']} {training['state']}"
+        )
+    return "; ".join(parts)
+
+
+def every_minute(
+    health: Callable[[], Mapping[str, Any]], over: threading.Event, say: Callable[[str], None], seconds: float = EVERY
+) -> threading.Thread:
+    """Say it in a thread of its own until `over` is set."""
+
+    def run() -> None:
+        before: Mapping[str, Any] = {}
+        while not over.wait(seconds):
+            now = health()
+            say(minute_line(now, before))
+            before = now
+
+    thread = threading.Thread(target=run, name="proxy-minute", daemon=True)
+    thread.start()
+    return thread
+
+
+# Serve a policy to any OpenAI client and train it on what they do with it.
+#
+# Examples:
+#     turngym serve proxy --student models/student --out runs/live --judge http://127.0.0.1:9000/v1
+#     turngym serve proxy --student models/student --out runs/live --algorithm opd-hints --port 8081
+#     turngym serve proxy --student models/student --out runs/log --no-train
+#
+# Clients take http://127.0.0.1:8080/v1 as their base URL and name their conversation in the header X-Session-Id; turns
+# with a session are trained on unless X-Turn-Type says side. Every finished turn is written to OUT/records.jsonl, every
+# judged session to OUT/sessions.jsonl (read it with `turngym trace`). --judge auto means words here: it looks for words
+# of failure or thanks in the next message and needs no model; a judge model or endpoint sees far more. SIGTERM or Ctrl-C
+# answers what was accepted, saves and ends; the same command goes on from there. A second one ends at once.
+
+try:
+    from turngym.trainers.live.config import ServeProxy
+except ImportError as error:
+    raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
+KEY = "TURNGYM_PROXY_KEY"
+"""Environment variable with the key that clients must send; on a command line everybody could read it."""
+SWITCH = 0.0005
+"""Seconds after which a thread lets others of this process go on."""
+
+
+def main(argv: Sequence[str]) -> int:
+    return serve(parse(argv))
+
+
+def parse(argv: Sequence[str]) -> ServeProxy:
+    """Options from the command line; a setting outside its range is explained, and the exit status is 2."""
+    return tyro.cli(ServeProxy, args=list(argv), prog="turngym serve proxy", description=__doc__)
+
+
+def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = None) -> int:
+    """Serve until a signal, or until training fails (status 1). `prepare` gets the training before it begins."""
+    from turngym.agents.proxy.app import create_app
+    from turngym.agents.serving import DrainingServer
+    from turngym.trainers.live.run import build
+
+    key = os.environ.get(KEY) or None
+    if key is None and not is_loopback(config.host):
+        raise TurngymError(f"--host {config.host} opens the policy to the network: set a key in {KEY} first")
+    if config.batch_turns < 1:
+        raise TurngymError(f"--batch-turns is {config.batch_turns}; a training step needs at least 1")
+    # a trainer in Python must not hold up the threads that answer: they get their turn ten times as often
+    sys.setswitchinterval(SWITCH)
+    over = threading.Event()
+    service, training = build(config)
+    try:
+        app = create_app(service, api_key=key, more_health=None if training is None else training.health)
+        server = DrainingServer(
+            proxy_front(app), host=config.host, port=config.port, drain=config.drain, hosts=config.hosts
+        )
+        service.tally.notice = lambda text: _say(f"note: {text}")
+        server.stop_on_signals()
+        print(f"ready: {server.url}, model {service.name!r}, {_what(config)}", flush=True)
+        if training is not None:
+            if prepare is not None:
+                prepare(training)
+            training.start(on_failure=server.stop)
+        every_minute(lambda: {**service.health(), **({} if training is None else training.health())}, over, _say)
+        server.run()
+    finally:
+        over.set()
+        if training is not None:
+            # before the service: the last step still writes to its records
+            training.stop()
+        service.close()
+    turns = service.health()["turns"]
+    print(f"served {turns['main']} main and {turns['side']} side turns", flush=True)
+    print("stopped; everything accepted was answered" if server.drained else "stopped before all was answered")
+    if training is not None and training.error:
+        print(f"training failed: {training.error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _what(config: ServeProxy) -> str:
+    if not config.train:
+        return "records only"
+    return f"trains with {config.algorithm} whenever {config.batch_turns} turns of ended sessions are ready"

@@ -1,0 +1,103 @@
+"""Serve an index over HTTP: Search-R1's /retrieve with batching, /health and /stats.
+
+Examples:
+    turngym serve retrieval --index indexes/wiki
+    turngym serve retrieval --index indexes/wiki --port 8001 --topk 5 --window-ms 5
+    turngym serve retrieval --index indexes/wiki --rerank hf:models/cross-encoder --device cuda
+    curl --json '{"query": "who wrote Hamlet", "return_scores": true}' http://127.0.0.1:8000/retrieve
+
+Any Search-R1 client works against it, and `turngym` takes its address wherever it takes an index. SIGTERM or Ctrl-C
+stops listening, answers what was accepted, and ends; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import tyro
+
+from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, retrieval_front
+from turngym.envs.core.errors import TurngymError
+from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.wire import ServerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRetrieval:
+    """What to serve, and where."""
+
+    index: str
+    """Folder that `turngym index build` made, or a corpus to index in memory: `bm25:corpus.jsonl`."""
+    rerank: str | None = None
+    """Order the best hits again: `hf:FOLDER` of a cross-encoder (a Hugging Face sequence classifier), or `coverage`,
+    which needs no model."""
+    rerank_depth: int = 20
+    """How many hits are ordered again, where a request does not ask for more."""
+    device: str = "cpu"
+    """Of the index's encoder and of the reranker: `cpu`, `cuda`, ..."""
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no password: another than this one opens the corpus to the network."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    threads: int = RETRIEVAL_THREADS
+    """Requests in work at the same time: at least the number of clients, or they cannot share batches."""
+    processes: int = 1
+    """Further processes for batches, so that searching and HTTP do not wait for one interpreter. Each maps the index
+    and loads the encoder; 0 searches in this process alone."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
+    settings: tyro.conf.OmitArgPrefixes[ServerSettings] = field(default_factory=ServerSettings)
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        return serve(tyro.cli(ServeRetrieval, args=list(argv), prog="turngym serve retrieval", description=__doc__))
+    except RetrievalError as error:
+        raise TurngymError(str(error)) from error
+
+
+def serve(config: ServeRetrieval) -> int:
+    """Serve until a signal."""
+    # before faiss loads: its threads spin while they wait for each other, which takes the cores from the clients
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from turngym.retrieval.batching import ProcessRetriever
+    from turngym.retrieval.open import open_retriever
+    from turngym.retrieval.server import create_app
+
+    opener = partial(
+        open_retriever,
+        config.index,
+        device=config.device,
+        rerank=config.rerank,
+        rerank_depth=config.rerank_depth,
+    )
+    retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
+    settings = replace(config.settings, workers=max(config.processes, config.settings.workers))
+    try:
+        app = create_app(retriever, settings)
+    except RetrievalError:
+        retriever.close()
+        raise
+    service = app.extensions["retrieval"]
+    try:
+        front = retrieval_front(app, threads=config.threads)
+        server = DrainingServer(front, host=config.host, port=config.port, drain=config.drain, hosts=config.hosts)
+        server.stop_on_signals()
+        passages = "?" if service.passages is None else f"{service.passages:,}"
+        print(f"ready: {server.url}, {passages} passages, fingerprint {service.fingerprint}", flush=True)
+        server.run()
+    finally:
+        service.close()
+    # the process that started this may have stopped reading
+    with contextlib.suppress(BrokenPipeError):
+        print(
+            "stopped; everything accepted was answered" if server.drained else "stopped before all was answered",
+            flush=True,
+        )
+    return 0

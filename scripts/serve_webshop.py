@@ -1,0 +1,107 @@
+"""Serve the shop as web pages: shop for a goal in the browser, by the rules that agents play by.
+
+Examples:
+    turngym serve webshop
+    turngym serve webshop --profile 1k-synthetic --data ~/webshop --out mine.jsonl
+    turngym trace print mine.jsonl
+
+Every visit is appended to a trace as an episode like any other. Pages need no scripts in the browser. SIGTERM or Ctrl-C
+answers what was accepted, records the visits under way, and ends; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from turngym.agents.serving import DrainingServer, webshop_front
+from turngym.envs.core.errors import TurngymError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeWebshop:
+    """Which shop, for whom, and where."""
+
+    profile: str = "embedded"
+    """`embedded` (generated, needs no data), `1k-synthetic`, `1k-human`, `full-synthetic`, `full-human`."""
+    data: Path | None = None
+    """Folder of the original's files; by default $WEBSHOP_DATA."""
+    split: str | None = None
+    """Which goals are drawn at random: `train` or `eval`. Any goal can be chosen by its number."""
+    compat: Literal["webshop", "repaired"] = "webshop"
+    """`webshop` keeps the original's faults, as agents meet them by default."""
+    attributes: bool = False
+    """Show the page Attributes, which agents do not see by default."""
+    pictures: bool = True
+    """Let the browser load pictures from where the shop's data says."""
+    out: Path | None = Path("webshop-sessions.jsonl")
+    """Trace file to which visits are appended; None records nothing."""
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no password: another than this one opens the shop to the network."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
+    port: int = 3000
+    """Port to listen on; 0 takes a free one."""
+    visits: int = 256
+    """People in the shop at a time; who was away longest makes room."""
+    idle: float = 3600.0
+    """Seconds without a click after which a visit ends."""
+    seed: int | None = None
+    """Of the goals drawn at random; by default another order every time."""
+    threads: int = 8
+    """Requests in work at the same time."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
+
+
+def main(argv: Sequence[str]) -> int:
+    return serve(tyro.cli(ServeWebshop, args=list(argv), prog="turngym serve webshop", description=__doc__))
+
+
+def serve(config: ServeWebshop) -> int:
+    """Serve until a signal."""
+    from turngym.envs.webshop.shop import open_shop
+    from turngym.envs.webshop.web import Recorder, create_app
+
+    settings = settings_of(config)
+    recorder = None if config.out is None else Recorder(config.out)
+    shop = open_shop(config.profile, config.data, progress=lambda what, count: print(f"{what}: {count:,}", flush=True))
+    try:
+        app = create_app(shop, settings, recorder)
+        front = webshop_front(app, threads=config.threads)
+        server = DrainingServer(front, host=config.host, port=config.port, drain=config.drain, hosts=config.hosts)
+        server.stop_on_signals()
+        kept = "nothing is recorded" if recorder is None else f"visits are recorded in {recorder.path}"
+        print(f"ready: {server.url}, {len(shop.products):,} products, {len(shop.goals):,} goals, {kept}", flush=True)
+        server.run()
+        app.extensions["webshop"].visits.close()
+    finally:
+        shop.close()
+        if recorder is not None:
+            recorder.close()
+    print("stopped; everything accepted was answered" if server.drained else "stopped before all was answered")
+    return 0
+
+
+def settings_of(config: ServeWebshop) -> Any:
+    """The settings of the pages in `config`. Raises TurngymError for limits below 1 and ports that do not exist."""
+    from turngym.envs.webshop.web import VisitLimits, WebSettings
+
+    for name, value in (("visits", config.visits), ("threads", config.threads), ("idle", config.idle)):
+        if value < 1:
+            raise TurngymError(f"--{name} is {value}; it must be at least 1")
+    # the system would take another number modulo 65,536
+    if not 0 <= config.port <= 65535:
+        raise TurngymError(f"--port is {config.port}; it must be from 0 to 65535")
+    return WebSettings(
+        split=config.split,
+        compat=config.compat,
+        attributes=config.attributes,
+        pictures=config.pictures,
+        seed=config.seed,
+        limits=VisitLimits(visits=config.visits, idle=config.idle),
+    )

@@ -1,0 +1,419 @@
+"""The local server behind `turngym trace view`: pages of a list, and one episode at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.channels import split_thought
+from turngym.envs.core.episode import Episode, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import Verdict
+from turngym.envs.core.trace import TraceError, check_seal, episode_from_json
+from turngym.envs.spaces import printable
+
+# One self-contained HTML page from episodes: data as escaped JSON inside a template, no network, no build.
+
+TEMPLATE = Path(__file__).with_name("trace_page.html")
+Decode = Callable[[int], str]
+"""The text of one token id."""
+
+
+def load_decoder(name: str) -> Decode:
+    """A function from token id to text, from a tokenizer's folder or name. Raises TurngymError without transformers."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise TurngymError("--tokenizer needs transformers: pip install 'turngym[train]'") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise TurngymError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+    return lambda token: str(tokenizer.decode([token]))
+
+
+def write_page(path: Path, episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> tuple[int, int]:
+    """Write the page, one episode after the other, replacing what is there; (episodes, bytes)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch, count = path.with_name(path.name + ".part"), 0
+
+    def counted() -> Iterator[Episode]:
+        nonlocal count
+        for episode in episodes:
+            count += 1
+            yield episode
+
+    with scratch.open("wb") as file:
+        size = sum(file.write(text.encode("utf-8")) for text in pieces(counted(), title=title, decode=decode))
+    scratch.replace(path)
+    return count, size
+
+
+def page(episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> str:
+    """The page as text. The data can contain anything: the script puts every string in as text, never as markup."""
+    return "".join(pieces(episodes, title=title, decode=decode))
+
+
+def pieces(episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> Iterator[str]:
+    """The page in parts, of which each holds at most one episode."""
+    before, after = TEMPLATE.read_text(encoding="utf-8").split("__DATA__")
+    yield f'{before}{{"title":{_json(printable(title))},"episodes":['
+    for number, episode in enumerate(episodes):
+        yield ("," if number else "") + _json(episode_view(episode, decode))
+    yield f"]}}{after}"
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    # inside <script> only "<" could end the block or open a comment; \u003c is the same JSON string
+    return text.replace("<", "\\u003c")
+
+
+def episode_view(episode: Episode, decode: Decode | None = None) -> dict[str, Any]:
+    """What the page shows of an episode: plain finite JSON."""
+    return {
+        "task": episode.task.task_id,
+        "category": episode.task.category,
+        "split": episode.task.split,
+        "env": episode.task.env_id,
+        "sample": episode.sample,
+        "seed": episode.seed,
+        "status": episode.status.value,
+        "success": bool(episode.success),
+        "ret": _finite(episode.episode_return),
+        "score": _finite(episode.score),
+        "system": episode.system,
+        "final": episode.final_observation,
+        "meta": json.dumps(dict(episode.meta), ensure_ascii=False, indent=1, default=str) if episode.meta else "",
+        "turns": [_turn_view(episode, turn, decode) for turn in episode.turns],
+    }
+
+
+def _turn_view(episode: Episode, turn: Turn, decode: Decode | None) -> dict[str, Any]:
+    thought, rest, _ = split_thought(turn.response)
+    return {
+        "observation": turn.observation,
+        "admissible": None if turn.admissible is None else list(turn.admissible),
+        "thought": thought,
+        "rest": rest.strip(),
+        "action": turn.action,
+        "verdict": turn.verdict.value,
+        "reward": _finite(turn.reward),
+        "finish": turn.finish,
+        "origin": turn.origin,
+        "tokens": _tokens(episode, turn, decode),
+        "scores": None if turn.judge_scores is None else [_finite(score) for score in turn.judge_scores],
+        "hint": turn.hint,
+    }
+
+
+def _tokens(episode: Episode, turn: Turn, decode: Decode | None) -> list[list[Any]] | None:
+    if turn.logprobs is None or not turn.response_length:
+        return None
+    rows = zip(episode.response_ids(turn).tolist(), turn.logprobs.tolist(), strict=True)
+    return [[token, _finite(round(logp, 3)), None if decode is None else decode(token)] for token, logp in rows]
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+# Where each episode of a trace begins, and what a list shows of it: one pass over the bytes, no episode is built.
+
+HEAD = re.compile(
+    rb'\{"schema":1,"task":(\{[^{}]*\}),"seed":(-?\d+),"sample":(-?\d+),"group":(-?\d+),"status":"(\w+)",'
+    rb'"success":(true|false),"ret":("?[-\w.+]+"?),"score":("?[-\w.+]+"?),'
+)
+"""How our writer begins a line; others are parsed whole."""
+VERDICTS = tuple(verdict.value for verdict in Verdict)
+_TURN = b'{"index":'
+SORTS = ("order", "task", "turns", "ret", "score", "invalid")
+_INVALID = [VERDICTS.index(verdict.value) for verdict in Verdict if not verdict.valid]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Which episodes, in which order. Empty strings ask for nothing."""
+
+    text: str = ""
+    """Part of the task's id."""
+    outcome: str = ""
+    """`won` or `lost`."""
+    status: str = ""
+    category: str = ""
+    verdict: str = ""
+    """Episodes with at least one turn judged like this."""
+    sort: str = "order"
+    descending: bool = False
+
+
+@dataclass(slots=True)
+class TraceIndex:
+    """Columns over the n readable episodes of one file: about 150 bytes each, whatever was said in them."""
+
+    path: Path
+    offset: NDArray[np.int64]
+    length: NDArray[np.int64]
+    tasks: list[str]
+    sample: NDArray[np.int64]
+    turns: NDArray[np.int64]
+    ret: NDArray[np.float64]
+    score: NDArray[np.float64]
+    won: NDArray[np.bool_]
+    status: list[str]
+    category: list[str]
+    verdicts: NDArray[np.int32]
+    """[n, number of verdicts]: turns by verdict."""
+    skipped: int
+    """Lines that are no episode."""
+    _attempts: dict[str, list[int]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def read(self, place: int) -> Episode:
+        """One episode, read from the file. Raises TraceError if the file has changed meanwhile."""
+        with self.path.open("rb") as file:
+            file.seek(int(self.offset[place]))
+            line = file.read(int(self.length[place]))
+        try:
+            return episode_from_json(line.decode("utf-8"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TraceError(f"{self.path} has changed since it was opened: {error}") from error
+
+    def attempts(self, task: str) -> list[int]:
+        """Places of all episodes of a task, in file order."""
+        if not self._attempts:
+            for place, name in enumerate(self.tasks):
+                self._attempts.setdefault(name, []).append(place)
+        return self._attempts.get(task, [])
+
+    def find(self, task: str, sample: int) -> int | None:
+        """The episode of this task and sample, else the task's first; None where the task was not played."""
+        found = self.attempts(task)
+        return next((place for place in found if self.sample[place] == sample), found[0] if found else None)
+
+    def select(self, query: Query) -> NDArray[np.int64]:
+        """Places of the episodes that match, sorted; ties stay in file order."""
+        keep = np.ones(len(self), np.bool_)
+        if query.outcome:
+            keep &= self.won == (query.outcome == "won")
+        for wanted, values in ((query.status, self.status), (query.category, self.category)):
+            if wanted:
+                keep &= np.fromiter((value == wanted for value in values), np.bool_, len(self))
+        if query.verdict in VERDICTS:
+            keep &= self.verdicts[:, VERDICTS.index(query.verdict)] > 0
+        if query.text:
+            text = query.text.lower()
+            keep &= np.fromiter((text in task.lower() for task in self.tasks), np.bool_, len(self))
+        places = np.flatnonzero(keep)
+        if query.sort in SORTS and query.sort != "order":
+            places = places[np.argsort(self._key(query.sort)[places], kind="stable")]
+        return places[::-1] if query.descending else places
+
+    def row(self, place: int) -> list[Any]:
+        """What the list shows: place, task, sample, category, status, won, turns, return, invalid turns."""
+        head = [int(place), self.tasks[place], int(self.sample[place]), self.category[place], self.status[place]]
+        ret = float(self.ret[place])
+        plain = ret if np.isfinite(ret) else str(ret)
+        return [*head, bool(self.won[place]), int(self.turns[place]), plain, int(self.verdicts[place, _INVALID].sum())]
+
+    def advantage(self, place: int) -> float | None:
+        """(return - mean) / (std + 1e-6) over the attempts at the task in this file; None for a single attempt."""
+        ret = self.ret[self.attempts(self.tasks[place])]
+        if len(ret) < 2:
+            return None
+        return float((self.ret[place] - ret.mean()) / (ret.std(ddof=1) + 1e-6))
+
+    def _key(self, sort: str) -> NDArray[Any]:
+        keys: dict[str, Any] = {"turns": self.turns, "ret": self.ret, "score": self.score}
+        if sort == "task":
+            return np.array(self.tasks)
+        return self._invalid() if sort == "invalid" else keys[sort]
+
+    def _invalid(self) -> NDArray[np.int64]:
+        return self.verdicts[:, _INVALID].sum(axis=1)
+
+
+def index_trace(path: Path, progress: Callable[[int], None] | None = None) -> TraceIndex:
+    """Index a trace file; `progress` is told the number of episodes now and then. Raises TraceError without a file."""
+    if not path.is_file():
+        raise TraceError(f"there is no trace file {path}")
+    rows: list[tuple[Any, ...]] = []
+    shared: dict[str, str] = {}
+    counts, offset, skipped = [], 0, 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                found = _facts(line) if line.strip() else ()
+            except TraceError as error:
+                raise TraceError(f"{path}, byte {offset}: {error}") from error
+            if found:
+                task, *rest, status, category = found
+                names = (shared.setdefault(name, name) for name in (task, status, category))
+                rows.append((offset, len(line), *names, *rest))
+                counts.append([line.count(b'"verdict":"%s"' % name.encode()) for name in VERDICTS])
+                if progress is not None and len(rows) % 10_000 == 0:
+                    progress(len(rows))
+            skipped += found is None
+            offset += len(line)
+    columns = list(zip(*rows, strict=True)) or [()] * 10
+    return TraceIndex(
+        path=path,
+        offset=np.array(columns[0], np.int64),
+        length=np.array(columns[1], np.int64),
+        tasks=list(columns[2]),
+        status=list(columns[3]),
+        category=list(columns[4]),
+        sample=np.array(columns[5], np.int64),
+        turns=np.array(columns[6], np.int64),
+        ret=np.array(columns[7], np.float64),
+        score=np.array(columns[8], np.float64),
+        won=np.array(columns[9], np.bool_),
+        verdicts=np.array(counts, np.int32).reshape(-1, len(VERDICTS)),
+        skipped=skipped,
+    )
+
+
+def _facts(line: bytes) -> tuple[Any, ...] | None:
+    """Task id, sample, turns, return, score, success, status, category; None for a line that is no episode."""
+    head = HEAD.match(line)
+    if head is None or not line.endswith(b"\n"):
+        return _parsed(line)
+    try:
+        check_seal(line)
+        task = json.loads(head[1])
+    except ValueError:
+        return None
+    # inside strings quotes are escaped, so these bytes are always a turn
+    turns, ret, score = line.count(_TURN), *(float(head[at].strip(b'"')) for at in (7, 8))
+    return task["task_id"], int(head[3]), turns, ret, score, head[6] == b"true", head[5].decode(), task["category"]
+
+
+def _parsed(line: bytes) -> tuple[Any, ...] | None:
+    try:
+        item = episode_from_json(line.decode("utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    head = (item.task.task_id, item.sample, item.depth, item.episode_return, item.score, item.success)
+    return *head, item.status.value, item.task.category
+
+
+VIEW = Path(__file__).with_name("trace_view.html")
+MOST_ROWS = 500
+MOST_ATTEMPTS = 24
+"""At one task, that the page offers beside the one that is shown."""
+
+
+def create_app(runs: Mapping[str, TraceIndex], decode: Decode | None = None) -> Any:
+    """A Flask application over indexed traces, in order. Raises TurngymError without Flask."""
+    try:
+        from flask import Flask, abort, jsonify, request
+    except ImportError as error:
+        raise TurngymError("trace view needs Flask: pip install 'turngym[serve]'") from error
+    app, indexes = Flask(__name__, static_folder=None), list(runs.values())
+
+    @app.errorhandler(TurngymError)
+    def said(error: TurngymError) -> Any:
+        return str(error), 500
+
+    @lru_cache(maxsize=16)
+    def places(run: int, query: Query) -> Any:
+        return indexes[run].select(query)
+
+    def chosen() -> tuple[int, TraceIndex]:
+        number = request.args.get("run", 0, int)
+        if not 0 <= number < len(indexes):
+            abort(404)
+        return number, indexes[number]
+
+    @app.get("/")
+    def view() -> Any:
+        return VIEW.read_text(encoding="utf-8")
+
+    @app.get("/api/runs")
+    def about() -> Any:
+        return jsonify([_about(name, index) for name, index in runs.items()])
+
+    @app.get("/api/rows")
+    def rows() -> Any:
+        number, index = chosen()
+        found = places(number, _query(request.args))
+        start = max(request.args.get("start", 0, int), 0)
+        count = min(max(request.args.get("count", 100, int), 0), MOST_ROWS)
+        part = [index.row(place) for place in found[start : start + count]]
+        at = request.args.get("at", -1, int)
+        where = next(iter((found == at).nonzero()[0].tolist()), None)
+        return jsonify({"total": len(found), "won": int(index.won[found].sum()), "rows": part, "where": where})
+
+    @app.get("/api/episode")
+    def episode() -> Any:
+        _, index = chosen()
+        place = request.args.get("at", -1, int)
+        if request.args.get("task") is not None:
+            place = _or_minus(index.find(request.args["task"], request.args.get("sample", 0, int)))
+        if not 0 <= place < len(index):
+            abort(404)
+        return jsonify(shown(index, place, decode))
+
+    return app
+
+
+def shown(index: TraceIndex, place: int, decode: Decode | None = None) -> dict[str, Any]:
+    """One episode as the page wants it; each token is [id, log p, text, log p - log q, advantage], null for unknown."""
+    item = index.read(place)
+    view, group = episode_view(item, decode), index.advantage(place)
+    for turn, made in zip(item.turns, view["turns"], strict=True):
+        advantage = group if turn.judge_scores is None else _majority(turn.judge_scores)
+        if made["tokens"]:
+            pairs = zip(made["tokens"], _gaps(item, turn), strict=True)
+            made["tokens"] = [[*token, gap, advantage] for token, gap in pairs]
+        made["advantage"] = advantage
+    return {
+        **view,
+        "at": place,
+        "attempts": [index.row(other) for other in index.attempts(item.task.task_id)[:MOST_ATTEMPTS]],
+    }
+
+
+def _gaps(episode: Episode, turn: Turn) -> list[float | None]:
+    """log p - log q of each sampled id, nats; None where the teacher's recorded top-K does not hold it."""
+    ids, teacher, logprobs = episode.response_ids(turn), turn.teacher, turn.logprobs
+    if teacher is None or logprobs is None:
+        return [None] * turn.response_length
+    found: list[float | None] = []
+    for place, token in enumerate(ids):
+        hit = (teacher.ids[place] == token).nonzero()[0]
+        found.append(round(float(logprobs[place] - teacher.logp[place][hit[0]]), 3) if len(hit) else None)
+    return found
+
+
+def _majority(scores: tuple[float, ...]) -> float:
+    """The score of most votes, 0 for a tie at the top: what a judge's verdict trains with."""
+    counts = {score: scores.count(score) for score in scores}
+    top = [score for score, count in counts.items() if count == max(counts.values())]
+    return top[0] if len(top) == 1 else 0.0
+
+
+def _query(args: Mapping[str, str]) -> Query:
+    words = {name: args.get(name, "") for name in ("text", "outcome", "status", "category", "verdict")}
+    sort = args.get("sort", "order")
+    return Query(**words, sort=sort if sort in SORTS else "order", descending=args.get("descending") == "1")
+
+
+def _about(name: str, index: TraceIndex) -> dict[str, Any]:
+    values = {"status": sorted(set(index.status)), "category": sorted(set(index.category)), "verdict": list(VERDICTS)}
+    return {"name": name, "episodes": len(index), "skipped": index.skipped, **values, "sort": list(SORTS)}
+
+
+def _or_minus(place: int | None) -> int:
+    return -1 if place is None else place

@@ -1,1 +1,0 @@
-"""What `turngym trace` selects, and its HTML page."""

@@ -1,0 +1,286 @@
+"""The seam to other people's trainers: an episode that is played by handing in sampled token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode, Span, Status, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Policy, Sampling
+from turngym.envs.core.task import ToolSpec, Verdict
+
+
+class Stepped(Protocol):
+    """What one response led to."""
+
+    @property
+    def observation(self) -> str:
+        """What the environment says to the response."""
+
+    @property
+    def observation_ids(self) -> NDArray[np.int32]:
+        """What follows the response in the token ids before the next response; empty when the episode is over."""
+
+    @property
+    def reward(self) -> float: ...
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None where the environment failed before it could judge."""
+
+    @property
+    def done(self) -> bool: ...
+
+
+class TokenSession(Protocol):
+    """One episode in progress. Sampled ids go in as they are and stay as they are: nothing is tokenized twice."""
+
+    @property
+    def request(self) -> GenerateRequest | None:
+        """What a policy must continue now; None when the episode is over or its context is full (which ends it)."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def admissible(self) -> tuple[str, ...] | None:
+        """What may be done now; None where any text may be."""
+
+    @property
+    def success(self) -> bool: ...
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation so far as chat messages."""
+
+    def step(self, generation: Generation) -> Stepped:
+        """Answer with sampled ids. An action that cannot be read or played is data; a broken back end a status."""
+
+    def step_text(self, text: str) -> Stepped:
+        """Answer with text, for trainers that keep the ids themselves; it also works without a tokenizer."""
+
+    def step_action(self, action: str) -> Stepped:
+        """Answer with an action that the trainer has read from the response, a function call's argument."""
+
+    def end(self, status: Status, error: str = "") -> None:
+        """End the episode before its next response, for example because the engine failed."""
+
+    def episode(self) -> Episode:
+        """The record of a finished episode. Raises TurngymError before it is over."""
+
+    def close(self) -> None:
+        """Give the environment back; twice is fine."""
+
+
+class TokenSessions(Protocol):
+    """Opens sessions: `turngym.agents.playing.episode_session.SessionPool` is one."""
+
+    @property
+    def tool(self) -> ToolSpec: ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """How responses are drawn."""
+
+    def task_ids(self) -> Sequence[str]: ...
+
+    def open(self, task_id: str | None = None, *, seed: int = 0, sample: int = 0, group: int = 0) -> TokenSession:
+        """Begin attempt `sample` at a task; None draws the task from `seed` and `sample`.
+
+        A back end that fails at once gives a session that is over; its episode has status `error_env`.
+        """
+
+
+Generate = Callable[[GenerateRequest], Awaitable[Generation | Status]]
+"""A server's continuation of one request, or the status with which the episode ends instead."""
+
+
+def play(sessions: Sequence[TokenSession], policy: Policy) -> list[Episode]:
+    """Play all sessions to their end, everything that waits answered in one batch; closes them.
+
+    A request that fails for good ends its own episode; where all of a batch fail, the first failure is raised.
+    """
+    try:
+        while waiting := [(session, request) for session in sessions if (request := session.request) is not None]:
+            answers = _answers(policy, [request for _, request in waiting])
+            for (session, request), answer in zip(waiting, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    late = isinstance(answer, TimeoutError)
+                    session.end(Status.ERROR_TIMEOUT if late else Status.ERROR_ENGINE, str(answer))
+                elif len(answer.ids):
+                    session.step(answer)
+                else:
+                    session.end(Status.ERROR_ENGINE if answer.finish == "aborted" else Status.TRUNCATED_TOKENS)
+                # its cache on the engine can go at once, while the others play on
+                if session.done:
+                    policy.release(request.session)
+        return [session.episode() for session in sessions]
+    finally:
+        # also after an error: an environment that is not given back is lost to the pool
+        for session in sessions:
+            session.close()
+
+
+def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Generation | BaseException]:
+    try:
+        return policy.generate(requests)
+    except PartialFailure as failure:
+        if all(isinstance(result, BaseException) for result in failure.results):
+            raise
+        return failure.results
+
+
+async def play_async(session: TokenSession, generate: Generate) -> Episode:
+    """Play one session to its end with a server; closes it. Environments may wait, so they step in a thread."""
+    import asyncio
+
+    try:
+        while (request := session.request) is not None:
+            answer = await generate(request)
+            if isinstance(answer, Status):
+                session.end(answer)
+            elif not len(answer.ids):
+                session.end(Status.TRUNCATED_TOKENS)
+            else:
+                await asyncio.to_thread(session.step, answer)
+        return session.episode()
+    finally:
+        session.close()
+
+
+# An episode as one prompt and one masked response: the shape that other people's trainers train on.
+
+
+class TrajectoryError(TurngymError):
+    """An episode that cannot be shown as one prompt and one response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """Prompt (P tokens) and response (R tokens) of an episode; the response holds all turns and what was said between.
+
+    `prompt_ids` followed by `response_ids` are the ids of the episode up to its last response, exactly as sampled.
+    """
+
+    prompt_ids: NDArray[np.int32]
+    """int32 [P]: everything before the first response."""
+    response_ids: NDArray[np.int32]
+    """int32 [R]."""
+    response_mask: NDArray[np.bool_]
+    """bool [R]: sampled by the policy and meant to be trained on; False for observations, demonstrations, noise."""
+    logprobs: NDArray[np.float32] | None
+    """float32 [R], nats, as sampled (temperature included), 0 outside the mask; None where a masked one is unknown."""
+    policy_versions: NDArray[np.int32]
+    """int32 [R]: the policy that sampled each id; -1 outside the mask."""
+    turn_spans: tuple[Span, ...]
+    """Where each turn's response stands in `response_ids`, in order; all turns, masked or not."""
+    turn_rewards: tuple[float, ...]
+    reward: float
+    """Sum of the turn rewards: the return."""
+    status: Status
+    success: bool
+    task_id: str
+    task_sha: str
+    seed: int
+    sample: int
+    """0-based number of this attempt at the task."""
+    group: int
+    """Attempts that are compared with each other share it."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the back end or the engine failed: the reward then says nothing about the policy."""
+        return self.status.is_error
+
+    @property
+    def truncated(self) -> bool:
+        return self.status.value.startswith("truncated_")
+
+    def filled(self, token: int) -> Trajectory:
+        """For trainers that cannot take an empty row: one masked `token` where there is no prompt or no response."""
+        blank = np.array([token], np.int32)
+        changed = self if len(self.prompt_ids) else replace(self, prompt_ids=blank)
+        if len(self.response_ids):
+            return changed
+        return replace(
+            changed,
+            response_ids=blank,
+            response_mask=np.zeros(1, np.bool_),
+            logprobs=np.zeros(1, np.float32),
+            policy_versions=np.full(1, -1, np.int32),
+        )
+
+    @classmethod
+    def of(cls, episode: Episode) -> Trajectory:
+        """The trajectory of an episode with one token segment; one without turns is empty.
+
+        Raises:
+            TrajectoryError: the history was rewritten (several segments), or the agent had no tokens.
+        """
+        if len(episode.segments) > 1:
+            raise TrajectoryError(
+                f"{_name(episode)} has {len(episode.segments)} token segments, because the chat template rewrites the "
+                'past: play it with ChatSettings(history="append"), or train on the segments'
+            )
+        if not episode.turns:
+            return cls._build(episode, np.empty(0, np.int32), episode.turns)
+        if not episode.segments:
+            raise TrajectoryError(f"{_name(episode)} was played without a tokenizer; it has text and no token ids")
+        return cls._build(episode, episode.segments[0], episode.turns)
+
+    @classmethod
+    def segments_of(cls, episode: Episode) -> list[Trajectory]:
+        """One trajectory per token segment: every row has the episode's reward, and only its own turns."""
+        return [
+            cls._build(episode, ids, [turn for turn in episode.turns if turn.segment == number])
+            for number, ids in enumerate(episode.segments)
+        ]
+
+    @classmethod
+    def _build(cls, episode: Episode, ids: NDArray[np.int32], turns: Sequence[Turn]) -> Trajectory:
+        start = turns[0].response_span[0] if turns else len(ids)
+        # what was said after the last response is left out: nothing answers it
+        stop = turns[-1].response_span[1] if turns else len(ids)
+        spans = tuple((turn.response_span[0] - start, turn.response_span[1] - start) for turn in turns)
+        mask = np.zeros(stop - start, np.bool_)
+        logprobs = np.zeros(stop - start, np.float32)
+        versions = np.full(stop - start, -1, np.int32)
+        known = True
+        for turn, span in zip(turns, spans, strict=True):
+            if turn.origin != "policy" or turn.excluded is not None:
+                continue
+            # what a demonstrator began is context
+            place = slice(span[0] + turn.begun, span[1])
+            mask[place], versions[place] = True, turn.policy_version
+            # only where the weights changed while the response was drawn; else one version holds for all of it
+            for version, first, last in turn.version_spans:
+                versions[span[0] + first : span[0] + last] = version
+            known = known and turn.logprobs is not None
+            if turn.logprobs is not None:
+                logprobs[place] = turn.logprobs[turn.begun :]
+        return cls(
+            prompt_ids=ids[:start],
+            response_ids=ids[start:stop],
+            response_mask=mask,
+            logprobs=logprobs if known else None,
+            policy_versions=versions,
+            turn_spans=spans,
+            turn_rewards=tuple(turn.reward for turn in turns),
+            reward=episode.episode_return,
+            status=episode.status,
+            success=episode.success,
+            task_id=episode.task.task_id,
+            task_sha=episode.task.sha256,
+            seed=episode.seed,
+            sample=episode.sample,
+            group=episode.group,
+        )
+
+
+def _name(episode: Episode) -> str:
+    return f"episode {episode.task.task_id} sample {episode.sample}"

@@ -1,0 +1,202 @@
+"""Knowledge distillation as a reward: how likely the teacher finds what the student said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import Scorer
+from turngym.trainers.algorithm import Scorers, TargetFn, Targets
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.config import ConfigError, RunConfig
+from turngym.trainers.losses import LOG_RATIO_LIMIT
+from turngym.trainers.targets import (
+    TargetError,
+    Whitening,
+    at_last_token,
+    gae,
+    grpo_advantage,
+    label_logprobs,
+    minillm_returns,
+    whiten,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherReward:
+    """r_i = coef (log q(label_i), minus log p(label_i) with `student_entropy`): per token, nats."""
+
+    coef: float = 1.0
+    student_entropy: bool = False
+    """Subtract the student's own log-probability: rewards then sum to minus the sampled reverse KL."""
+
+    def __call__(self, batch: RolloutBatch, scorers: Scorers) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """The reward of every token, and the teacher's log-likelihood that it is made of: [N] each."""
+        teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
+        # float64: sums over episodes of thousands of tokens are compared with each other
+        reward_N = teacher_logp_N.astype(np.float64)
+        if self.student_entropy:
+            reward_N = reward_N - label_logprobs(scorers.student, batch, "student")
+        return self.coef * reward_N, teacher_logp_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTeacherAdvantage:
+    """Group-relative advantages of the teacher's log-likelihood of whole episodes.
+
+    r_j = mean (or sum) over episode j's supervised tokens of the token reward, plus `env_coef` times its return. An
+    episode without supervised tokens said nothing that could be rewarded: it is in no baseline. Where that leaves one
+    episode of a group, its advantage is 0: it is its own mean.
+    Source: [kd-rewards] Algorithm 1; docs/algorithms.md#teacher-reward.
+    Differs from the paper: a mean over tokens by default (`pool=sum` is literal).
+    """
+
+    reward: TeacherReward
+    pool: Literal["mean", "sum"] = "mean"
+    env_coef: float = 0.0
+    scale: Literal["std", "none"] = "std"
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        token_N, teacher_logp_N = self.reward(batch, scorers)
+        count_E = np.bincount(batch.episode_N, minlength=batch.episodes)
+        reward_E = np.bincount(batch.episode_N, weights=token_N, minlength=batch.episodes).astype(np.float64)
+        if self.pool == "mean":
+            reward_E = reward_E / np.maximum(count_E, 1)
+        reward_E = reward_E + self.env_coef * batch.reward_E
+        # log-likelihoods are below 0: an episode of no tokens, worth 0, would be the best of its group
+        spoke = np.flatnonzero(count_E)
+        group_e = batch.group_E[spoke]
+        advantage_E = np.zeros(batch.episodes)
+        # and a single one would get its raw log-likelihood, which is no contrast to anything
+        shared_e = np.bincount(group_e)[group_e] > 1
+        advantage_E[spoke] = np.where(shared_e, grpo_advantage(reward_E[spoke], group_e, scale=self.scale), 0.0)
+        return Targets(
+            advantage_N=advantage_E[batch.episode_N].astype(np.float32),
+            label_logp_N=teacher_logp_N,
+            reward=reward_E[spoke],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticAdvantage:
+    """GAE of the token rewards against the critic; the episode's return, times `env_coef`, comes at its last token.
+
+    So does -`text_coef` L_PT, once for every rollout, where there is a `text`: a number under the student before the
+    update, through which no gradient flows. It is logged as `term/lpt`.
+    Source: [kd-rewards] Algorithm 3, Algorithm 4; docs/algorithms.md#generalized-advantage-estimation.
+    """
+
+    reward: TeacherReward | None
+    """None: only the environment's reward counts."""
+    env_coef: float = 0.0
+    gamma: float = 1.0
+    lam: float = 0.95
+    whiten: Whitening = "unbiased"
+    text: Callable[[Scorer, int], float] | None = None
+    """L_PT of a training step under a scorer, nats."""
+    text_coef: float = 0.0
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        if scorers.critic is None:
+            raise TargetError("this algorithm needs a critic, and none was given")
+        reward_N, teacher_logp_N = (
+            (np.zeros(batch.tokens), None) if self.reward is None else self.reward(batch, scorers)
+        )
+        once_E, log = self.env_coef * batch.reward_E, {}
+        if self.text is not None:
+            log["term/lpt"] = self.text(scorers.student, scorers.step)
+            once_E = once_E - self.text_coef * log["term/lpt"]
+        reward_N = reward_N + at_last_token(once_E, batch.episode_N)
+        value_N = scorers.critic.values(batch)
+        advantage_N, return_N = gae(
+            reward_N, value_N.astype(np.float64), batch.episode_N, gamma=self.gamma, lam=self.lam
+        )
+        return Targets(
+            advantage_N=whiten(advantage_N, self.whiten).astype(np.float32),
+            return_N=return_N.astype(np.float32),
+            value_N=value_N,
+            label_logp_N=teacher_logp_N,
+            reward=reward_N,
+            log=log,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniLlmAdvantage:
+    """MiniLLM's advantages: length-normalized discounted returns of the token rewards, whitened; no critic.
+
+    The episode's return, times `env_coef`, comes at its last token.
+    Source: [minillm] section 2.2; docs/algorithms.md#minillm-returns.
+    """
+
+    reward: TeacherReward
+    env_coef: float = 0.0
+    gamma: float = 0.95
+    whiten: Whitening = "unbiased"
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        reward_N, teacher_logp_N = self.reward(batch, scorers)
+        reward_N = reward_N + at_last_token(self.env_coef * batch.reward_E, batch.episode_N)
+        return_N = minillm_returns(reward_N, batch.episode_N, gamma=self.gamma)
+        advantage_N = whiten(return_N, self.whiten).astype(np.float32)
+        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N, reward=reward_N)
+
+
+def mixture_weight(
+    student_logp_N: NDArray[np.float64], teacher_logp_N: NDArray[np.float64], share: float
+) -> NDArray[np.float64]:
+    """How much more likely the student alone chooses a token than teacher and student mixed: float64 [N].
+
+    w_i = p / ((1 - share) p + share q) = 1 / (1 - share + share exp(log q - log p)), the log-ratio cut to +-20; at most
+    1 / (1 - share). Its mean over tokens of the mixture is 1.
+    Source: [minillm] eq. 5, by token as the paper approximates it; docs/algorithms.md#teacher-mixed-sampling.
+    """
+    # cut before exp, which overflows; beyond e^20 the weight is all but 0
+    log_ratio_N = np.clip(teacher_logp_N - student_logp_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return 1.0 / (1.0 - share + share * np.exp(log_ratio_N))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureWeighted:
+    """Another target function's advantages times `mixture_weight`: the teacher chose a `share` of the tokens.
+
+    Teacher and student score the labels once more.
+    Source: [minillm] eq. 5; docs/algorithms.md#teacher-mixed-sampling.
+    """
+
+    target_fn: TargetFn
+    share: float
+
+    def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
+        targets = self.target_fn(batch, episodes, scorers)
+        if targets.advantage_N is None:
+            raise TargetError("teacher-mixed sampling weighs advantages; this target function gives none")
+        mine, theirs = (
+            label_logprobs(scorer, batch, role).astype(np.float64)
+            for scorer, role in ((scorers.student, "student"), (scorers.teacher, "teacher"))
+        )
+        weight_N = mixture_weight(mine, theirs, self.share)
+        return replace(targets, advantage_N=(targets.advantage_N * weight_N).astype(np.float32))
+
+
+def mixed(target_fn: TargetFn, share: float, run: RunConfig) -> TargetFn:
+    """`target_fn` for rollouts of which the teacher chooses a `share`; itself where that is 0.
+
+    Raises ConfigError where the rollout's temperature is not the one at which models are scored.
+    """
+    if not share:
+        return target_fn
+    if run.temperature != 1.0:
+        raise ConfigError(f"teacher_mix needs --temperature 1, at which models are scored; it is {run.temperature}")
+    return MixtureWeighted(target_fn=target_fn, share=share)
+
+
+def check_mix(share: float) -> None:
+    """Raises ConfigError for a share that leaves the student nothing, or is none."""
+    if not 0.0 <= share < 1.0:
+        raise ConfigError(f"teacher_mix is {share}; valid: 0 (the student alone) to below 1")

@@ -1,0 +1,341 @@
+"""Sharded checkpoints (torch.distributed.checkpoint): every rank writes its shard, any number of ranks reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from turngym.envs.core.errors import TurngymError, full_disk
+from turngym.envs.core.files import check_sums, write_sums
+from turngym.trainers import lora
+from turngym.trainers.algorithm import Critic
+from turngym.trainers.models import load_model, save_model
+from turngym.trainers.world import SINGLE, DistributedError, World, on_all_ranks, on_rank_zero
+
+SHARD_FOLDER = "shards"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+Part = tuple[nn.Module, torch.optim.Optimizer]
+"""A module, some of whose parameters are trained, and its AdamW."""
+
+
+def save_shards(folder: Path, parts: Mapping[str, Part]) -> None:
+    """Write trained parameters, AdamW's moments and torch's random stream; a collective: every rank must call.
+
+    Raises DistributedError in all of them if one cannot write, with its error as the cause.
+    """
+    state = {name: _state(module, optimizer) for name, (module, optimizer) in parts.items()}
+    with _checkpoint_errors("write"):
+        full = {**state, "torch_rng": torch.get_rng_state()}
+        dcp.save(full, checkpoint_id=folder, no_dist=not dist.is_initialized())
+
+
+def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
+    """Put what `save_shards` wrote into place, from any number of processes into any number, one included."""
+    reader = dcp.FileSystemReader(folder)
+    saved = reader.read_metadata().state_dict_metadata
+    wanted: dict[str, Any] = {"torch_rng": torch.get_rng_state()}
+    for name, (module, optimizer) in parts.items():
+        # a checkpoint reads into tensors that exist; one from before the first update has no moments to read
+        if f"{name}.step" in saved:
+            _init_moments(module, optimizer)
+        wanted[name] = _state(module, optimizer)
+    with _checkpoint_errors("read"):
+        dcp.load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
+    for name, (module, optimizer) in parts.items():
+        if optimizer.state:
+            for parameter in trained(module).values():
+                # one for each: AdamW counts in place, and a shared counter would advance once per parameter
+                optimizer.state[parameter]["step"] = wanted[name]["step"].clone()
+    torch.set_rng_state(wanted["torch_rng"])
+
+
+def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Put a checkpoint of one process into a module that may be sharded; `state` is its optimizer's `state_dict()`.
+
+    Raises ValueError for weights of another module.
+    """
+    if differing := sorted(weights.keys() ^ module.state_dict().keys()):
+        raise ValueError(f"the weights {', '.join(differing[:3])} are only in one of checkpoint and model")
+    with torch.no_grad():
+        for name, own in module.named_parameters():
+            own.copy_(shard_like(weights[name], own))
+    for number, parameter in enumerate(trained(module).values()):
+        # torch knows parameters by their number in the optimizer; none has a state before the first update
+        if number in state["state"]:
+            old = state["state"][number]
+            moments = {name: shard_like(old[name], parameter) for name in MOMENTS}
+            optimizer.state[parameter] = {"step": old["step"].clone(), **moments}
+
+
+@contextmanager
+def _checkpoint_errors(verb: str) -> Iterator[None]:
+    """torch raises a BaseException that carries every process's error; `except Exception` would not see it."""
+    try:
+        with warnings.catch_warnings():
+            # one process reads and writes shards on purpose
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except dcp.CheckpointException as error:
+        rank, (first, _) = next(iter(error.failures.items()))
+        raise DistributedError(f"process {rank} could not {verb} its shard: {type(first).__name__}: {first}") from first
+
+
+def trained(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters that an optimizer changes, in its order."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
+    """This rank's shard of `value`, which every rank holds in full, sharded and placed as `like` is."""
+    if value.shape != like.shape:
+        raise ValueError(f"a weight has shape {tuple(value.shape)}; the model's is {tuple(like.shape)}")
+    value = value.to(like.device, like.dtype)
+    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
+
+
+def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What is written, by name: the tensors themselves, so that reading into them is loading. Before the first update
+    there are no moments, and asking torch for its optimizer state would take an update to make some."""
+    named = trained(module)
+    state: dict[str, Any] = {"weights": {name: parameter.detach() for name, parameter in named.items()}}
+    if optimizer.state:
+        state["moments"] = {
+            name: {kind: optimizer.state[parameter][kind] for kind in MOMENTS} for name, parameter in named.items()
+        }
+        state["step"] = next(iter(optimizer.state.values()))["step"]
+    return state
+
+
+def _init_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in trained(module).values():
+        moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in MOMENTS}
+        optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+
+
+# Checkpoints: everything a killed run needs to continue to the same numbers, written whole or not at all.
+
+FOLDER = "checkpoints"
+MODEL = "model"
+SCHEMA = 1
+CHECKSUM = "crc32"
+"""In state.json, of its other fields."""
+NAME = re.compile(r"step_(\d{6,})")
+
+
+class CheckpointError(TurngymError):
+    """A checkpoint that is missing, damaged, or of another configuration; nothing was overwritten."""
+
+
+def save_checkpoint(
+    run: Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    keep: int = 2,
+    save_extra: Callable[[Path], None] | None = None,
+    critic: Critic | None = None,
+    world: World = SINGLE,
+    beside: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write `run/checkpoints/step_K` (K from `state["step"]`) and drop all but the newest `keep`.
+
+    Everything goes to a temporary folder that is renamed at the end: a killed process leaves the previous checkpoint,
+    and so does a disk that is full (CheckpointError) or any other failure in any process. `state` must be JSON.
+    `save_extra` may add files to the model folder (a tokenizer), `beside` to the checkpoint. In a `world` of several
+    processes, whose `run` must be one folder for all, each writes its own shard of the optimizer.
+    """
+    folder = run / FOLDER
+    target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
+    with full_disk(run, f"checkpoint of step {state['step']}", CheckpointError, then=how_to_go_on(run)):
+        if on_rank_zero(world, target.exists):
+            # the same step of the same run: weights and optimizer are there already
+            on_rank_zero(world, lambda: _write_state(target, state))
+            return target
+        with _new_folder(scratch, world):
+            # a collective, so outside of what rank 0 does alone
+            weights = world.state(model)
+            on_rank_zero(world, lambda: _write_model(model, weights, scratch / MODEL, save_extra))
+            _write_optimizer(scratch, model, optimizer, critic, world)
+            if beside is not None:
+                on_rank_zero(world, lambda: beside(scratch))
+            on_rank_zero(world, lambda: _finish(scratch, target, state))
+        on_rank_zero(world, lambda: _drop_old(run, keep))
+    return target
+
+
+@contextmanager
+def _new_folder(scratch: Path, world: World) -> Iterator[None]:
+    """An empty folder that all processes see; gone again if anything fails inside."""
+    try:
+        on_rank_zero(world, lambda: _prepare(scratch.parent, scratch))
+        on_all_ranks(world, lambda: _same_folder(scratch))
+        yield
+    except BaseException:
+        if world.rank == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _prepare(folder: Path, scratch: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    # left by a process that was killed while it wrote
+    for rest in folder.glob(".writing_*"):
+        shutil.rmtree(rest)
+    scratch.mkdir()
+
+
+def _same_folder(scratch: Path) -> None:
+    if not scratch.is_dir():
+        raise CheckpointError(
+            f"{scratch}, which process 0 has just made, is not there: --out must be a folder that all machines share"
+        )
+
+
+def _write_model(
+    model: Any, weights: Mapping[str, Any], folder: Path, save_extra: Callable[[Path], None] | None
+) -> None:
+    save_model(model, folder, lora.merged(model, weights))
+    if lora.adapted(model):
+        lora.save_adapter(model, weights, folder.parent / lora.FOLDER)
+    if save_extra is not None:
+        save_extra(folder)
+
+
+def _write_optimizer(
+    scratch: Path, model: nn.Module, optimizer: torch.optim.Optimizer, critic: Critic | None, world: World
+) -> None:
+    if world.size > 1 or lora.adapted(model):  # merged adapters could not be taken apart again
+        save_shards(scratch / SHARD_FOLDER, _parts(model, optimizer, critic))
+        return
+    # names in files keep the spelling of older checkpoints, which stay readable
+    torch.save({"optimiser": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")
+    if critic is not None:
+        torch.save(critic.state_dict(), scratch / "critic.pt")
+
+
+def _finish(scratch: Path, target: Path, state: Mapping[str, Any]) -> None:
+    # the model's own, for it is also used alone; state.json, which may be written again, has its checksum inside
+    write_sums(scratch / MODEL)
+    write_sums(scratch, without=(MODEL, "state.json"))
+    _write_state(scratch, state)
+    # before the rename: a folder with a checkpoint's name is complete even after a power failure
+    _flush(scratch)
+    scratch.rename(target)
+
+
+def _drop_old(run: Path, keep: int) -> None:
+    # at least 1: [:-0] is empty, so that keep=0 would drop nothing
+    for old in list_checkpoints(run)[: -max(keep, 1)]:
+        shutil.rmtree(old)
+
+
+def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    # replaced as a whole: it is also written into checkpoints that are complete already
+    scratch = folder / "state.json.writing"
+    try:
+        content = json.loads(json.dumps({"schema": SCHEMA, **state}))  # as it will be read: keys are texts
+        scratch.write_text(json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1), encoding="utf-8")
+        os.replace(scratch, folder / "state.json")
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _checksum(state: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(state, sort_keys=True).encode())
+
+
+def _flush(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    found = [path for path in (run / FOLDER).glob("step_*") if NAME.fullmatch(path.name)]
+    # as numbers: from step 1,000,000 on names no longer sort
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def how_to_go_on(run: Path) -> str:
+    """What helps after a failure: --resume only where there is something to resume."""
+    return f"Make room and {'continue with --resume' if list_checkpoints(run) else 'start the run again'}"
+
+
+def latest_checkpoint(run: Path) -> Path:
+    """The newest complete checkpoint. Raises CheckpointError when there is none."""
+    found = list_checkpoints(run)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {run / FOLDER}: start the run without --resume")
+    return found[-1]
+
+
+def latest_model(run: Path) -> Path:
+    """Folder of the newest model of a run: valid wherever a model path is asked for."""
+    return latest_checkpoint(run) / MODEL
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The JSON part of a checkpoint."""
+    try:
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint} is damaged: state.json cannot be read ({error})") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{checkpoint} is damaged: state.json holds no object")
+    if state.get("schema") != SCHEMA:
+        raise CheckpointError(f"{checkpoint} has schema {state.get('schema')}; this version reads {SCHEMA}")
+    # older checkpoints have none
+    said = state.pop(CHECKSUM, None)
+    if said is not None and said != _checksum(state):
+        raise CheckpointError(f"{checkpoint} is damaged: state.json was changed after it was written")
+    return state
+
+
+def load_checkpoint(
+    checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer, critic: Critic | None = None
+) -> None:
+    """Put the weights, the optimizer's state, the critic and torch's random stream of `checkpoint` into place.
+
+    The checkpoint and this run may have different numbers of processes. Raises CheckpointError where it does not fit
+    this model or is damaged.
+    """
+    try:
+        check_sums(checkpoint)
+        if (checkpoint / SHARD_FOLDER).exists():
+            load_shards(checkpoint / SHARD_FOLDER, _parts(model, optimizer, critic))
+        else:
+            _load_single(checkpoint, model, optimizer, critic)
+    except Exception as error:  # readers of damaged files raise anything
+        first = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"{checkpoint} is damaged or does not fit this model: {first}") from error
+
+
+def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer, critic: Critic | None) -> None:
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
+    load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimiser"])
+    # after load_model: what making a model draws must not count
+    torch.set_rng_state(saved["torch_rng"])
+    if critic is not None:
+        critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))
+
+
+def _parts(model: nn.Module, optimizer: torch.optim.Optimizer, critic: Critic | None) -> dict[str, Part]:
+    return {"model": (model, optimizer)} | ({} if critic is None else {"critic": (critic.module, critic.optimizer)})

@@ -1,0 +1,166 @@
+"""PPO's critic: a value for every supervised token, learned beside the policy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turngym.trainers.batch import RolloutBatch
+from turngym.trainers.checkpoint import load_full
+from turngym.trainers.config import CriticConfig
+from turngym.trainers.microbatch import micro_batches, pad_rows
+from turngym.trainers.models import autocast, hidden_states, recomputing
+from turngym.trainers.world import SINGLE, World, full_tensor
+
+
+def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: float | None = 0.2) -> Tensor:
+    """l_i = max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2 per token: [N], with gradient.
+
+    `clip` None: (V - R)^2 / 2. Source: [ppo] eq. 9; docs/algorithms.md#value-loss.
+    Differs from the paper: it has no clip.
+    """
+    plain_N = (value_N - return_N).square()
+    if clip is None:
+        return 0.5 * plain_N
+    # the greater of both errors: a clipped value may slow learning down, never hide an error
+    clipped_N = old_value_N + (value_N - old_value_N).clamp(-clip, clip)
+    return 0.5 * torch.maximum(plain_N, (clipped_N - return_N).square())
+
+
+def explained_variance(value_N: NDArray[np.float32], return_N: NDArray[np.float32]) -> float | None:
+    """1 - var(R - V) / var(R): 1 if the values are the returns, 0 if a constant would do; None if all R are equal.
+
+    A negative value is a critic that adds noise to the advantages.
+    """
+    spread = float(np.var(return_N, dtype=np.float64))
+    return 1.0 - float(np.var(return_N - value_N, dtype=np.float64)) / spread if spread else None
+
+
+class _Values(nn.Module):
+    """Trunk and head of a critic as one module, so that they can be sharded as one."""
+
+    def __init__(self, trunk: Any, head: nn.Module) -> None:
+        super().__init__()
+        self.trunk: nn.Module = trunk
+        self.head = head
+
+    def forward(self, ids_BL: NDArray[np.int64], predictor_n: NDArray[np.int64]) -> Tensor:
+        states = hidden_states(self.trunk, ids_BL)
+        # the head's weights are float32 whatever the trunk's are, and whatever autocast makes of it
+        with torch.autocast(states.device.type, enabled=False):
+            return self.head(states[torch.from_numpy(predictor_n).to(states.device)].float())[:, 0]
+
+
+class ValueCritic:
+    """Values of the states in which tokens were chosen. Its weights and optimizer belong to a run's checkpoints.
+
+    `policy` must not be sharded yet. In a `world` of several processes each computes its share of every batch.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        config: CriticConfig,
+        *,
+        micro_tokens: int = 8192,
+        autocast: bool = False,
+        gradient_checkpointing: bool = False,
+        seed: int = 0,
+        world: World = SINGLE,
+    ) -> None:
+        self.config = config
+        self._micro_tokens, self._autocast, self._recompute = micro_tokens, autocast, gradient_checkpointing
+        self._world = world
+        self._policy = policy
+        own = config.kind == "model"
+        head = _head(policy, deep=not own, seed=seed)
+        self.module = _Values(copy.deepcopy(policy), head) if own else head
+        """What is learned: the trunk with its head, or the head alone."""
+        world.shard(self.module)
+        self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        # after sharding, which replaces the parameters: an optimizer made before it would hold the old ones
+        self.optimizer = torch.optim.AdamW(self._parameters, lr=config.lr, weight_decay=0.0)
+
+    @torch.no_grad()
+    def values(self, batch: RolloutBatch) -> NDArray[np.float32]:
+        """V before each supervised token was chosen: float32 [N], in units of reward."""
+        with self._world.full_params(self.module):
+            found = [(tokens, value_n.cpu().numpy()) for tokens, value_n in self._forward(batch)]
+        value_N = np.zeros(batch.tokens, np.float32)
+        for tokens, value_n in chain.from_iterable(self._world.all_gather(found)):
+            value_N[tokens] = value_n
+        return value_N
+
+    def update(self, batch: RolloutBatch, return_N: NDArray[np.float32], old_value_N: NDArray[np.float32]) -> float:
+        """One optimizer update on all tokens of `batch`, which count the same; returns the mean loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        trunk = getattr(self.module, "trunk", self.module)
+        with recomputing(trunk, self._recompute and trunk is not self.module):
+            for tokens, value_n in self._forward(batch):
+                target_n, old_n = (torch.from_numpy(column[tokens]).to(value_n) for column in (return_N, old_value_N))
+                # by the tokens of the whole batch: the division into micro-batches changes nothing
+                loss = value_loss(value_n, target_n, old_n, self.config.clip).sum() / batch.tokens
+                # a sharded module averages gradients over the processes; the batch's is their sum
+                (loss * self._world.size).backward()
+                total += float(loss.detach())
+        # a gradient that is not finite would destroy AdamW's moments for good: such an update is left out
+        norm = full_tensor(nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
+        if bool(torch.isfinite(norm)):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return sum(self._world.all_gather(total))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and optimizer state; a critic that is only a head leaves the policy's trunk out."""
+        if isinstance(self.module, _Values):
+            modules = {"trunk": self.module.trunk.state_dict(), "head": self.module.head.state_dict()}
+        else:
+            modules = {"trunk": {}, "head": self.module.state_dict()}
+        return {**modules, "optimiser": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`, of any number of processes."""
+        weights = state["head"]
+        if self.config.kind == "model":
+            weights = {f"{part}.{name}": value for part in ("trunk", "head") for name, value in state[part].items()}
+        load_full(self.module, weights, self.optimizer, state["optimiser"])
+
+    def _forward(self, batch: RolloutBatch) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+        """Micro-batches: indices in N, and the values there."""
+        micros = micro_batches(batch, self._micro_tokens, self._world)
+        if self.config.kind == "model":
+            for micro in micros:
+                rows = pad_rows(batch, micro)
+                with autocast(self.module, self._autocast):
+                    value_n = self.module(rows.input_ids_RL, rows.predictor_n)
+                yield micro.tokens, value_n.float()
+            return
+        with self._world.full_params(self._policy):
+            for micro in micros:
+                rows = pad_rows(batch, micro)
+                # the value's gradient stays in the head: the policy belongs to another optimizer
+                with torch.no_grad(), autocast(self._policy, self._autocast):
+                    states = hidden_states(self._policy, rows.input_ids_RL)
+                states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
+                yield micro.tokens, self.module(states.float())[:, 0]
+
+
+def _head(trunk: Any, *, deep: bool, seed: int) -> nn.Module:
+    """From hidden states to one value, zero at first, so that early advantages are the plain returns."""
+    width, device = int(trunk.config.hidden_size), next(trunk.parameters()).device
+    # as the policy's: a critic must not shift the run's random stream
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [nn.Linear(width, width), nn.Tanh()] if deep else []
+        last = nn.Linear(width, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last).to(device)

@@ -1,0 +1,431 @@
+"""FSDP2 models: shard them, gather their full parameters for a while, and read their full state dict."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+from turngym.envs.core.episode import Episode, TopK
+from turngym.envs.core.protocols import Collect, CollectRequest, DividedEvaluation, EvalPoint, Scorer, SupportScorer
+from turngym.trainers.models import final_states
+from turngym.trainers.progress import NoProgress
+from turngym.trainers.schedule import AsyncRollout
+from turngym.trainers.scorer import Ids, LocalScorer, Positions
+from turngym.trainers.world import SINGLE, DistributedError, World, balanced_shares, on_all_ranks, on_rank_zero
+
+
+def shard(model: Any, mesh: Any) -> None:
+    """Divide the parameters among the processes of `mesh`, in place: a group per transformer block, one for the rest.
+
+    The rest (embeddings, last norm, head; in one group, because heads are often tied to embeddings) stays gathered
+    between the hidden states and the head's gradient, so that the head may be called on its own, chunk by chunk.
+    """
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    # blocks before the whole: a group takes in the parameters that no group inside of it has
+    fully_shard(model, mesh=mesh)
+    if hasattr(model, "get_output_embeddings"):
+        model.final_states = partial(final_states, model)
+        register_fsdp_forward_method(model, "final_states")
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers: what transformers says may not be split, or else the entries of the longest module list."""
+    names = {name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()}
+    if found := [part for part in model.modules() if type(part).__name__ in names]:
+        return found
+    lists = [list(part) for part in model.modules() if isinstance(part, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+@contextmanager
+def full_params(model: nn.Module) -> Iterator[None]:
+    """Inside, every process holds all parameters and may run the model as often as it likes, without gradient.
+
+    Nothing is communicated inside. `named_parameters` and `state_dict` (FSDP's own would shard again) give all weights.
+    """
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for part in parts:
+        # else the first forward pass frees them, and processes gather out of step: they run different numbers of passes
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    model.state_dict = lambda: plain_weights(model)  # type: ignore[method-assign, assignment, misc]
+    try:
+        yield
+    finally:
+        del model.state_dict
+        for number, part in enumerate(parts):
+            part.reshard()
+            # as FSDP2 has it by default: the root, which comes first, stays gathered until the backward pass
+            part.set_reshard_after_forward(number > 0, recurse=False)
+
+
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """What `state_dict` gives for an unsharded model: every name of a tied weight, no non-persistent buffers."""
+    weights = {name: value.detach() for name, value in model.named_parameters(remove_duplicate=False)}
+    for place, module in model.named_modules():
+        for name, value in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                weights[f"{place}.{name}".lstrip(".")] = value
+    return weights
+
+
+def full_state(model: nn.Module) -> dict[str, Any]:
+    """The full state dict on the CPU, tied weights as one tensor; on other ranks than 0, which must call too, empty."""
+    # late: slow to import, and only sharded models need it
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    # save_pretrained finds tied weights by their memory, and gathering has copied every name apart
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = first.setdefault(id(parameter), name)
+        if name in state:
+            state[name] = state[owner]
+    return dict(state)
+
+
+# The world of several processes under `torchrun`: FSDP2 for parameters, gloo on the CPU for everything else.
+
+T = TypeVar("T")
+LOST_PEER_MESSAGES = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "NCCL",
+    "Connection refused",
+)
+"""Parts of the messages of gloo and NCCL when another process is gone."""
+
+
+class ProcessGroupWorld:
+    """Implements `World` on the process group that is initialized."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._mesh = dist.device_mesh.init_device_mesh(device, (self.size,))
+        self._open: set[int] = set()
+
+    def all_gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def shard(self, model: Any) -> None:
+        shard(model, self._mesh)
+
+    def full_params(self, model: Any) -> AbstractContextManager[None]:
+        """May be nested: the outermost block gathers the parameters and frees them."""
+        return nullcontext() if model is None or id(model) in self._open else self._gathered(model)
+
+    @contextmanager
+    def _gathered(self, model: Any) -> Iterator[None]:
+        self._open.add(id(model))
+        try:
+            with full_params(model):
+                yield
+        finally:
+            self._open.discard(id(model))
+
+    def state(self, model: Any) -> Mapping[str, Tensor]:
+        return full_state(model)
+
+    def close(self) -> None:
+        """Destroy the process group and wait for its threads to end.
+
+        torch's caches of shardings keep the mesh, and the mesh would keep the group's threads: one that drops its last
+        tensor while the interpreter ends takes the whole process down (SIGABRT, "terminate called without an active
+        exception"), after everything was saved.
+        """
+        dist.destroy_process_group()
+        getattr(self._mesh, "_pg_registry", {}).clear()
+        gc.collect()  # sharded modules are reference cycles that hold the group, too
+
+
+@contextmanager
+def world_of(environment: Mapping[str, str] = os.environ, *, timeout: float = 120.0) -> Iterator[World]:
+    """The world that `torchrun` describes in the environment: `SINGLE` without one, or with a single process.
+
+    `timeout`: minutes that a process waits for another (one that plays, evaluates or saves) before it gives up. Raises
+    DistributedError if the processes cannot find each other.
+    """
+    size = int(environment.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield SINGLE
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(local_device(environment))
+    # objects travel through gloo: a tensor on the GPU for every pickled episode would only be copied back
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(minutes=timeout))
+    except (RuntimeError, ValueError, dist.DistError) as error:
+        raise DistributedError(
+            f"process {environment.get('RANK')} of {size} cannot reach the others: {str(error).splitlines()[0]}. Start "
+            "training with torchrun --nproc-per-node N -m turngym train ..."
+        ) from error
+    try:
+        world = ProcessGroupWorld("cuda" if cuda else "cpu")
+        try:
+            yield world
+        finally:
+            world.close()
+    except RuntimeError as error:
+        if not any(word in str(error) for word in LOST_PEER_MESSAGES):
+            raise
+        raise DistributedError(
+            f"process {environment.get('RANK')} of {size} lost another one, which was killed, crashed or did not "
+            f"answer for {timeout:g} minutes (torchrun names the first to fail below). Continue with --resume, "
+            "or without it where no checkpoint was written yet"
+        ) from error
+
+
+def local_device(environment: Mapping[str, str] = os.environ) -> str:
+    """Where this process computes: its own GPU, or the CPU."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    number, count = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= count:
+        raise DistributedError(
+            f"local process {number} has no GPU: this machine has {count}; valid: --nproc-per-node up to {count}"
+        )
+    return f"cuda:{number}"
+
+
+# Divides rollouts and scoring over the ranks of a run: each rank does its share, all_gather brings the results.
+
+
+class SharedServers(Protocol):
+    """Engine servers that play with the student's weights and are shared by all processes of a run."""
+
+    def publish_now(self) -> tuple[str | None, int]:
+        """Send the weights if they are new; name and policy version of the weights that the servers have now."""
+
+    def adopt(self, name: str, version: int) -> None:
+        """Record weights that another process has sent."""
+
+
+def update_servers(world: World, servers: SharedServers | None) -> None:
+    """Before a rollout: rank 0 sends new weights to the servers, the other ranks record their version."""
+    if servers is not None:
+        name, version = on_rank_zero(world, servers.publish_now)
+        # rank 0 has just recorded what it sent
+        if world.rank and name is not None:
+            servers.adopt(name, version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCollect:
+    """Implements `Collect`: each rank plays its share of a step's episodes; all_gather gives every rank all of them.
+
+    The source must heed `CollectRequest.share`. An episode depends on its job alone, so the number of processes does
+    not change it.
+    """
+
+    collect: Collect
+    world: World
+    model: Any
+    """The policy; its full parameters are gathered while it plays."""
+    servers: SharedServers | None = None
+
+    def __call__(self, request: CollectRequest) -> list[Episode]:
+        with self.world.full_params(self.model):
+            update_servers(self.world, self.servers)
+            return gather_shares(self.world, request, lambda: self.own(request))
+
+    def own(self, request: CollectRequest) -> list[Episode]:
+        """This rank's share, played without a word to the others."""
+        rank, size = self.world.rank, self.world.size
+        mine = replace(request, share=(rank, size))
+        wanted = len(mine.own(range(request.episodes)))
+        # with fewer episodes than processes some play none
+        return self._checked(mine, wanted) if wanted else []
+
+    def _checked(self, request: CollectRequest, wanted: int) -> list[Episode]:
+        episodes = self.collect(request)
+        if len(episodes) != wanted:
+            raise DistributedError(
+                f"step {request.step}: share {request.share[0]} of {request.share[1]} is {wanted} of "
+                f"{request.episodes} episodes, but {type(self.collect).__name__} gave {len(episodes)}; with several "
+                "processes a rollout source must play CollectRequest.own(...) of its jobs"
+            )
+        return episodes
+
+
+def gather_shares(world: World, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+    """All episodes of `request`, on every rank; all meet here, also those whose share is empty."""
+    parts = world.all_gather(on_all_ranks(world, own))
+    # `CollectRequest.own` deals the episodes out round robin
+    return [parts[place % world.size][place // world.size] for place in range(request.episodes)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedAheadTogether:
+    """Implements `Together` (`AsyncRollout`): threads play shares, ranks meet to gather them and to update servers."""
+
+    world: World
+    servers: SharedServers | None = None
+
+    @property
+    def in_turn(self) -> bool:
+        return self.servers is not None
+
+    def own(self, collect: Collect) -> Collect:
+        return cast(SharedCollect, collect).own
+
+    def begin(self) -> None:
+        update_servers(self.world, self.servers)
+
+    def gather(self, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+        return gather_shares(self.world, request, own)
+
+
+def _ahead_together(order: AsyncRollout, world: World, servers: SharedServers | None) -> AsyncRollout:
+    """`order` for all ranks: a snapshot gathers the sharded student; the copy that plays is whole on each of them."""
+    student = order.snapshot.student
+    return AsyncRollout(
+        staleness=order.staleness,
+        last=order.last,
+        snapshot=replace(order.snapshot, whole=lambda: world.full_params(student)),
+        cancel=order.cancel,
+        together=PlayedAheadTogether(world=world, servers=servers),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedScorer:
+    """Implements `Scorer`: each process scores its share of the rows, about as many tokens as the others'."""
+
+    scorer: Scorer
+    world: World
+    model: Any = None
+    """The scorer's model, if it is sharded; its full parameters are gathered while it scores."""
+
+    def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
+        return self._share(ids, lambda own: self.scorer.topk(_take(ids, own), _take(positions, own), k))
+
+    def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
+        return self._share(ids, lambda own: self.scorer.logprobs(_take(ids, own), _take(positions, own)))
+
+    def _share(self, ids: Ids, score: Callable[[NDArray[np.int64]], Sequence[T]]) -> list[T]:
+        own = balanced_shares([len(row) for row in ids], self.world.size)[self.world.rank]
+        with self.world.full_params(self.model):
+            found = on_all_ranks(self.world, lambda: score(own) if len(own) else [])
+        rows: dict[int, T] = {}
+        for members, values in self.world.all_gather((own, list(found))):
+            rows.update(zip(members.tolist(), values, strict=True))
+        return [rows[row] for row in range(len(ids))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSupportScorer(SharedScorer):
+    """A `SharedScorer` that can also look up log-probabilities of chosen ids (`gather`)."""
+
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        scorer = cast(SupportScorer, self.scorer)
+        return self._share(ids, lambda own: scorer.gather(_take(ids, own), _take(positions, own), _take(support, own)))
+
+
+def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
+    """`scorer` with its rows divided over the ranks; `scorer` itself with one process."""
+    if world.size == 1:
+        return scorer
+    # a target function asks by hasattr what a scorer can do, so a shared one must not promise more
+    kind = SharedSupportScorer if hasattr(scorer, "gather") else SharedScorer
+    return kind(scorer=scorer, world=world, model=model)
+
+
+def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = False) -> Any:
+    """A `Trainer` whose run is divided among the processes of `world`; only rank 0 logs and shows.
+
+    `shard_teacher` divides the weights of teacher and reference too: each process holds all of them while it scores,
+    and its share while it learns. Raises DistributedError for runs that cannot keep step.
+    """
+    if world.size == 1:
+        return trainer
+    if shard_teacher and (trainer.algorithm.teacher_mix or trainer.algorithm.guide):
+        raise DistributedError(
+            "a teacher that plays (teacher_mix, guided-opd) cannot be sharded; leave out --shard-teacher"
+        )
+
+    def scorer(own: Scorer | None) -> Scorer | None:
+        model = own.model if shard_teacher and isinstance(own, LocalScorer) else None
+        if model is not None:
+            world.shard(model)
+        return None if own is None else shared_scorer(own, world, model)
+
+    policy = {"world": world, "model": trainer.model, "servers": trainer.servers}
+    collect, order = SharedCollect(collect=trainer.collect, **policy), trainer.order
+    if isinstance(order, AsyncRollout):
+        # the servers follow the copy that plays ahead; the student itself evaluates, in its own processes
+        order = _ahead_together(order, world, trainer.servers)
+        policy["servers"] = None
+    return replace(
+        trainer,
+        world=world,
+        order=order,
+        collect=collect,
+        teacher=scorer(trainer.teacher),
+        reference=scorer(trainer.reference),
+        evaluate=trainer.evaluate and SharedEvaluation(evaluate=trainer.evaluate, **policy),
+        progress=NoProgress() if world.rank else trainer.progress,
+    )
+
+
+class NullMetricsLog:
+    """A metrics log that writes nothing, for all ranks but 0."""
+
+    def truncate(self, step: int, evaluated: int) -> None:
+        return
+
+    def open(self, step: int) -> None:
+        return
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedEvaluation:
+    """An evaluation whose episodes the ranks divide (`DividedEvaluation`); its result is broadcast.
+
+    One that cannot be divided is played by rank 0 while the others wait.
+    """
+
+    evaluate: Callable[[int], EvalPoint] | DividedEvaluation
+    world: World
+    model: Any
+    servers: SharedServers | None = None
+
+    def __call__(self, step: int) -> EvalPoint:
+        evaluation, world = self.evaluate, self.world
+        with world.full_params(self.model):
+            update_servers(world, self.servers)
+            if callable(evaluation) and not hasattr(evaluation, "play_share"):
+                return on_rank_zero(world, lambda: evaluation(step))
+            divided = cast(DividedEvaluation, evaluation)
+            on_rank_zero(world, lambda: divided.gather(step))
+            on_all_ranks(world, lambda: divided.play_share(step, (world.rank, world.size)))
+            return on_rank_zero(world, lambda: divided.finish(step))
+
+
+def _take(items: Sequence[T], own: NDArray[np.int64]) -> list[T]:
+    return [items[place] for place in own]

@@ -1,1 +1,0 @@
-"""Distributed training: collectives, sharded models (FSDP2), divided rollouts and scoring, sharded checkpoints."""

@@ -1,0 +1,1 @@
+"""A proxy whose clients train the model that answers them."""

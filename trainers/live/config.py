@@ -1,0 +1,95 @@
+"""Options of `turngym serve proxy`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from turngym.agents.options import JudgeOptions
+from turngym.agents.proxy.config import ProxySettings
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.sglang.client import TrainServers
+from turngym.trainers.algorithms.opd import OpdConfig
+from turngym.trainers.algorithms.opd_hints import OpdHintsConfig
+from turngym.trainers.algorithms.prm_opd import PrmOpdConfig
+from turngym.trainers.algorithms.prm_rl import PrmRlConfig
+from turngym.trainers.algorithms.turnopd import TurnOpdConfig
+from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+from turngym.trainers.lora import LoraConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeProxy:
+    """What to serve, and how it learns."""
+
+    student: Path
+    """Folder of the model that answers and learns."""
+    out: Path
+    """Folder of the run: records, judged sessions, checkpoints, metrics. An existing one goes on."""
+    algorithm: Literal["prm-rl", "opd-hints", "prm-opd", "opd", "turnopd"] = "prm-rl"
+    """What is trained; opd and turnopd need no judge but a --teacher."""
+    train: bool = True
+    """--no-train only serves and records; clients then choose the temperature of main turns too."""
+    teacher: Path | None = None
+    """Folder of the teacher of opd and turnopd, and of opd-hints and prm-opd instead of the student before training."""
+    host: str = "127.0.0.1"
+    """Address to listen on; another than this one needs a key in TURNGYM_PROXY_KEY."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
+    port: int = 8080
+    """Port to listen on; 0 takes a free one."""
+    drain: float = 30.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
+    serve_from: Literal["auto", "process", "copy", "student"] = "auto"
+    """What answers while the student learns: a copy of it in a `process` of its own (CPU), a `copy` in this process, or
+    the `student` itself, which takes no further memory; requests then wait for every update. auto: process on the CPU,
+    copy on an accelerator. Servers (--policy-server) answer during updates unless this is student."""
+    swap_wait: float = 0.5
+    """Seconds that answers being drawn get to end when new weights come; then they are held, and continued by the new
+    ones. Not for servers: they have --when-busy."""
+    batch_turns: int = 16
+    """Turns that a training step waits for; whole sessions are taken, at most --run.episodes of them."""
+    staleness: int | None = None
+    """Most updates that a turn may be behind the student when it is trained on; older ones are left out. With it the
+    probability ratio new / old of a token counts for at most --importance-cap. By default turns of any age count."""
+    importance_cap: float = 2.0
+    """With --staleness: truncated importance sampling."""
+    order: Literal["oldest", "newest"] = "oldest"
+    """Which of the sessions that are ready a step takes first."""
+    feedback: Literal["override", "vote", "record"] = "override"
+    """What users' feedback (POST /v1/feedback) does: it counts in place of the judge's votes (`override`), as one more
+    of them (`vote`), or is only written down (`record`)."""
+    proxy: ProxySettings = field(default_factory=ProxySettings)
+    run: RunConfig = field(default_factory=lambda: RunConfig(steps=10_000, eval_every=0))
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters learn in place of the weights; what answers gets them merged in."""
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    prm_rl: PrmRlConfig = field(default_factory=PrmRlConfig)
+    opd_hints: OpdHintsConfig = field(default_factory=OpdHintsConfig)
+    prm_opd: PrmOpdConfig = field(default_factory=PrmOpdConfig)
+    opd: OpdConfig = field(default_factory=OpdConfig)
+    turnopd: TurnOpdConfig = field(default_factory=TurnOpdConfig)
+    judging: Annotated[JudgeOptions, tyro.conf.arg(name="")] = field(default_factory=JudgeOptions)
+    servers: Annotated[TrainServers, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: TrainServers(when_busy="retract")
+    )
+    device: str = "auto"
+    """`cpu`, `cuda`, ...; auto: cuda where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the student's weights."""
+    teacher_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the teacher and of the student before training."""
+    threads: int = 0
+    """Threads of torch on the CPU; 0 leaves its default."""
+
+
+def named(settings: ProxySettings, student: Path, chat: ChatSettings) -> ProxySettings:
+    """`settings` with what the model's folder says."""
+    path = student.resolve()
+    folder = path.parent.name if path.name == "model" else path.name
+    name = folder if settings.name is None else settings.name
+    return replace(settings, name=name, max_tokens=settings.max_tokens or chat.max_new_tokens)

@@ -1,0 +1,365 @@
+"""From hidden states to log-probabilities, in chunks, so that [N, V] never exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+# Log-probabilities under a head that is one matrix, with a backward pass that holds one gradient of it.
+#
+# Left to autograd, every chunk of positions makes a gradient of the weight, [V, d], beside the sum of those before it.
+# Here chunks add their products into one array, and of each softmax only the logarithm of its sum is kept, [N].
+
+MIN_LOGP = -1e4
+"""Stands for the logarithm of 0 (a masked logit): its probability is exactly 0 too, but 0 times it is no NaN."""
+SLICE = 8192
+"""Rows of the weight whose gradient is made at a time where it is summed in another precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadWork:
+    """What is computed and in what pieces: the arguments of `lm_head.project`."""
+
+    temperature: float
+    chunk: int
+    entropy: bool
+    entropy_gradient: bool
+    vocab: int | None
+    into_grad: bool
+
+
+def weight_of(head: Any) -> tuple[Tensor, Tensor | None] | None:
+    """(weight [V, d], bias [V] or None) of a head that does nothing but multiply by it; None of any other."""
+    if isinstance(head, nn.Module):
+        # adapters and parametrizations are classes of their own; hooks and a replaced forward() might do anything
+        hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
+        if type(head) is not nn.Linear or any(hooks) or "forward" in vars(head):
+            return None
+        head = (head.weight, head.bias)
+    pair = (head, None) if isinstance(head, Tensor) else head
+    if not isinstance(pair, tuple):
+        return None
+    # subclasses (sharded, quantized) multiply in ways of their own
+    return pair if all(type(part) in (Tensor, nn.Parameter) for part in pair if part is not None) else None
+
+
+def own_gradient(weight: Tensor) -> Tensor | None:
+    """`weight.grad`, where adding to it is all that autograd would do with another gradient."""
+    watched = weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None)
+    grad = weight.grad if weight.is_leaf and not watched else None
+    return grad if type(grad) is Tensor and grad.dtype == weight.dtype else None
+
+
+def chunks(length: int, chunk: int) -> Iterator[slice]:
+    """Slices of at most `chunk` rows; of no rows one empty slice."""
+    # cat needs a tensor, and a process without work a graph for its backward pass
+    for start in range(0, max(length, 1), chunk):
+        yield slice(start, start + chunk)
+
+
+class ByWeight(torch.autograd.Function):
+    """apply(hidden [N, d], weight, bias, ids [N, J], HeadWork) -> logp [N, J], entropy [N] or None.
+
+    Multiplies in the precision of `hidden`, whatever autocast says; differentiable once, in its first three arguments.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_N: Tensor, weight: Tensor, bias: Tensor | None, ids_NJ: Tensor, work: HeadWork) -> Any:
+        # a single chunk is what fits anyway: its logits stay, and need not be computed twice
+        keep, parts = len(hidden_N) <= work.chunk and any(ctx.needs_input_grad), []
+        with torch.autocast(hidden_N.device.type, enabled=False):
+            matrix = _as_used(weight, bias, hidden_N.dtype, work)
+            for rows in chunks(len(hidden_N), work.chunk):
+                logits = _logits_of(hidden_N[rows], matrix, work)
+                parts.append(_softmax(logits, ids_NJ[rows], work.entropy))
+        logp_NJ, logsum_N1 = torch.cat([part[0] for part in parts]), torch.cat([part[2] for part in parts])
+        entropy_N = torch.cat([part[3] for part in parts if part[3] is not None]) if work.entropy else None
+        if not keep:
+            logsum_N1 += torch.cat([part[1] for part in parts])  # computed again, the logits will have their largest
+        ctx.save_for_backward(hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, logits if keep else None)
+        ctx.work = work
+        ctx.set_materialize_grads(False)
+        if entropy_N is not None and not work.entropy_gradient:
+            ctx.mark_non_differentiable(entropy_N)
+        return logp_NJ, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_NJ: Tensor | None, entropy_slope_N: Tensor | None) -> Any:
+        hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, kept = ctx.saved_tensors
+        work, (needs_hidden, needs_weight, needs_bias, *_) = ctx.work, ctx.needs_input_grad
+        own = own_gradient(weight) if needs_weight and work.into_grad else None
+        hidden_slope = torch.empty_like(hidden_N) if needs_hidden else None
+        weight_slope = torch.zeros_like(weight) if needs_weight and own is None else own
+        bias_slope = torch.zeros_like(bias) if needs_bias else None
+        with torch.autocast(hidden_N.device.type, enabled=False):
+            matrix = _as_used(weight, bias, hidden_N.dtype, work)
+            for rows in chunks(len(hidden_N), work.chunk):
+                logits = _logits_of(hidden_N[rows], matrix, work) if kept is None else kept.clone()
+                parts = [None if part is None else part[rows] for part in (slope_NJ, entropy_N, entropy_slope_N)]
+                slope = _slope(logits.sub_(logsum_N1[rows]), ids_NJ[rows], *parts)
+                slope = (slope if work.temperature == 1.0 else slope.div_(work.temperature)).to(hidden_N.dtype)
+                if hidden_slope is not None:
+                    torch.mm(slope, matrix[0], out=hidden_slope[rows])
+                if weight_slope is not None:
+                    _add_product(weight_slope, slope, hidden_N[rows])
+                if bias_slope is not None:
+                    bias_slope[: slope.shape[1]] += slope.sum(0)
+                del logits, slope  # or they would lie beside those of the next chunk
+        return hidden_slope, weight_slope if own is None else None, bias_slope, None, None
+
+
+def _as_used(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, work: HeadWork) -> tuple[Tensor, Tensor | None]:
+    """The rows that are not cut off, in the precision of the products."""
+    return weight[: work.vocab].to(dtype), None if bias is None else bias[: work.vocab].to(dtype)
+
+
+def _logits_of(hidden_n: Tensor, matrix: tuple[Tensor, Tensor | None], work: HeadWork) -> Tensor:
+    """Of a new array, in float32 or float64, divided by the temperature: [n, V]."""
+    logits = linear(hidden_n, *matrix)
+    # bfloat16 has 8 bits: a logsumexp over 10^5 ids, and a difference of two of them, need float32
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    # dividing by 1 would read and write [n, V]
+    return logits if work.temperature == 1.0 else logits.div_(work.temperature)
+
+
+def _softmax(logits: Tensor, ids_nJ: Tensor, entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """logp [n, J], the largest logit [n, 1], the logarithm of the sum without it [n, 1], entropy [n].
+
+    The largest logit is taken off `logits` in place.
+    """
+    top_n1 = logits.amax(-1, keepdim=True)
+    picked_nJ = logits.sub_(top_n1).gather(1, ids_nJ)
+    if entropy:
+        logits.clamp_(min=MIN_LOGP)
+    powers = logits.exp()
+    sum_n1 = powers.sum(-1, keepdim=True)
+    logsum_n1 = sum_n1.log()
+    # H = log sum - mean of the exponents under p
+    entropy_n = (logsum_n1 - powers.mul_(logits).sum(-1, keepdim=True) / sum_n1)[:, 0] if entropy else None
+    return picked_nJ - logsum_n1, top_n1, logsum_n1, entropy_n
+
+
+def _slope(
+    logp_nV: Tensor,
+    ids_nJ: Tensor,
+    slope_nJ: Tensor | None,
+    entropy_n: Tensor | None,
+    entropy_slope_n: Tensor | None,
+) -> Tensor:
+    """Gradient of the logits [n, V], in the place of their `logp_nV`.
+
+    d log p_j / d z_v = [v = j] - p_v and dH / d z_v = -p_v (log p_v + H).
+    """
+    sum_n1 = 0.0 if slope_nJ is None else slope_nJ.sum(-1, keepdim=True)
+    if entropy_n is None or entropy_slope_n is None:
+        slope = logp_nV.exp_().mul_(-sum_n1)
+    else:
+        powers = logp_nV.exp()
+        by_entropy = logp_nV.clamp_(min=MIN_LOGP).add_(entropy_n[:, None]).mul_(entropy_slope_n[:, None])
+        slope = by_entropy.add_(sum_n1).mul_(powers).neg_()
+    if slope_nJ is not None:
+        # the label may be in the support too; one after the other, for a GPU adds two to one place in any order
+        for part in (slice(0, 1), slice(1, None)):
+            slope.scatter_add_(1, ids_nJ[:, part], slope_nJ[:, part].to(slope.dtype))
+    return slope
+
+
+def _add_product(total_Vd: Tensor, slope_nV: Tensor, hidden_nd: Tensor) -> None:
+    """total += slope^T hidden, without a second [V, d]."""
+    width = slope_nV.shape[1]
+    if total_Vd.dtype == hidden_nd.dtype:
+        total_Vd[:width].addmm_(slope_nV.T, hidden_nd)
+        return
+    for start in range(0, width, SLICE):
+        part = slice(start, min(start + SLICE, width))
+        total_Vd[part] += slope_nV[:, part].T @ hidden_nd
+
+
+Head = Callable[[Tensor], Tensor]
+"""Hidden states [n, d] to logits [n, V]; a language model's output layer."""
+HeadLike = Head | Tensor | tuple[Tensor, Tensor | None]
+"""A head, its weight [V, d], or its (weight [V, d], bias [V] or None)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projected:
+    """Log-probabilities, nats, at N positions: fp32 (fp64 if the logits are).
+
+    `logp_N` of the labels; `topk_logp_NK` of the K given ids, None if none were given; `entropy_N` of the whole
+    distribution, detached unless its gradient was asked for, None unless asked for.
+    """
+
+    logp_N: Tensor
+    topk_logp_NK: Tensor | None
+    entropy_N: Tensor | None
+
+
+def project(
+    hidden_N: Tensor,
+    head: HeadLike,
+    label_N: Tensor,
+    topk_ids_NK: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+    entropy: bool = False,
+    entropy_gradient: bool = False,
+    vocab: int | None = None,
+    into_grad: bool = False,
+) -> Projected:
+    """Log-probabilities of the labels and of K more ids under softmax(head(hidden) / temperature).
+
+    `hidden_N` [N, d]; `head` a callable, a weight [V, d] or (weight, bias); `label_N` int [N]; `topk_ids_NK` int
+    [N, K]. At most `chunk` rows of logits exist at a time: chunks are recomputed in backward, where a head that is one
+    matrix has one gradient, to which all chunks add. `vocab` cuts the logits to their first ids, where teacher and
+    student differ only in padding. `into_grad` lets the backward pass add to the `grad` that the head's weight has
+    already, instead of making another: for callers of `backward()`, not of `torch.autograd.grad`.
+    logp_i(v) = z_iv - logsumexp_u z_iu, z = logits / temperature, in fp32. Entropy: -sum_v p log p, nats.
+    Source: docs/algorithms.md#log-probabilities. Errors: ValueError for shapes or settings that do not fit.
+    """
+    _check(hidden_N, label_N, topk_ids_NK, temperature, chunk)
+    ids_N1 = label_N[:, None].long()
+    # label and support in one gather, so that the logits of a chunk are computed once
+    ids_NJ = ids_N1 if topk_ids_NK is None else torch.cat([ids_N1, topk_ids_NK.long()], dim=1)
+    work = HeadWork(
+        temperature=temperature,
+        chunk=chunk,
+        entropy=entropy or entropy_gradient,
+        entropy_gradient=entropy_gradient,
+        vocab=vocab,
+        into_grad=into_grad,
+    )
+    logp_NJ, entropy_N = _project(hidden_N, head, ids_NJ, work)
+    return Projected(
+        logp_N=logp_NJ[:, 0],
+        topk_logp_NK=None if topk_ids_NK is None else logp_NJ[:, 1:],
+        entropy_N=entropy_N,
+    )
+
+
+@torch.no_grad()
+def topk(
+    hidden_N: Tensor,
+    head: HeadLike,
+    k: int,
+    *,
+    chunk: int = 1024,
+    temperature: float = 1.0,
+    vocab: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The K most likely ids of each position: ids int64 [N, K] and logp fp32 [N, K], most likely first, no gradient.
+
+    The log-probabilities are those of the full softmax(head(hidden) / temperature), not renormalized over K. `k`
+    larger than the vocabulary gives the whole vocabulary. Serves the teacher's support (default) and the student's.
+    Source: docs/algorithms.md#log-probabilities. Errors: ValueError if `k`, `chunk` or `temperature` is not positive.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}; a support needs at least 1 id")
+    _check_settings(temperature, chunk)
+    call = _callable(head)
+    ids, logps = [], []
+    for rows in chunks(len(hidden_N), chunk):
+        logits = _logits(call, hidden_N[rows], temperature, vocab)
+        best = logits.topk(min(k, logits.shape[-1]), dim=-1)
+        ids.append(best.indices)
+        logps.append(best.values - logits.logsumexp(-1, keepdim=True))
+    return torch.cat(ids), torch.cat(logps)
+
+
+def _project(hidden_N: Tensor, head: HeadLike, ids_NJ: Tensor, work: HeadWork) -> tuple[Tensor, Tensor | None]:
+    """logp [N, J] of `ids_NJ`, and the entropy [N] if it is wanted."""
+    matrix = weight_of(head)
+    dtype = None if matrix is None else _precision(hidden_N, matrix[0])
+    if matrix is not None and dtype is not None:
+        _check_vocab(work.vocab, len(matrix[0]))
+        found: tuple[Tensor, Tensor | None] = ByWeight.apply(hidden_N.to(dtype), *matrix, ids_NJ, work)
+        return found
+    step, parts = _Chunk(head=_callable(head), work=work), []
+    for rows in chunks(len(hidden_N), work.chunk):
+        if len(hidden_N) <= work.chunk or not torch.is_grad_enabled():
+            parts.append(step(hidden_N[rows], ids_NJ[rows]))
+        else:
+            # a single chunk is what fits anyway; more of them are only affordable if none outlives its turn
+            # a head draws nothing at random, so no random state is kept for each chunk
+            parts.append(checkpoint(step, hidden_N[rows], ids_NJ[rows], use_reentrant=False, preserve_rng_state=False))
+    entropy_N = torch.cat([value for _, value in parts if value is not None]) if work.entropy else None
+    return torch.cat([logp for logp, _ in parts]), entropy_N
+
+
+def _precision(hidden_N: Tensor, weight: Tensor) -> torch.dtype | None:
+    """What both are multiplied in; None where they do not fit, which the product explains."""
+    device = hidden_N.device.type
+    if torch.is_autocast_enabled(device) and torch.float64 not in (hidden_N.dtype, weight.dtype):
+        return torch.get_autocast_dtype(device)
+    return hidden_N.dtype if hidden_N.dtype == weight.dtype else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """One chunk's work under any head, as a value that `checkpoint` can call twice."""
+
+    head: Head
+    work: HeadWork
+
+    def __call__(self, hidden_n: Tensor, ids_nJ: Tensor) -> tuple[Tensor, Tensor | None]:
+        logits = _logits(self.head, hidden_n, self.work.temperature, self.work.vocab)
+        # gather before the subtraction: [n, J] instead of a log-softmax of [n, V]
+        logp_nJ = logits.gather(1, ids_nJ) - logits.logsumexp(-1, keepdim=True)
+        if not self.work.entropy:
+            return logp_nJ, None
+        # last, so that the recomputation in backward stops before it where no gradient is wanted
+        with torch.set_grad_enabled(self.work.entropy_gradient and torch.is_grad_enabled()):
+            return logp_nJ, _entropy(logits)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    # p = 0 gives 0 * -inf, a NaN in the gradient too; its share of the entropy is 0
+    logp = logits.log_softmax(-1).clamp(min=MIN_LOGP)
+    return -(logp.exp() * logp).sum(-1)
+
+
+def _logits(head: Head, hidden_n: Tensor, temperature: float, vocab: int | None) -> Tensor:
+    logits = head(hidden_n)
+    _check_vocab(vocab, logits.shape[-1])
+    logits = logits[:, :vocab]
+    # bfloat16 has 8 bits: a logsumexp over 10^5 ids, and a difference of two of them, need float32
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    # dividing by 1 would copy [n, V]
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def _callable(head: HeadLike) -> Head:
+    if isinstance(head, Tensor):
+        head = (head, None)
+    if isinstance(head, tuple):
+        weight, bias = head
+        return lambda hidden: linear(hidden, weight, bias)
+    return head
+
+
+def _check_vocab(vocab: int | None, width: int) -> None:
+    if vocab is not None and vocab > width:
+        raise ValueError(f"vocab is {vocab} but the head gives {width} logits; valid is at most that")
+
+
+def _check(hidden_N: Tensor, label_N: Tensor, ids_NK: Tensor | None, temperature: float, chunk: int) -> None:
+    _check_settings(temperature, chunk)
+    if hidden_N.ndim != 2 or label_N.shape != hidden_N.shape[:1]:
+        raise ValueError(f"hidden is {tuple(hidden_N.shape)} and label {tuple(label_N.shape)}; need [N, d] and [N]")
+    if ids_NK is not None and (ids_NK.ndim != 2 or len(ids_NK) != len(label_N)):
+        raise ValueError(f"topk ids are {tuple(ids_NK.shape)}; need [N, K] with N = {len(label_N)}")
+
+
+def _check_settings(temperature: float, chunk: int) -> None:
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; valid is above 0")
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}; valid is at least 1 row")

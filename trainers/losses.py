@@ -1,0 +1,478 @@
+"""Where a policy gradient gets its dual clip: wherever episodes may be stale, unless the settings say otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turngym.trainers.algorithm import Algorithm, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.lm_head import MIN_LOGP
+
+DUAL_CLIP = 3.0
+"""Bound of the ratio under a negative advantage, where episodes may be stale."""
+
+
+def bounded(algorithm: Algorithm, setting: float | None, *, stale: bool) -> Algorithm:
+    """`algorithm` with the dual clip that the `setting` names: 0 none, None 3 where episodes may be `stale`.
+
+    Fresh episodes have ratios of 1, so nothing is bounded there. Losses that have no dual clip stay as they are.
+    Source: [dual-clip]; docs/algorithms.md#clipped-surrogate.
+    """
+    bound = (DUAL_CLIP if stale else None) if setting is None else setting or None
+    return algorithm if bound is None else replace(algorithm, token_loss=with_dual_clip(algorithm.token_loss, bound))
+
+
+def with_dual_clip(loss: TokenLoss, bound: float) -> TokenLoss:
+    """`loss`, or the loss inside of it, with a `dual_clip` of `bound`."""
+    made: Any = loss
+    if hasattr(loss, "dual_clip"):
+        return replace(made, dual_clip=bound)  # type: ignore[no-any-return]
+    inner = getattr(loss, "loss", None)
+    return loss if inner is None else replace(made, loss=with_dual_clip(inner, bound))
+
+
+# Reverse KL of student to teacher on a support of K ids, token by token.
+#
+# The log-probabilities of the support come from `trainers/lm_head.py`, which never holds [B, T, V].
+
+FloatArray = NDArray[np.float32]
+MIN_TAIL = 1e-7
+"""Least probability of the bin that holds what the K ids do not: rounding cannot tell less from none."""
+LOG_RATIO_LIMIT = 20.0
+"""A log-ratio is cut to +- this before exp."""
+TokenKL = Callable[[Tensor, Tensor], Tensor]
+"""(student_topk_logp_NK, teacher_topk_logp_NK) to a loss per token [N], nats."""
+
+
+def full_reverse_kl(student_logp_NV: Tensor, teacher_logp_NV: Tensor) -> Tensor:
+    """Reverse KL over the whole vocabulary: [N], nats; the reference that the K-id forms approach.
+
+    l_i = sum_v p_iv (log p_iv - log q_iv), p student, q teacher. Holds [N, V]: for tests and small vocabularies.
+    """
+    return _divergence(student_logp_NV, teacher_logp_NV.detach())
+
+
+def bin_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
+    """Reverse KL over the K ids and one bin for all others: [N], nats.
+
+    l_i = sum_{K+1} p (log p - log q); the bin's mass is 1 - sum_K p = -expm1(min(log sum_K p, -1e-7)), and q's alike.
+    Merging ids never adds divergence: 0 <= l <= full KL for any choice of the K ids, exact as K reaches the vocabulary
+    (to within 2e-6, the price of the least tail mass).
+    Source: [openclaw-rl] Option B; docs/algorithms.md#reverse-kl-on-a-support (tail="bin", the default).
+    Differs from the paper: TurnOPD has no bin, see `raw_reverse_kl`.
+    """
+    # a constant, even where teacher and student are one model in two roles (hints): only the student moves
+    teacher = teacher_topk_logp_NK.detach()
+    student_bins = torch.cat([student_topk_logp_NK, tail_logp(student_topk_logp_NK)], dim=-1)
+    return _divergence(student_bins, torch.cat([teacher, tail_logp(teacher)], dim=-1))
+
+
+def raw_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
+    """Reverse KL's terms of the K ids alone: [N], nats; may be slightly negative.
+
+    l_i = sum_K p (log p - log q), nothing renormalized. Its gradient is not zero where p = q: there it is that of
+    sum_K p, so descent moves mass out of the K ids, which the bin prevents.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support (tail="raw").
+    """
+    return _divergence(student_topk_logp_NK, teacher_topk_logp_NK.detach())
+
+
+def renorm_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
+    """Reverse KL of both distributions renormalized over the K ids: [N], nats, at least 0.
+
+    l_i = sum_K p' (log p' - log q'), p' = p / sum_K p, q' alike. Blind to how much mass the student leaves outside.
+    Source: docs/algorithms.md#reverse-kl-on-a-support (tail="renorm").
+    """
+    return _divergence(_finite(student_topk_logp_NK).log_softmax(-1), teacher_topk_logp_NK.detach().log_softmax(-1))
+
+
+TAILS: Mapping[str, TokenKL] = MappingProxyType(
+    {"bin": bin_reverse_kl, "raw": raw_reverse_kl, "renorm": renorm_reverse_kl}
+)
+"""What becomes of the mass outside the K ids, by the name that settings use."""
+
+
+def topk_reverse_kl(
+    student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor, tail: TokenKL = bin_reverse_kl
+) -> Tensor:
+    """Reverse KL on the K ids of the support: [N], nats, not reduced; the loss of OPD, TurnOPD and TCOD.
+
+    Both [N, K] hold log-probabilities, nats, under the full softmax, gathered at the same K ids: the teacher's most
+    likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of `TAILS`.
+    Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data, so
+    there is no score-function term. An id that is impossible for the student (-inf) adds 0 and has no gradient.
+    Source: [turnopd] Algorithm 1, [gkd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
+    Differs from the paper: the tail bin. Errors: ValueError if the shapes differ.
+    """
+    if student_topk_logp_NK.shape != teacher_topk_logp_NK.shape or student_topk_logp_NK.ndim != 2:
+        raise ValueError(
+            f"student has shape {tuple(student_topk_logp_NK.shape)} and teacher {tuple(teacher_topk_logp_NK.shape)}; "
+            "both must be [N, K], gathered at the same ids"
+        )
+    return tail(student_topk_logp_NK, teacher_topk_logp_NK)
+
+
+def sampled_advantage(student_logp_N: FloatArray, teacher_logp_N: FloatArray) -> FloatArray:
+    """The sampled-token form of OPD as an advantage for a policy-gradient loss: float32 [N], nats.
+
+    A_i = log q(a_i) - log p(a_i) at the sampled id a_i; its mean under the student is minus the reverse KL.
+    Source: [minillm] eq. 2, [opd-post]; docs/algorithms.md#sampled-token-distillation.
+    """
+    # teacher minus student: descent on -A raises what the teacher finds likelier than the student does
+    return (teacher_logp_N - student_logp_N).astype(np.float32)
+
+
+def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0.1, high: float = 10.0) -> Tensor:
+    """How much more likely the student is to sample a token than the policy that did: [N], detached.
+
+    w_i = clamp(exp(clamp(logp_i - behavior_logp_i, -20, 20)), low, high); 1 where the behavior is unknown (NaN).
+    Multiply the token loss by it.
+    Source: [turnopd] Table 7; docs/algorithms.md#importance-weight (clip ratio 0.9 / 9: from 0.1 to 10).
+    Errors: ValueError unless 0 <= low <= 1 <= high.
+    """
+    if not 0.0 <= low <= 1.0 <= high:
+        raise ValueError(f"importance range is [{low}, {high}]; valid is 0 <= low <= 1 <= high")
+    # detached: a weight corrects the loss for who sampled, it is not to be minimized itself; unknown: log 1
+    log_ratio = (logp_N - behavior_logp_N).detach().nan_to_num(nan=0.0)
+    # cut before exp, which overflows float32 beyond 88, and inf * 0 would be NaN
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(low, high)
+
+
+def tail_logp(topk_logp_NK: Tensor) -> Tensor:
+    """Log of the mass outside K ids: [N, 1], nats, at least log(1e-7).
+
+    log(1 - sum_K p), from log sum_K p without cancellation.
+    """
+    # rounding may carry the sum of K probabilities to 1 or above, where the tail has no logarithm
+    covered = _finite(topk_logp_NK).logsumexp(-1, keepdim=True).clamp(max=-MIN_TAIL)
+    # 1 - exp(x) loses all digits where the K ids hold nearly everything; -expm1(x) keeps them
+    return (-covered.expm1()).log()
+
+
+def topk_entropy(topk_logp_NK: Tensor) -> Tensor:
+    """Entropy over K ids and one bin for all others: [N], nats, at most the full entropy; detached.
+
+    -sum_{K+1} q log q: what a teacher's top-K says about its uncertainty.
+    """
+    bins = torch.cat([topk_logp_NK, tail_logp(topk_logp_NK)], dim=-1).detach()
+    return -(bins.exp() * bins).sum(-1)
+
+
+def _finite(logp: Tensor) -> Tensor:
+    """0 log 0 is 0, and so is its gradient: the limit that both go to as an id becomes impossible for the student."""
+    return logp.clamp(min=MIN_LOGP)
+
+
+def _divergence(student_logp: Tensor, teacher_logp: Tensor) -> Tensor:
+    student_logp = _finite(student_logp)
+    # the weight p is not detached: the exact KL has its gradient through both factors
+    return (student_logp.exp() * (student_logp - teacher_logp)).sum(-1)
+
+
+# The clipped policy-gradient surrogate and estimators of a KL from sampled tokens.
+
+KL_LIMIT = 10.0
+"""KL estimates are cut to +- this, nats."""
+K2_LIMIT = (2.0 * KL_LIMIT) ** 0.5
+"""The log-ratio d at which d^2 / 2 is 10."""
+K3_LIMITS = (-10.999983298020256, 2.610868638149876)
+"""The log-ratios d at which exp(d) - 1 - d is 10."""
+KLEstimator = Callable[[Tensor, Tensor], Tensor]
+"""(logp_N, reference_logp_N) at the sampled ids to an estimate per token [N], nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surrogate:
+    """`loss_N` per token, with gradient; `ratio_N` detached; `clipped_N` bool, where the clip stops the gradient."""
+
+    loss_N: Tensor
+    ratio_N: Tensor
+    clipped_N: Tensor
+
+
+def clipped_surrogate(
+    logp_N: Tensor,
+    behavior_logp_N: Tensor,
+    advantage_N: Tensor,
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    dual_clip: float | None = None,
+) -> Surrogate:
+    """PPO's clipped surrogate with separate bounds, per token and not reduced.
+
+    `logp_N` (with gradient) and `behavior_logp_N` are log-probabilities, nats, of the sampled ids; `advantage_N` any
+    unit. r = exp(clamp(logp - behavior, -20, 20)); l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), and with
+    `dual_clip` c at most -A c where A < 0: a token that has become much likelier than when it was drawn would otherwise
+    be pushed down with its whole ratio, e^20 times the others.
+    Source: [ppo] eq. 7, [dapo] section 3.1, [dual-clip]; docs/algorithms.md#clipped-surrogate (eps 0.2 / 0.28).
+    Errors: ValueError for a bound outside 0 <= eps_low <= 1, 0 <= eps_high, or behavior that is not known (NaN).
+    """
+    if not 0.0 <= eps_low <= 1.0 or eps_high < 0.0:
+        raise ValueError(f"clip bounds are {eps_low} and {eps_high}; valid is 0 <= eps_low <= 1 and 0 <= eps_high")
+    if behavior_logp_N.isnan().any():
+        count = int(behavior_logp_N.isnan().sum())
+        raise ValueError(
+            f"behavior log-probability is unknown (NaN) for {count} of {behavior_logp_N.numel()} tokens; the engine "
+            "must record what it sampled, or the current log-probabilities must be given (detached) instead"
+        )
+    # only the ratio's numerator is learned
+    advantage_N, behavior_logp_N = advantage_N.detach(), behavior_logp_N.detach()
+    # cut before exp: one token gone astray must not make the batch's loss infinite
+    ratio_N = (logp_N - behavior_logp_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    loss_N, clipped_N = clipped_objective(ratio_N, advantage_N, eps_low, eps_high, dual_clip)
+    return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=clipped_N)
+
+
+def clipped_objective(
+    ratio_N: Tensor, advantage_N: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)) of any ratio r: loss [N], and bool [N] where it is clipped.
+
+    With `dual_clip` c: min(l, -A c) where A < 0. `advantage_N` must be detached.
+    """
+    # the maximum of two losses: the clip may only take a gain away, never hide a loss
+    loss_N = torch.maximum(-advantage_N * ratio_N, -advantage_N * ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high))
+    above = (advantage_N > 0) & (ratio_N > 1.0 + eps_high)
+    below = (advantage_N < 0) & (ratio_N < 1.0 - eps_low)
+    if dual_clip is None:
+        return loss_N, above | below
+    beyond = (advantage_N < 0) & (ratio_N > dual_clip)
+    # a constant: no gradient pushes harder than c times the advantage
+    return torch.where(beyond, -advantage_N * dual_clip, loss_N), above | below | beyond
+
+
+def kl_k1(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
+    """KL estimate logp - reference: [N], nats; unbiased, either sign. Cut to +-10, its gradient (1) is not.
+
+    As a loss on the policy's own samples its gradient is zero in expectation.
+    Source: [kl-approx]; docs/algorithms.md#kl-estimators.
+    """
+    return _cut(logp_N - reference_logp_N.detach(), -KL_LIMIT, KL_LIMIT)
+
+
+def kl_k2(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
+    """KL estimate (logp - reference)^2 / 2: [N], nats; at least 0, biased, with the exact gradient.
+
+    Cut to 10; beyond, the gradient stays what it is at the cut, +-4.5.
+    Source: [kl-approx]; docs/algorithms.md#kl-estimators.
+    """
+    return 0.5 * _cut(logp_N - reference_logp_N.detach(), -K2_LIMIT, K2_LIMIT).square()
+
+
+def kl_k3(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
+    """KL estimate exp(d) - 1 - d with d = reference - logp: [N], nats; at least 0, unbiased.
+
+    Cut to 10; beyond, the gradient stays what it is at the cut: -12.6 where the policy gives the token far less than
+    the reference did, 1 where far more.
+    Source: [kl-approx], [grpo] eq. 4; docs/algorithms.md#kl-estimators.
+    """
+    d_N = _cut(reference_logp_N.detach() - logp_N, *K3_LIMITS)
+    # near 0 both terms nearly cancel: expm1 keeps the digits that exp(d) - 1 would lose
+    return d_N.expm1() - d_N
+
+
+def _cut(d_N: Tensor, low: float, high: float) -> Tensor:
+    """`d_N` clamped to [low, high], with the gradient of `d_N`: straight through.
+
+    A clamp's own gradient is 0 beyond its bounds, just where a policy has run away and must be pulled back.
+    """
+    # the difference is 0, or NaN for an infinite d, and carries the gradient
+    return d_N.detach().clamp(low, high) + (d_N - d_N.detach()).nan_to_num(0.0)
+
+
+KL_ESTIMATORS: Mapping[str, KLEstimator] = MappingProxyType({"k1": kl_k1, "k2": kl_k2, "k3": kl_k3})
+"""The estimators by the name that settings use."""
+
+# The token losses of the algorithms: each gives one number per supervised token and never reduces.
+
+
+@dataclass(frozen=True, slots=True)
+class NegativeLogLikelihood:
+    """l_i = -log p(label_i), nats."""
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        return TokenLosses(loss_n=-tokens.logp_n, diagnostics={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupportKL:
+    """l_i = w_i KL_S(p || q) on the support S, w_i the detached importance ratio (1 where the behavior is unknown).
+
+    0 where the targets say that a token does not count.
+
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
+    Diagnostics: `kl_bin`, `kl_raw`, `teacher_entropy`, `clipped`.
+    """
+
+    tail: TokenKL = bin_reverse_kl
+    importance: tuple[float, float] | None = (0.1, 10.0)
+    """Range of the ratio train / rollout probability; None for no ratio."""
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
+        if student is None or teacher is None:
+            raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K target")
+        loss_n = topk_reverse_kl(student, teacher, self.tail)
+        # logged only: no graph is kept for the two other forms
+        with torch.no_grad():
+            diagnostics = {
+                "kl_bin": loss_n if self.tail is bin_reverse_kl else bin_reverse_kl(student, teacher),
+                "kl_raw": loss_n if self.tail is raw_reverse_kl else raw_reverse_kl(student, teacher),
+                "teacher_entropy": topk_entropy(teacher),
+                "clipped": torch.zeros_like(loss_n),
+            }
+        if self.importance is not None:
+            low, high = self.importance
+            ratio_n = importance_weight(tokens.sampled_logp_n, tokens.behavior_logp_n, low=low, high=high)
+            # the ratio comes clamped: at a bound it was cut
+            diagnostics["clipped"] = ((ratio_n <= low) | (ratio_n >= high)).float()
+            loss_n = loss_n * ratio_n
+        if tokens.kl_mask_n is not None:
+            # masked by a product: both factors are finite, so that no NaN hides behind the zero
+            loss_n = loss_n * tokens.kl_mask_n
+        return TokenLosses(loss_n=loss_n, diagnostics={name: values.detach() for name, values in diagnostics.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippedAdvantage:
+    """The clipped surrogate on `advantage_N`; diagnostics: `clipped`, and `kl_bin` = `kl_raw` = -advantage.
+
+    -A_i = log p - log q at the sampled id is an unbiased estimate of the reverse KL at the position.
+    Source: [minillm] eq. 2; docs/algorithms.md#sampled-token-distillation.
+    """
+
+    eps_low: float = 0.2
+    eps_high: float = 0.28
+    dual_clip: float | None = None
+    """Greatest ratio that counts where the advantage is negative; None for no bound."""
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        if tokens.advantage_n is None:
+            raise ValueError("the clipped surrogate needs targets with advantage_N")
+        result = clipped_surrogate(
+            tokens.sampled_logp_n,
+            known_behavior(tokens),
+            tokens.advantage_n,
+            eps_low=self.eps_low,
+            eps_high=self.eps_high,
+            dual_clip=self.dual_clip,
+        )
+        # the sampled estimate stands in for both forms, so that depth control and tables work with it too
+        kl_n = -tokens.advantage_n
+        return TokenLosses(
+            loss_n=result.loss_N,
+            diagnostics={"kl_bin": kl_n, "kl_raw": kl_n, "clipped": result.clipped_N.float()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradient:
+    """l_i = clipped surrogate(A_i) + kl_coef KL_i(policy, reference) - entropy_coef H_i, nats.
+
+    Where the behavior's log-probability is unknown, the present one stands in for it (ratio 1).
+    Source: [ppo] eq. 7, [grpo] eq. 3; docs/algorithms.md#clipped-surrogate.
+    Diagnostics: `clipped`, and `kl_reference` with a reference.
+    """
+
+    eps_low: float = 0.2
+    eps_high: float = 0.2
+    kl_coef: float = 0.0
+    kl: KLEstimator = kl_k3
+    entropy_coef: float = 0.0
+    dual_clip: float | None = None
+    """Greatest ratio that counts where the advantage is negative; None for no bound."""
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        if tokens.advantage_n is None:
+            raise ValueError("a policy gradient needs targets with advantage_N")
+        result = clipped_surrogate(
+            tokens.sampled_logp_n,
+            known_behavior(tokens),
+            tokens.advantage_n,
+            eps_low=self.eps_low,
+            eps_high=self.eps_high,
+            dual_clip=self.dual_clip,
+        )
+        more_n, diagnostics = regularized(tokens, self.kl_coef, self.kl, self.entropy_coef)
+        diagnostics["clipped"] = result.clipped_N.float()
+        return TokenLosses(loss_n=result.loss_N + more_n, diagnostics=diagnostics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regularized:
+    """Another token loss plus kl_coef KL_i(policy, reference) - entropy_coef H_i, nats; adds `kl_reference`."""
+
+    loss: TokenLoss
+    kl_coef: float = 0.0
+    kl: KLEstimator = kl_k3
+    entropy_coef: float = 0.0
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        inner = self.loss(tokens)
+        more_n, diagnostics = regularized(tokens, self.kl_coef, self.kl, self.entropy_coef)
+        return TokenLosses(loss_n=inner.loss_n + more_n, diagnostics={**inner.diagnostics, **diagnostics})
+
+
+def known_behavior(tokens: Tokens) -> Tensor:
+    """Behavior log-probabilities [n]; where they are unknown, the present ones, detached (a ratio of 1)."""
+    known_n = tokens.behavior_logp_n.isfinite()
+    # replaced before any arithmetic: NaN in a masked token would still be NaN in the gradient
+    return torch.where(known_n, tokens.behavior_logp_n, tokens.sampled_logp_n.detach())
+
+
+def regularized(
+    tokens: Tokens, kl_coef: float, kl: KLEstimator, entropy_coef: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """kl_coef KL_i(policy, reference) - entropy_coef H_i: [n], and the diagnostic `kl_reference` where there is one."""
+    more_n, diagnostics = torch.zeros_like(tokens.logp_n), {}
+    if tokens.reference_logp_n is not None:
+        kl_n = kl(tokens.logp_n, tokens.reference_logp_n)
+        diagnostics["kl_reference"] = kl_n.detach()
+        more_n = more_n + kl_coef * kl_n
+    # minus: a bonus; skipped at 0, for then the entropy has no graph
+    if entropy_coef:
+        more_n = more_n - entropy_coef * tokens.entropy_n
+    return more_n, diagnostics
+
+
+# Importance correction for tokens that an older student drew.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncatedImportance:
+    """Another token loss whose probability ratio new / old counts for at most `cap`: truncated importance sampling.
+
+    With r_i = p(label_i) / mu(label_i), mu as sampled, the inner loss sees mu'_i = max(mu_i, p_i / cap) with p_i
+    detached, so its ratio is min(r_i, cap) and, where it is linear in the ratio, its gradient
+    min(r_i, cap) A_i grad log p_i: bounded for negative advantages too, where clipping alone bounds nothing. Tokens
+    whose behavior is unknown (NaN) stay so. On fresh rollouts r_i is 1 and nothing changes.
+    Source: [impala] section 4.1, [tis]; docs/algorithms.md#truncated-importance-sampling.
+    Diagnostics: `ratio`, min(r_i, cap), and `truncated`, 1 where it was cut; NaN where the behavior is unknown.
+    """
+
+    loss: TokenLoss
+    cap: float = 2.0
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        # detached: else the gradient through mu' would cancel that of the ratio where it is cut
+        now_n = tokens.sampled_logp_n.detach()
+        least_n = now_n - math.log(self.cap)
+        # maximum passes NaN on, so that unknown behavior stays unknown to the inner loss
+        behavior_n = torch.maximum(tokens.behavior_logp_n, least_n)
+        inner = self.loss(replace(tokens, behavior_logp_n=behavior_n))
+        known_n = tokens.behavior_logp_n.isfinite()
+        cut_n = (tokens.behavior_logp_n < least_n).float()
+        own = {
+            "ratio": torch.where(known_n, (now_n - behavior_n).exp(), torch.nan),
+            "truncated": torch.where(known_n, cut_n, torch.nan),
+        }
+        return TokenLosses(loss_n=inner.loss_n, diagnostics={**inner.diagnostics, **own})

@@ -1,1 +1,0 @@
-"""Pure per-token losses, their weights, and language modeling beside them."""

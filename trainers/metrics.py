@@ -1,0 +1,307 @@
+"""The metrics of a run: one JSON line per training step or evaluation, handed on to tensorboard and others."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from turngym.envs.core.errors import TurngymError
+
+# Where rows of metrics go beside metrics.jsonl: tensorboard, Weights & Biases, trackio.
+
+TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
+
+
+class LogSink(Protocol):
+    """Shows numbers of a run somewhere."""
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """One row: `step`, `kind`, numbers, lists of numbers."""
+
+    def close(self) -> None: ...
+
+
+def scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    """The single numbers of a row, without its step."""
+    # lists (numbers by turn) have no place in a curve; metrics.jsonl keeps them
+    return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
+
+
+@dataclass(slots=True)
+class TensorboardSink:
+    """Writes scalars for tensorboard."""
+
+    writer: Any
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        for name, value in scalars(row).items():
+            self.writer.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@dataclass(slots=True)
+class TrackerSink:
+    """Logs to a run of wandb or trackio, which have the same methods."""
+
+    run: Any
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self.run.log(scalars(row), step=row["step"])
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def tensorboard_sink(folder: Path, step: int) -> TensorboardSink | None:
+    """Scalars in `folder/tensorboard`, where those after `step` are hidden; None where tensorboard is missing."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return TensorboardSink(SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1))
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raises TurngymError for a package that is not installed, before anything is written."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise TurngymError(f"{TITLES[name]} is not installed: pip install 'turngym[{name}]'")
+
+
+def tracker_sink(name: str, folder: Path, project: str) -> TrackerSink:
+    """A run of `wandb` or `trackio`, named after `folder`; the same folder continues its run."""
+    package = importlib.import_module(name)
+    where = folder.resolve()
+    # trackio knows a run by its name alone; wandb wants an id, and then takes any name
+    more = {}
+    if name == "wandb":
+        more = {"id": hashlib.sha256(str(where).encode()).hexdigest()[:16], "dir": str(where)}
+    return TrackerSink(package.init(project=project, name=where.name, resume="allow", **more))
+
+
+FILE = "metrics.jsonl"
+Row = Mapping[str, Any]
+SOME_METRICS: Mapping[str, str] = {
+    "kl_reference": "mean KL estimate to the initial policy, nats",
+    "critic_loss": "mean squared error of the critic, halved",
+    "critic_explained": "share of the returns' variance that its values explain, before it learns from them",
+    "demonstrations/used": "demonstrations that were replayed, whole or in part (or imitated)",
+    "demonstrations/exact": "those of them that were replayed as the ids which the demonstrator drew",
+    "demonstrations/missing": "attempts that should have begun with a demonstration, and had none of their task",
+    "demonstrations/failed": "demonstrations left out because the environment or the engine failed",
+    "demonstrations/unsolved": "left out because they did not succeed (--demonstration-success)",
+    "demonstrations/low_reward": "left out because they were worth too little (--demonstration-reward)",
+    "demonstrations/too_long": "left out because they were longer than the student's context",
+    "off/refused": "turns of demonstrators that the environment refused, and that are not trained on",
+    "off/tokens": "supervised tokens that a demonstrator chose",
+    "off/prob": "mean probability that the student gives them",
+    "off/entropy": "the student's mean entropy there, nats",
+    "off/reward": "mean return of episodes that hold some",
+    "off/shaped": "mean of their shaped probability f(pi) (LUFFY)",
+    "on/prob": "mean probability of the policy's own tokens",
+    "on/entropy": "mean entropy there, nats",
+    "on/reward": "mean return of episodes that hold some",
+    "judge/score": "mean score of the turns that were judged (majority of the votes)",
+    "judge/positive": "share of them with a score above 0",
+    "judge/negative": "share of them with a score below 0",
+    "judge/votes": "votes that were asked for",
+    "judge/votes_failed": "votes that never came: not scores, and counted nowhere else",
+    "judge/votes_unread": "votes without a valid boxed number",
+    "judge/votes_cut": "votes that ended at the judge's limit on tokens (--judge-max-tokens), read or not",
+    "judge/turns_masked": "turns of the policy that were not trained on (unjudged, neutral, without a hint)",
+    "judge/hints": "turns whose prompt got a hint",
+    "judge/hints_refused": "hints with control or special tokens, or too long for the context",
+    "environment_return/mean": "with --reward: mean of what the environment paid (`return/...` is the reward)",
+    "environment_return/std": "its standard deviation over episodes",
+    "groups/kept": "groups of episodes that were compared and trained on",
+    "groups/lost": "groups left out because failed episodes left less than two to compare (LUFFY: none of its own)",
+    "groups/uniform": "groups left out because all of their episodes are worth the same",
+    "groups/uniform_solved": "those of them in which every episode succeeded",
+    "importance/ratio": "with staleness: mean probability ratio new / old, truncated",
+    "importance/truncated": "with staleness: share of tokens whose ratio was truncated",
+    "advantage/mean": "mean advantage over supervised tokens",
+    "advantage/std": "its standard deviation",
+    "reward/mean": "mean of what the algorithm optimizes (per episode, or per token where it rewards tokens)",
+    "reward/std": "its standard deviation",
+    "teacher_logp": "mean log-likelihood of the sampled tokens under the teacher, nats, where it is known",
+    "teacher_logp_known": "share of the tokens for which it is known (with a top-K support: those within it)",
+    "term/lpt": "L_PT: mean negative log-likelihood of the pre-training text, nats per token (or per document)",
+    "weight/alpha": "TurnOPD: alpha_k, how far the token weights have moved from trajectories (0) to turns (1)",
+}
+"""What only some algorithms log: name -> what it says."""
+METRICS: Mapping[str, str] = {
+    "step": "training step, 1-based; 0 is before training",
+    "kind": "`train` or `eval`",
+    "loss": "sum over tokens of weight x token loss",
+    "grad_norm": "gradient norm before clipping (mean over the step's updates)",
+    "lr": "learning rate of the step's last update",
+    "updates_skipped": "updates dropped because the gradient was not finite",
+    "episodes": "episodes that were trained on",
+    "episodes_failed": "episodes lost to a failed environment or engine",
+    "episodes_dropped": "episodes left out of training by the algorithm (`groups/...` say why)",
+    "tokens": "supervised tokens",
+    "success": "share of the step's training episodes that succeeded (depth-capped ones count as failures)",
+    "return/mean": "mean return of the step's training episodes",
+    "return/std": "its standard deviation over episodes",
+    "score/mean": "mean score of the environment, in [0, 1]",
+    "score/std": "its standard deviation over episodes",
+    "response_tokens": "tokens per response of the policy",
+    "turns_mean": "turns per training episode",
+    "valid_actions": "share of the policy's turns whose action was valid",
+    "truncated": "share of training episodes cut by a depth cap or by the limits on turns or tokens",
+    "entropy": "student entropy, mean over supervised tokens",
+    "kl_bin": "reverse KL on the teacher's top-K with a tail bin, mean over supervised tokens",
+    "kl_raw": "reverse KL on the teacher's top-K without the tail, mean over supervised tokens",
+    "gap_mean": "mean |training - rollout log-probability| of the sampled ids, before the step's first update",
+    "gap_max": "largest such gap",
+    "staleness_mean": "versions by which the policy that played was behind the student, mean over drawn tokens",
+    "staleness_max": "most such versions",
+    "clip_fraction": "share of tokens whose importance ratio or surrogate was clipped",
+    "tokens_per_s": "supervised tokens per second of the whole step",
+    "loss_deep_share": "share of the absolute weighted loss in the deepest third of the step's turns",
+    "kl_deep_share": "share of the KL (raw form, unweighted, sum over tokens) in the deepest third of the step's turns",
+    "weight_deep_share": "share of the token weights in the deepest third of the step's turns",
+    "depth/cap": "cap_k: turns that the step's rollout was allowed",
+    "depth/probe": "1 on a full-depth probe step",
+    "depth/hbar": "Hbar_k: smoothed horizon after the step",
+    "depth/h_eff": "H_eff: index of the turn at the center of the KL mass, at the last probe (0 before any)",
+    "depth/h_cov": "H_cov: turn that covers the successful episodes, at the last probe that had enough (0 before any)",
+    "turn/tokens": "per turn: supervised tokens",
+    "turn/tokens_success": "per turn: supervised tokens of successful episodes",
+    "turn/tokens_failure": "per turn: supervised tokens of failed episodes (not of those that a cap only stopped)",
+    "turn/survivors": "per turn: episodes that reached it",
+    "turn/kl": "per turn: KL (tail bin), mean over the turn's tokens",
+    "turn/kl_raw": "per turn: KL (raw form, as the paper plots it)",
+    "turn/kl_success": "per turn: KL (tail bin), successful episodes only",
+    "turn/kl_failure": "per turn: KL (tail bin), failed episodes only",
+    "turn/kl_raw_success": "per turn: KL (raw form), successful episodes only",
+    "turn/kl_raw_failure": "per turn: KL (raw form), failed episodes only",
+    "turn/kl_share": "per turn: share of the step's KL (raw form, unweighted, sum over tokens; eq. 11's s_t)",
+    "turn/ended_success": "per turn: successful episodes whose last turn it was",
+    "turn/ended_cut": "per turn: episodes that the depth cap stopped after it",
+    "turn/entropy": "per turn: student entropy",
+    "turn/teacher_entropy": "per turn: teacher entropy over the top-K and a tail bin",
+    "turn/teacher_entropy_success": "per turn: the same, successful episodes only",
+    "turn/teacher_entropy_failure": "per turn: the same, failed episodes only",
+    "turn/loss_share": "per turn: share of the absolute weighted loss (what is trained on, not eq. 11)",
+    "turn/weight": "per turn: sum of the token weights",
+    "time/rollout_s": "seconds of rollout, environments included (with staleness: seconds that the step waited for it)",
+    "time/env_s": "seconds inside environments, summed over episodes",
+    "time/rollout_cpu_s": "CPU seconds of this process meanwhile (workers and servers not included)",
+    "time/teacher_s": "seconds of teacher scoring",
+    "time/teacher_cpu_s": "CPU seconds of this process meanwhile",
+    "time/update_s": "seconds of forward, backward and optimizer",
+    "time/update_cpu_s": "CPU seconds of this process meanwhile",
+    "time/step_s": "seconds of the step",
+    "time/train_s": "seconds of training since step 1, evaluations and resumptions excluded",
+    "time/eval_s": "seconds of the evaluation",
+    "eval/avg": "Avg@n: mean success over tasks and samples",
+    "eval/low": "lower end of its 95 % interval",
+    "eval/high": "upper end of its 95 % interval",
+}
+"""Every column that every training writes; `eval/<name>` may carry further numbers of an evaluation."""
+OPEN_NAMES = ("eval/", "token/", "term/")
+"""Beginnings of names that are not listed: numbers of an evaluation, diagnostics of a token loss, further losses."""
+
+
+def known_metric(name: str) -> bool:
+    """Whether a trainer may write a column of this name."""
+    return name in METRICS or name in SOME_METRICS or name.startswith(OPEN_NAMES)
+
+
+@dataclass(slots=True)
+class MetricsLog:
+    """Appends rows to `folder/metrics.jsonl`, flushed line by line, and hands them to the sinks that `open` opens."""
+
+    folder: Path
+    tensorboard: bool = True
+    """Scalars for tensorboard, if it is installed."""
+    others: Sequence[str] = ()
+    """Further sinks by name: wandb, trackio."""
+    project: str = "turngym"
+    _sinks: list[LogSink] = field(default_factory=list, init=False)
+
+    def truncate(self, step: int, evaluated: int) -> None:
+        """Drop what a killed run wrote after its last checkpoint, so that a resumed run doubles no row.
+
+        Kept are training rows up to `step` and evaluations up to `evaluated`, the last ones that the checkpoint knows.
+        """
+        path, last = self.folder / FILE, {"train": step, "eval": evaluated}
+        if path.exists():
+            rows = (row for row in iter_metrics(self.folder) if row["step"] <= last[row["kind"]])
+            # renamed when complete: a run killed here must not lose the rows that it had
+            scratch = path.with_suffix(".writing")
+            with scratch.open("w", encoding="utf-8") as file:
+                file.writelines(_line(row) for row in rows)
+            os.replace(scratch, path)
+
+    def open(self, step: int) -> None:
+        """Start writing after `step`; tensorboard hides what an earlier process wrote beyond it."""
+        if self.tensorboard and (board := tensorboard_sink(self.folder, step)) is not None:
+            self._sinks.append(board)
+        for name in self.others:
+            self._sinks.append(tracker_sink(name, self.folder, self.project))
+
+    def write(self, row: Row) -> None:
+        """Add one row (`step`, `kind`, numbers, lists of numbers). Not-a-number is written as null."""
+        with (self.folder / FILE).open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+        for sink in self._sinks:
+            sink.write(row)
+
+    def close(self) -> None:
+        while self._sinks:
+            self._sinks.pop().close()
+
+
+def _line(row: Row) -> str:
+    return json.dumps({name: _plain(value) for name, value in row.items()}) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    # json would write NaN and Infinity, which are no JSON and which other readers refuse
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_metrics(run: Path | str) -> list[dict[str, Any]]:
+    """All rows of a run, in order. A torn last line (a killed process) is skipped; another bad line is an error."""
+    return list(iter_metrics(run))
+
+
+def iter_metrics(run: Path | str) -> Iterator[dict[str, Any]]:
+    """As `read_metrics`, one row at a time: long runs write more than one wants in memory."""
+    path = Path(run) / FILE
+    if not path.exists():
+        raise TurngymError(f"no {FILE} in {run}: not a training run")
+    bad: tuple[int, ValueError] | None = None
+    # bytes: a line that was torn inside a character is skipped like any other torn one
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if bad is not None:
+                raise TurngymError(f"{path}, line {bad[0]} is no JSON: {bad[1]}") from bad[1]
+            try:
+                row = json.loads(line.decode("utf-8"))  # of bytes, json would guess an encoding
+            except ValueError as error:
+                bad = number, error
+            else:
+                yield row
+
+
+def table(run: Path | str, kind: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Chosen columns of the rows of one kind (None where a row lacks the column)."""
+    unknown = [name for name in columns if not known_metric(name)]
+    if unknown:
+        raise TurngymError(f"unknown metric {unknown[0]!r}; valid: {', '.join([*METRICS, *SOME_METRICS])}")
+    return [tuple(row.get(name) for name in columns) for row in iter_metrics(run) if row["kind"] == kind]

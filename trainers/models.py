@@ -1,0 +1,364 @@
+"""Whether a model and a device are there, said at once and in one line."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.files import FILE, check_sums, lacking
+
+HUB_WORD = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+class ModelError(TurngymError):
+    """A model that cannot be loaded or used for training."""
+
+
+def find_device(device: str) -> str:
+    """`device`, with `auto` resolved. Raises ModelError for one that this machine does not have."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind, number = torch.device(device).type, torch.device(device).index
+    except RuntimeError:
+        raise ModelError(f"--device {device!r} is no device; valid: auto, cpu, cuda, cuda:1, ...") from None
+    found = torch.cuda.device_count() if kind == "cuda" else 1
+    if found <= (number or 0):
+        has = f"this torch sees {found} CUDA GPUs" if found else "this torch sees no CUDA GPU"
+        raise ModelError(f"--device {device}: {has}; use --device cpu or auto")
+    return device
+
+
+def find_model(path: str | Path) -> None:
+    """Raises ModelError where `path` is no model folder and cannot be a name on the hub; ChangedFileError for one of
+    ours that is damaged.
+
+    from_pretrained takes a folder that is missing for a hub name, and answers after minutes of tries.
+    """
+    folder = Path(path).expanduser()
+    if (folder / "config.json").exists():
+        check_sums(folder)
+        return
+    words = str(path).split("/")
+    # NAME or OWNER/NAME; what has a folder of ours above it was meant as one
+    named = len(words) <= 2 and all(HUB_WORD.fullmatch(word) for word in words)
+    if folder.exists() or not named or (len(words) == 2 and Path(words[0]).is_dir()):
+        there = "it holds no config.json" if folder.is_dir() else "there is no such folder"
+        raise ModelError(f"no model in {path}: {there}; a model's folder holds config.json and model.safetensors")
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    cached = isinstance(try_to_load_from_cache(str(path), "config.json"), str)
+    if not cached and (constants.HF_HUB_OFFLINE or not _reachable(constants.ENDPOINT)):
+        raise ModelError(
+            f"no model {path}: there is no such folder, and as a name on the Hugging Face hub it is not in the cache "
+            "and the hub cannot be reached from here"
+        )
+
+
+def _reachable(endpoint: str, seconds: float = 5.0) -> bool:
+    """Whether a connection can be made; behind a proxy nobody knows without trying."""
+    address = urlsplit(endpoint)
+    if getproxies().get(address.scheme):
+        return True
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname or "", port), timeout=seconds).close()
+    except OSError:
+        return False
+    return True
+
+
+# Causal language models as the trainers see them: a backbone that gives hidden states, and a head.
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def tiny_qwen3(
+    vocab_size: int,
+    *,
+    width: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    mlp: int | None = None,
+    max_length: int = 4096,
+    eos_id: int | None = None,
+    pad_id: int | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """A Qwen3-shaped causal model with random float32 weights that depend on `seed` and the sizes only.
+
+    `heads` must divide `width`; `kv_heads` (default `heads`) must divide `heads`; `mlp` defaults to 2 x width. Input
+    and output embeddings are tied.
+    """
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    kv_heads = kv_heads or heads
+    if width % heads or heads % kv_heads:
+        raise ModelError(f"width {width} must be a multiple of heads {heads}, heads a multiple of kv_heads {kv_heads}")
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": width // heads,  # Qwen3Config's own default is 128, whatever the width
+        "intermediate_size": mlp or 2 * width,
+        "max_position_embeddings": max_length,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": eos_id,
+        "pad_token_id": pad_id,
+        "attn_implementation": "sdpa",
+    }
+    config = Qwen3Config(**sizes)
+    # a run's random stream must not depend on whether it made a model; no devices, for the weights are drawn on the CPU
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    return model.float().eval()
+
+
+def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu", attention: str = "sdpa") -> nn.Module:
+    """Load any Hugging Face causal model (a folder, or a hub name that is cached or reachable), in evaluation mode.
+
+    Evaluation mode switches dropout off, so that the sampled and the trained distribution are the same one.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _quiet()
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is unknown; valid: {', '.join(DTYPES)}")
+    find_model(path)
+    target = find_device(device)
+    try:
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, loading = load(path, dtype=DTYPES[dtype], attn_implementation=attention, output_loading_info=True)
+    except Exception as error:  # readers of damaged files raise anything, safetensors an error of its own
+        first = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise ModelError(f"cannot load a causal language model from {path}: {first}") from error
+    if said := lacking(loading):
+        raise ModelError(f"cannot load a causal language model from {path}: {said}; they would be random")
+    return model.to(target).eval()
+
+
+def save_model(model: nn.Module, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write `config.json` and `model.safetensors` to folder `path`; `weights` instead of the model's own, if given."""
+    _quiet()
+    # those of an older model would not fit
+    (Path(path) / FILE).unlink(missing_ok=True)
+    model.save_pretrained(str(path), state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
+
+
+def _quiet() -> None:
+    """Bars for every file would tear the one line of progress that a person watches."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def backbone(model: Any) -> nn.Module:
+    """The part of a causal model that turns ids into final hidden states (norm included, head excluded)."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    # transformers' get_decoder falls back to the model itself, which ends in logits
+    inner = decoder if decoder is not None and decoder is not model else getattr(model, "base_model", None)
+    if inner is None or inner is model:
+        raise ModelError(f"{type(model).__name__} has no backbone apart from its head; use a Hugging Face causal model")
+    return inner
+
+
+def head(model: Any) -> Callable[[Tensor], Tensor]:
+    """The map from hidden states [n, D] to logits [n, V], with the soft caps and scales that some families apply."""
+    layer = model.get_output_embeddings()
+    if layer is None:
+        raise ModelError(f"{type(model).__name__} has no output embeddings, so it is no causal language model")
+    text = getattr(model.config, "get_text_config", lambda: model.config)()
+    cap = getattr(text, "final_logit_softcapping", None)
+    # Cohere multiplies by logit_scale, Granite divides by logits_scaling, in a forward() that is bypassed here
+    factor = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
+    if cap is None and factor == 1.0:
+        return layer
+
+    def logits(states: Tensor) -> Tensor:
+        raw = layer(states) * factor
+        return raw if cap is None else cap * torch.tanh(raw / cap)
+
+    return logits
+
+
+def vocabulary_size(model: Any) -> int:
+    """Rows of the LM head: the padded vocabulary."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def pad(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
+    """Rows of ids as one array [B, L], padded on the right with zeros."""
+    ids = np.zeros((len(rows), max(len(row) for row in rows)), np.int64)
+    for line, row in zip(ids, rows, strict=True):
+        line[: len(row)] = row
+    return ids
+
+
+def hidden_states(
+    model: nn.Module,
+    ids_BL: NDArray[np.int64],
+    positions_BL: NDArray[np.int64] | None = None,
+    sees_BLL: NDArray[np.bool_] | None = None,
+) -> Tensor:
+    """Final hidden states of rows that are padded on the right: [B * L, D].
+
+    No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
+    mean nothing. `positions_BL`, if given, begin again at 0 where another row begins in the same line
+    (`packing.check_packing` finds out whether the model understands that). `sees_BLL` replaces the causal mask
+    (`prefix_sharing.supports_prefix_sharing`).
+    """
+    device = next(model.parameters()).device
+    ids = torch.from_numpy(ids_BL).to(device)
+    # a sharded model gathers its parameters only when it is entered as a whole (`distributed.model.shard`)
+    run = getattr(model, "final_states", None) or partial(final_states, model)
+    if positions_BL is None:
+        return run(ids).flatten(0, 1)
+    positions = torch.from_numpy(positions_BL).to(device)
+    if sees_BLL is None:
+        return run(ids, positions).flatten(0, 1)
+    return run(ids, positions, torch.from_numpy(sees_BLL).to(device)).flatten(0, 1)
+
+
+def final_states(
+    model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, sees_BLL: Tensor | None = None
+) -> Tensor:
+    """Hidden states [B, L, D] behind the last norm, the head's input."""
+    more = {} if positions_BL is None else {"position_ids": positions_BL}
+    if sees_BLL is not None:
+        # transformers takes a mask of four dimensions as it is, without its own causal one
+        more["attention_mask"] = sees_BLL[:, None]  # the same for all heads
+    # no cache: transformers looks for rows that share a line only where there is neither a cache nor a mask
+    return backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
+
+
+def autocast(model: nn.Module, on: bool) -> AbstractContextManager[Any]:
+    """Compute in bfloat16 what can be, with whatever precision the weights have."""
+    device = next(model.parameters()).device.type
+    return torch.autocast(device, dtype=torch.bfloat16) if on else nullcontext()
+
+
+class recomputing:
+    """Training mode only where recomputation needs it: dropout stays off, as it is when the policy samples.
+
+    transformers recomputes a layer that is in training mode; what is inside it stays in evaluation mode, and a layer
+    that drops out by itself has its probability at 0 meanwhile.
+    """
+
+    def __init__(self, model: Any, checkpointing: bool) -> None:
+        self.model, self.checkpointing = model, checkpointing
+        self._dropout: list[tuple[nn.Module, str, float]] = []
+        # transformers 5.2x renamed the switch; the older name still works there, with a warning
+        self.word = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+
+    def __enter__(self) -> None:
+        self.model.eval()  # a caller's model may come in training mode
+        if self.checkpointing:
+            getattr(self.model, f"{self.word}_checkpointing_enable")()
+            for module in self.model.modules():
+                # the layers' flag has kept its name
+                if getattr(module, "gradient_checkpointing", False):
+                    self._train_without_dropout(module)
+
+    def __exit__(self, *error: object) -> None:
+        if self.checkpointing:
+            getattr(self.model, f"{self.word}_checkpointing_disable")()
+        for module, name, value in self._dropout:
+            setattr(module, name, value)
+        self._dropout.clear()
+        self.model.eval()
+
+    def _train_without_dropout(self, module: nn.Module) -> None:
+        module.training = True  # not train(): what is inside would drop out
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                self._dropout.append((module, name, value))
+                setattr(module, name, 0.0)
+
+
+def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group row numbers into micro-batches, longest rows first, whose padded size stays within `max_tokens`.
+
+    A row longer than `max_tokens` gets a batch of its own.
+    """
+    # longest first: the first row of a batch is then its width, and a pass too large for memory fails at once
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    batches: list[list[int]] = []
+    for row in order:
+        width = lengths[batches[-1][0]] if batches else 0
+        if batches and width * (len(batches[-1]) + 1) <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+# Refuse to distill between models that do not share a vocabulary.
+
+SHOWN = 5
+
+
+class VocabularyError(TurngymError):
+    """Teacher and student give different meanings to the same id."""
+
+
+def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_size: int) -> int:
+    """Number of ids that both models can score, after checking that every id means the same token to both.
+
+    `student` and `teacher` are tokenizers (`get_vocab()`, `special_tokens_map`), the sizes are the rows of each model's
+    LM head. Padded sizes may differ: both sides are then cut to the smaller one (padding a side with zeros would
+    give the invented ids probability). Raises VocabularyError naming the first ids or special tokens that differ.
+    """
+    mine, theirs = _by_id(student), _by_id(teacher)
+    wrong = sorted(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
+    if wrong:
+        rows = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN])
+        raise VocabularyError(
+            f"teacher and student have different vocabularies ({len(wrong)} ids differ): {rows}. "
+            "Distillation needs one tokenizer for both"
+        )
+    _same_special_tokens(student, teacher)
+    size = min(student_size, teacher_size)
+    if mine and max(mine) >= size:
+        raise VocabularyError(
+            f"the tokenizer uses ids up to {max(mine)}, but the smaller LM head has {size} rows "
+            f"(student {student_size}, teacher {teacher_size})"
+        )
+    return size
+
+
+def _by_id(tokenizer: Any) -> Mapping[int, str]:
+    return {int(number): str(token) for token, number in tokenizer.get_vocab().items()}
+
+
+def _same_special_tokens(student: Any, teacher: Any) -> None:
+    """Special tokens decide where turns end, so the same string must play the same role on both sides."""
+    mine, theirs = _special(student), _special(teacher)
+    for role in sorted(mine.keys() | theirs.keys()):
+        if mine.get(role) != theirs.get(role):
+            raise VocabularyError(
+                f"special token {role} differs: student {mine.get(role)!r}, teacher {theirs.get(role)!r}. "
+                "Make both tokenizers the same"
+            )
+
+
+def _special(tokenizer: Any) -> dict[str, str]:
+    found = getattr(tokenizer, "special_tokens_map", {}) or {}
+    return {role: str(token) for role, token in found.items()}

@@ -1,1 +1,0 @@
-"""Models as the trainers see them: hidden states, heads, packing, scoring, sizes."""

@@ -1,0 +1,318 @@
+"""One optimizer update: weights on the whole batch, gradients accumulated over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turngym.envs.core.episode import Episode
+from turngym.trainers.algorithm import Algorithm, Critic, Targets, Term, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.config import OptimizerConfig, Packing
+from turngym.trainers.critic import explained_variance
+from turngym.trainers.lm_head import Projected, project
+from turngym.trainers.microbatch import MicroBatch, micro_batches, pad_rows, split_by
+from turngym.trainers.models import autocast, head, hidden_states, recomputing
+from turngym.trainers.world import SINGLE, World, full_tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """How forward passes of the update are computed; none of it changes the result beyond rounding."""
+
+    micro_tokens: int = 8192
+    head_chunk: int = 1024
+    vocab_size: int | None = None
+    """Use only the first ids, when teacher and student are padded to different sizes."""
+    distill_temperature: float = 1.0
+    sampling_temperature: float = 1.0
+    entropy_gradient: bool = False
+    autocast: bool = False
+    autocast_head: bool = True
+    """Whether autocast covers the LM head; log-probabilities are float32 either way."""
+    gradient_checkpointing: bool = False
+    packing: Packing = "off"
+    """Whether several short rows share a line; `auto` wants a model that keeps them apart (`packing.resolved`)."""
+    world: World = SINGLE
+    """Each process computes its share of the episodes; loss, gradients and columns are those of the whole batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """What one update saw. `columns` are float32 [N]: loss, logp, sampled_logp, entropy and the loss's diagnostics."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    skipped: bool
+    """The gradient was not finite, so nothing was changed."""
+    columns: Mapping[str, NDArray[np.float32]]
+    terms: Mapping[str, float]
+    """Values of the terms beside the batch's loss, which `loss` leaves out."""
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; the learning rate is set before each update."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
+
+
+def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
+    """Learning rate of `step` (1-based): linear warm-up, then constant, linear or cosine to zero after `total`."""
+    # + 1: the first step learns already, and the first one after warm-up has the full rate
+    factor = min(1.0, step / (config.lr_warmup + 1))
+    # step - 1: the first step after warm-up still has the full rate, and zero is reached after the last
+    share = max(0.0, (step - 1 - config.lr_warmup) / max(1, total - config.lr_warmup))
+    if config.schedule == "linear":
+        factor *= 1.0 - share
+    elif config.schedule == "cosine":
+        factor *= 0.5 * (1.0 + float(np.cos(np.pi * share)))
+    return config.lr * factor
+
+
+def update(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    batch: RolloutBatch,
+    *,
+    targets: Targets,
+    weight_N: NDArray[np.float64],
+    token_loss: TokenLoss,
+    forward: Forward,
+    lr: float,
+    max_grad_norm: float = 1.0,
+    terms: Sequence[Callable[[], tuple[str, float]]] = (),
+) -> UpdateResult:
+    """One step of the optimizer on the whole batch.
+
+    loss = sum_i weight_i * token_loss_i, with `weight_N` fixed before the split into micro-batches, so that their
+    number and order change nothing but rounding. Each of `terms` adds its own gradient and returns (name, value).
+    """
+    optimizer.zero_grad(set_to_none=True)
+    loss, columns = accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward)
+    extra = dict(term() for term in terms)
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    # without a limit the norm is still measured
+    norm = float(
+        full_tensor(nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf")))
+    )
+    # one NaN would stay in AdamW's moments for good: such an update is left out and counted
+    finite = bool(np.isfinite(norm))
+    if finite:
+        for group in optimizer.param_groups:
+            # a function of the step, so that a resumed run needs no scheduler's state
+            group["lr"] = lr
+        optimizer.step()
+    # gradients would take their memory through the next rollout
+    optimizer.zero_grad(set_to_none=True)
+    return UpdateResult(loss=loss, grad_norm=norm, skipped=not finite, columns=columns, terms=extra)
+
+
+def accumulate(
+    model: Any,
+    batch: RolloutBatch,
+    *,
+    targets: Targets,
+    weight_N: NDArray[np.float64],
+    token_loss: TokenLoss,
+    forward: Forward,
+) -> tuple[float, dict[str, NDArray[np.float32]]]:
+    """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N]."""
+    total, world = 0.0, forward.world
+    found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
+    with recomputing(model, forward.gradient_checkpointing):
+        for micro in micro_batches(batch, forward.micro_tokens, world, split_by(forward.packing, model)):
+            losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
+            # weights were fixed for the whole batch in float64: no micro-batch divides by its own size
+            weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)
+            loss = (weight_n * losses.loss_n).sum()
+            # a sharded model averages gradients over the processes; the batch's gradient is their sum
+            (loss * world.size).backward()
+            total += float(loss.detach())
+            numbers = {"loss": losses.loss_n, **numbers, **losses.diagnostics}
+            found.append((micro.tokens, {n: v.detach().float().cpu().numpy() for n, v in numbers.items()}))
+    columns: dict[str, NDArray[np.float32]] = {}
+    # every process gets all columns: each decides the next depth from the whole batch
+    for tokens, part in chain.from_iterable(world.all_gather(found)):
+        for name, values in part.items():
+            columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
+    return sum(world.all_gather(total)), columns
+
+
+def _forward(
+    model: Any, batch: RolloutBatch, micro: MicroBatch, targets: Targets, token_loss: TokenLoss, forward: Forward
+) -> tuple[TokenLosses, dict[str, Tensor]]:
+    rows = pad_rows(batch, micro)
+    with autocast(model, forward.autocast):
+        states = hidden_states(model, rows.input_ids_RL, rows.position_RL)
+    # before the head: only these positions need logits
+    states = states[torch.from_numpy(rows.predictor_n).to(states.device)]
+    label_n = _tensor(batch.label_N, micro, states)
+    ids_nK = None if targets.topk_ids_NK is None else _tensor(targets.topk_ids_NK, micro, states)
+    own = _project(model, states, label_n, ids_nK, forward, forward.distill_temperature)
+    assert own.entropy_N is not None  # asked for at the distillation temperature
+    sampled, entropy_n = own.logp_N, own.entropy_N
+    # 0 is greedy: there is nothing to divide by, and engines report such ids at temperature 1
+    played = forward.sampling_temperature or 1.0
+    if played != forward.distill_temperature:
+        sampled = _project(model, states, label_n, None, forward, played).logp_N
+    tokens = Tokens(
+        logp_n=own.logp_N,
+        sampled_logp_n=sampled,
+        behavior_logp_n=_tensor(batch.behavior_logp_N, micro, states),
+        topk_logp_nK=own.topk_logp_NK,
+        teacher_logp_nK=None if targets.topk_logp_NK is None else _tensor(targets.topk_logp_NK, micro, states),
+        advantage_n=None if targets.advantage_N is None else _tensor(targets.advantage_N, micro, states),
+        reference_logp_n=None if targets.reference_logp_N is None else _tensor(targets.reference_logp_N, micro, states),
+        kl_mask_n=None if targets.kl_mask_N is None else _tensor(targets.kl_mask_N, micro, states),
+        extra={name: _tensor(column, micro, states) for name, column in targets.extra.items()},
+        off_policy_n=_tensor(batch.off_policy_N, micro, states),
+        entropy_n=entropy_n,
+    )
+    numbers = {"logp": own.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
+    return token_loss(tokens), numbers
+
+
+def _project(
+    model: Any, states: Tensor, label_n: Tensor, ids_nK: Tensor | None, forward: Forward, temperature: float
+) -> Projected:
+    with autocast(model, forward.autocast and forward.autocast_head):
+        return project(
+            states,
+            head(model),
+            label_n,
+            ids_nK,
+            temperature=temperature,
+            chunk=forward.head_chunk,
+            entropy=temperature == forward.distill_temperature,
+            entropy_gradient=forward.entropy_gradient and temperature == forward.distill_temperature,
+            vocab=forward.vocab_size,
+            into_grad=True,
+        )
+
+
+def _tensor(values: NDArray[Any], micro: MicroBatch, like: Tensor) -> Tensor:
+    return torch.from_numpy(values[micro.tokens]).to(like.device)
+
+
+# All optimizer updates of one training step: ppo_epochs over the collected batch, in minibatches of whole episodes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Where in training the step stands; steps are 1-based."""
+
+    config: OptimizerConfig
+    step: int
+    total_steps: int
+
+    @property
+    def lr(self) -> float:
+        return learning_rate(self.config, self.step, self.total_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epochs:
+    """What the updates saw; `columns` (float32 [N], by name) and `weight_N` (sum 1) are those of the first pass."""
+
+    results: Sequence[UpdateResult]
+    columns: Mapping[str, NDArray[np.float32]]
+    weight_N: NDArray[np.float64]
+    fresh_N: NDArray[np.bool_]
+    """Seen before the first update: there, training and rollout used the same weights."""
+    lr: float
+    critic_losses: Sequence[float] = ()
+    """Of every update of the critic, if there is one."""
+    critic_explained: float | None = None
+    """Share of the returns' variance that its values explained before these updates."""
+
+
+def run_epochs(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    batch: RolloutBatch,
+    episodes: Sequence[Episode],
+    targets: Targets,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    forward: Forward,
+    critic: Critic | None = None,
+) -> Epochs:
+    """Update `ppo_epochs` times `minibatches` times. Each minibatch is an optimizer batch: its weights sum to 1."""
+    config = schedule.config
+    results: list[UpdateResult] = []
+    critic_losses: list[float] = []
+    columns: dict[str, NDArray[np.float32]] = {}
+    weight_N = np.zeros(batch.tokens)
+    parts = minibatches(batch, episodes, targets, algorithm, config.minibatches)
+    for turn in range(config.ppo_epochs):
+        for part, chosen, tokens in parts:
+            weight_n = algorithm.weight(part, step=schedule.step, total_steps=schedule.total_steps)
+            result = update(
+                model,
+                optimizer,
+                part,
+                targets=chosen,
+                weight_N=weight_n,
+                token_loss=algorithm.token_loss,
+                forward=forward,
+                lr=schedule.lr,
+                max_grad_norm=config.max_grad_norm,
+                terms=[_bound(term, model, schedule.step, forward.world) for term in algorithm.terms],
+            )
+            results.append(result)
+            if critic is not None and chosen.return_N is not None and chosen.value_N is not None:
+                critic_losses.append(critic.update(part, chosen.return_N, chosen.value_N))
+            if turn == 0:
+                # each minibatch's weights sum to 1, and so shall those of the step
+                weight_N[tokens] = weight_n / len(parts)
+                for name, values in result.columns.items():
+                    columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
+    fresh_N = np.zeros(batch.tokens, np.bool_)
+    fresh_N[parts[0][2]] = True
+    return Epochs(
+        results=results,
+        columns=columns,
+        weight_N=weight_N,
+        fresh_N=fresh_N,
+        lr=schedule.lr,
+        critic_losses=critic_losses,
+        critic_explained=_explained(targets),
+    )
+
+
+def _explained(targets: Targets) -> float | None:
+    if targets.value_N is None or targets.return_N is None:
+        return None
+    return explained_variance(targets.value_N, targets.return_N)
+
+
+def _bound(term: Term, model: Any, step: int, world: World) -> Callable[[], tuple[str, float]]:
+    # a function of its own, since a lambda in the comprehension would see its last term only
+    return lambda: (term.name, term.backward(model, step, world))
+
+
+def minibatches(
+    batch: RolloutBatch, episodes: Sequence[Episode], targets: Targets, algorithm: Algorithm, count: int
+) -> list[tuple[RolloutBatch, Targets, NDArray[np.int64]]]:
+    """At most `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N."""
+    if count == 1:
+        return [(batch, targets, np.arange(batch.tokens))]
+    # episodes without supervised tokens are left out: they could fill a minibatch with nothing to learn
+    units = np.unique(batch.episode_N)
+    parts = []
+    for members in [units[start::count] for start in range(min(count, len(units)))]:
+        # members ascend, so that pack() below brings their tokens in this order
+        tokens = np.flatnonzero(np.isin(batch.episode_N, members))
+        part = pack([episodes[batch.source_E[unit]] for unit in members], origins=algorithm.origins)
+        parts.append((part, targets.select(tokens), tokens))
+    return parts

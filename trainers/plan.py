@@ -1,0 +1,572 @@
+"""What a training setup needs: memory per GPU and seconds per step, by formula.
+
+Formulas hold for Qwen3-shaped and Qwen3.5-shaped models with SDPA attention, AdamW with float32 weights and moments
+sharded over all GPUs (FSDP2), and rollouts by the local engine on the same GPUs. Parameters and the engine's cache are
+exact; saved activations are exact for transformers 5 where all layers attend (a test counts them; layers with linear
+attention are priced as those); times rest on two assumed shares of the chip's peak, which `turngym bench loss` and
+`turngym bench rollout` measure on yours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from torch import nn
+
+from turngym.envs.core.errors import TurngymError
+from turngym.trainers.models import ModelError
+
+# Sizes of causal models: parameters, bytes and operations by formula, and a model with random weights.
+
+BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
+"""Of one number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearShape:
+    """The linear-attention layers of a hybrid model (gated delta rule, as in Qwen3.5)."""
+
+    layers: int
+    """Of the model's layers; the others attend."""
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int = 4
+    """Ids that the convolution before the rule sees."""
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def mixer_parameters(self, width: int) -> int:
+        """Of one layer less its MLP and the norms around: six projections, convolution, two gates' terms, one norm."""
+        values = self.value_heads * self.value_dim
+        projections = width * (self.channels + 2 * values + 2 * self.value_heads)
+        return projections + self.channels * self.kernel + 2 * self.value_heads + self.value_dim
+
+    def state_bytes(self, dtype: str) -> int:
+        """Of one episode's states, whatever its length: the convolution's last inputs in `dtype`, the rest float32."""
+        rule = 4 * self.value_heads * self.key_dim * self.value_dim
+        return self.layers * (rule + BYTES[dtype] * self.channels * self.kernel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A Qwen3-shaped decoder: grouped queries, gated MLP, norms on queries and keys, no biases.
+
+    With `linear`, one like Qwen3.5: its attention layers gate what they read, which doubles the query projection.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocab: int
+    tied: bool
+    """Input and output embedding are one matrix."""
+    linear: LinearShape | None = None
+    """The layers with linear attention; None if all attend."""
+
+    @property
+    def attention_layers(self) -> int:
+        return self.layers - (0 if self.linear is None else self.linear.layers)
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Of the keys; the values are as wide."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one decoder layer that attends: four attention projections, three of the MLP, four norms."""
+        queries = 2 if self.linear is None else 3  # with a gate as wide as the queries
+        attention = queries * self.width * self.query_width + 2 * self.width * self.kv_width
+        return attention + 3 * self.width * self.mlp + 2 * self.width + 2 * self.head_dim
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the input embedding, and of the head where it is a matrix of its own."""
+        return self.vocab * self.width * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        layers = self.attention_layers * self.layer_parameters + self._linear_parameters
+        return layers + self.embedding_parameters + self.width
+
+    @property
+    def _linear_parameters(self) -> int:
+        """Of all layers with linear attention."""
+        if self.linear is None:
+            return 0
+        around = 3 * self.width * self.mlp + 2 * self.width
+        return self.linear.layers * (self.linear.mixer_parameters(self.width) + around)
+
+    def kv_bytes(self, dtype: str = "bfloat16") -> int:
+        """Of one token's keys and values, all layers that attend."""
+        return 2 * BYTES[dtype] * self.attention_layers * self.kv_width
+
+    def episode_bytes(self, length: int, dtype: str) -> int:
+        """Of the engine's cache for one episode of `length` tokens: keys and values; states twice (live and saved)."""
+        states = 0 if self.linear is None else 2 * self.linear.state_bytes(dtype)
+        return self.kv_bytes(dtype) * length + states
+
+    def forward_flops(self, tokens: float, context: float, predicted: float) -> float:
+        """Operations of a forward pass over `tokens`, each attending to `context` others on average.
+
+        2 x parameters per token and layer, 4 x query width x context for attention, and the head on `predicted` tokens.
+        A backward pass costs twice this.
+        """
+        layers = self.attention_layers * (2.0 * self.layer_parameters + 4.0 * self.query_width * context)
+        layers += 2.0 * self._linear_parameters
+        if self.linear is not None:  # the rule: decay, what the key reads, the correction, what the query reads
+            state = self.linear.value_heads * self.linear.key_dim * self.linear.value_dim
+            layers += 8.0 * self.linear.layers * state
+        return tokens * layers + predicted * 2.0 * self.vocab * self.width
+
+
+def _qwen3(layers: int, width: int, heads: int, mlp: int, tied: bool) -> ModelShape:
+    return ModelShape(
+        layers=layers, width=width, heads=heads, kv_heads=8, head_dim=128, mlp=mlp, vocab=151_936, tied=tied
+    )
+
+
+def _qwen35(layers: int, width: int, heads: int, mlp: int, value_heads: int, tied: bool) -> ModelShape:
+    """Every fourth layer attends."""
+    linear = LinearShape(layers=layers - layers // 4, key_heads=16, value_heads=value_heads, key_dim=128, value_dim=128)
+    return ModelShape(
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=heads // 4,
+        head_dim=256,
+        mlp=mlp,
+        vocab=248_320,
+        tied=tied,
+        linear=linear,
+    )
+
+
+SHAPES: Mapping[str, ModelShape] = MappingProxyType(
+    {
+        "tiny": ModelShape(layers=2, width=128, heads=4, kv_heads=4, head_dim=32, mlp=256, vocab=600, tied=True),
+        "0.6B": _qwen3(28, 1024, 16, 3072, True),
+        "1.7B": _qwen3(28, 2048, 16, 6144, True),
+        "2B": _qwen35(24, 2048, 8, 6144, 16, True),
+        "4B": _qwen3(36, 2560, 32, 9728, True),
+        "8B": _qwen3(36, 4096, 32, 12_288, False),
+        "9B": _qwen35(32, 4096, 16, 12_288, 32, False),
+        "14B": _qwen3(40, 5120, 40, 17_408, False),
+        "32B": _qwen3(64, 5120, 64, 25_600, False),
+    }
+)
+"""By the names that people use: dense Qwen3 models, hybrid Qwen3.5 ones (2B, 9B), the embedded worlds' tiny one."""
+
+
+def shape_named(name: str) -> ModelShape:
+    """One of `SHAPES`. Raises ModelError, with the names, for another."""
+    if name not in SHAPES:
+        raise ModelError(f"model shape {name!r} is unknown; valid: {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def shape_of(config: Any) -> ModelShape:
+    """The shape that a Hugging Face configuration describes. Raises ModelError where a size is missing."""
+    try:
+        heads = int(config.num_attention_heads)
+        return ModelShape(
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            heads=heads,
+            # absent or None where every query head has keys of its own
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            mlp=config.intermediate_size,
+            vocab=config.vocab_size,
+            tied=bool(config.tie_word_embeddings),
+            linear=_linear_of(config),
+        )
+    except (AttributeError, TypeError) as error:
+        raise ModelError(f"{type(config).__name__} does not say its sizes as decoders usually do: {error}") from error
+
+
+def _linear_of(config: Any) -> LinearShape | None:
+    kinds = list(getattr(config, "layer_types", None) or ())
+    if "linear_attention" not in kinds:
+        return None
+    return LinearShape(
+        layers=kinds.count("linear_attention"),
+        key_heads=config.linear_num_key_heads,
+        value_heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        kernel=config.linear_conv_kernel_dim,
+    )
+
+
+def config_of(shape: ModelShape, *, max_length: int = 40_960) -> Any:
+    """The Qwen3 configuration of a shape, or Qwen3.5's of a hybrid one (its last layers attend, in equal numbers)."""
+    from transformers import Qwen3_5TextConfig, Qwen3Config
+
+    sizes: dict[str, Any] = {
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.mlp,
+        "max_position_embeddings": max_length,
+        "tie_word_embeddings": shape.tied,
+        "attn_implementation": "sdpa",
+    }
+    if shape.linear is None:
+        return Qwen3Config(**sizes)
+    linear = shape.linear
+    sizes |= {
+        "full_attention_interval": shape.layers // shape.attention_layers,
+        "linear_num_key_heads": linear.key_heads,
+        "linear_num_value_heads": linear.value_heads,
+        "linear_key_head_dim": linear.key_dim,
+        "linear_value_head_dim": linear.value_dim,
+        "linear_conv_kernel_dim": linear.kernel,
+    }
+    return Qwen3_5TextConfig(**sizes)
+
+
+def random_model(shape: ModelShape, *, dtype: Any, device: str = "cpu", seed: int = 0) -> nn.Module:
+    """A model of this shape with weights drawn on its own device, in evaluation mode: for measuring, not for use."""
+    import torch
+    from transformers import Qwen3_5ForCausalLM, Qwen3ForCausalLM
+
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(seed)
+        # unlike the constructor it takes a dtype: no float32 copy of a large model exists in between
+        kind: Any = Qwen3ForCausalLM if shape.linear is None else Qwen3_5ForCausalLM
+        model: nn.Module = kind._from_config(config_of(shape), dtype=dtype)
+    return model.eval()
+
+
+Precision = Literal["float32", "autocast"]
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """One accelerator, by its maker's figures."""
+
+    name: str
+    memory: float
+    """Bytes."""
+    flops: float
+    """bfloat16 operations per second, dense."""
+    flops32: float
+    """float32 operations per second: not those of TF32, which torch leaves off."""
+    bandwidth: float
+    """Bytes per second of its memory."""
+
+
+CHIPS: Mapping[str, Chip] = MappingProxyType(
+    {
+        chip.name: chip
+        for chip in (
+            Chip(name="A100-40", memory=40e9, flops=312e12, flops32=19.5e12, bandwidth=1.555e12),
+            Chip(name="A100-80", memory=80e9, flops=312e12, flops32=19.5e12, bandwidth=2.039e12),
+            Chip(name="H100", memory=80e9, flops=989e12, flops32=67e12, bandwidth=3.35e12),
+            Chip(name="H200", memory=141e9, flops=989e12, flops32=67e12, bandwidth=4.8e12),
+            Chip(name="H20", memory=96e9, flops=148e12, flops32=44e12, bandwidth=4.0e12),
+        )
+    }
+)
+
+
+def chip_named(name: str) -> Chip:
+    """One of `CHIPS`. Raises TurngymError, with the names, for another."""
+    if name not in CHIPS:
+        raise TurngymError(f"chip {name!r} is unknown; valid: {', '.join(CHIPS)}")
+    return CHIPS[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What one training step does."""
+
+    episodes: int = 64
+    """Per step, all GPUs together."""
+    turns: int = 30
+    """Of an episode."""
+    observation: int = 150
+    """Tokens that an environment adds per turn, template included."""
+    response: int = 100
+    """Tokens that the policy samples per turn."""
+    micro_tokens: int = 8192
+    """Tokens per forward and backward pass on one GPU (an episode longer than this comes alone)."""
+    head_chunk: int = 1024
+    """Rows of logits that exist at a time."""
+    checkpointing: bool = True
+    """Recompute activations."""
+    precision: Precision = "autocast"
+    """Of the update: bfloat16 autocast over float32 weights, or float32 throughout."""
+    slots: int = 64
+    """Episodes that a process plays side by side at most."""
+    rollout_dtype: Dtype = "float32"
+    """Of the weights and the cache that play; bfloat16 weights are a copy beside those that are trained."""
+    teacher_dtype: Dtype = "float32"
+    """Of the teacher's weights."""
+    shard_teacher: bool = False
+    """Divide the teacher over the GPUs; each holds all of it while it scores."""
+    eval_episodes: int = 536
+    """Of one evaluation (tasks times samples); each process plays its share."""
+    compute_share: float = 0.4
+    """Of the chip's peak that forward and backward passes reach."""
+    decode_share: float = 0.5
+    """Of the memory's bandwidth that decoding reaches."""
+    reserve: float = 0.1
+    """Of the chip's memory left to the allocator, the libraries and the communication buffers."""
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "turns", "observation", "response", "micro_tokens", "head_chunk", "slots"):
+            if getattr(self, name) < 1:
+                raise TurngymError(f"{name} is {getattr(self, name)}; valid: at least 1")
+        if self.eval_episodes < 0:
+            raise TurngymError(f"eval_episodes is {self.eval_episodes}; valid: at least 0")
+        for name in ("compute_share", "decode_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise TurngymError(f"{name} is {getattr(self, name)}; valid: above 0, at most 1")
+        if not 0 <= self.reserve < 1:
+            raise TurngymError(f"reserve is {self.reserve}; valid: at least 0, below 1")
+
+    @property
+    def length(self) -> int:
+        """Tokens of an episode."""
+        return self.turns * (self.observation + self.response)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes per GPU and seconds per step."""
+
+    states: float
+    """Weights, gradients and moments of the student's shard, the teacher or its shard, and the copy of the student that
+    plays where it plays in another precision: there all the time."""
+    update: float
+    """On top while updating: gathered layers, activations, logits; or AdamW's one copy of its second moments, which
+    torch makes for all parameters at once."""
+    scoring: float
+    """On top while the teacher scores: what a sharded one gathers."""
+    rollout: float
+    """On top while playing: the student's gathered weights and the engine's cache."""
+    at_once: int
+    """Episodes that one GPU can keep in memory while playing; 0 if none fits."""
+    rollout_s: float
+    teacher_s: float
+    update_s: float
+    eval_s: float
+    """Of one evaluation; not part of a step."""
+    room: float
+    """Bytes that one GPU offers, the reserve taken off."""
+
+    @property
+    def peak(self) -> float:
+        """Most bytes on one GPU."""
+        return self.states + max(self.update, self.scoring, self.rollout)
+
+    @property
+    def fits(self) -> bool:
+        return self.at_once > 0 and self.peak <= self.room
+
+    @property
+    def step_s(self) -> float:
+        return self.rollout_s + self.teacher_s + self.update_s
+
+
+def saved_bytes(shape: ModelShape, precision: Precision = "autocast") -> int:
+    """Bytes that one decoder layer saves for its backward pass, per token, without recomputation.
+
+    autocast: 26 D + 12 Q + 6 KV + 8 M; float32: 24 D + 20 Q + 8 KV + 16 M, with D the width, Q and KV the widths of
+    queries and keys, M that of the MLP. To both come the scales of the norms and the sums of attention, which is one
+    fused kernel that saves no scores: 8 + 8 heads + 4 key heads.
+    """
+    d, q, kv, m = shape.width, shape.query_width, shape.kv_width, shape.mlp
+    scales = 8 + 8 * shape.heads + 4 * shape.kv_heads
+    if precision == "autocast":
+        return 26 * d + 12 * q + 6 * kv + 8 * m + scales
+    return 24 * d + 20 * q + 8 * kv + 16 * m + scales
+
+
+def activation_bytes(shape: ModelShape, tokens: int, *, checkpointing: bool, precision: Precision) -> float:
+    """Of a forward pass over `tokens` until its backward pass.
+
+    With recomputation every layer keeps its float32 input, and one layer at a time keeps everything.
+    """
+    layer = saved_bytes(shape, precision)
+    kept = shape.layers * 4 * shape.width + layer if checkpointing else shape.layers * layer
+    return float(tokens * kept)
+
+
+def logits_bytes(shape: ModelShape, rows: int) -> float:
+    """Of the head, forward and backward: two float32 copies of a chunk's logits.
+
+    Its gradient is the one that the student's states count: chunks and micro-batches add to that.
+    """
+    return 8.0 * rows * shape.vocab
+
+
+def embedding_bytes(shape: ModelShape) -> float:
+    """Of the end of a backward pass: torch makes the embedding's gradient anew, and adds it to the one that it has."""
+    return 4.0 * shape.vocab * shape.width
+
+
+def gathered_bytes(shape: ModelShape) -> float:
+    """Of what FSDP2 gathers while a layer runs: two layers in bfloat16 and one's float32 gradient; both embeddings."""
+    return 8.0 * shape.layer_parameters + 6.0 * shape.embedding_parameters
+
+
+def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: int, work: Workload) -> Estimate:
+    """Memory and time of one training step on `gpus` equal chips; no teacher for algorithms that need none.
+
+    Raises:
+        TurngymError: `gpus` below 1.
+    """
+    if gpus < 1:
+        raise TurngymError(f"gpus is {gpus}; valid: at least 1")
+    # 16 bytes: float32 weight, gradient and AdamW's two moments
+    states = 16.0 * student.parameters / gpus
+    if work.rollout_dtype != "float32":
+        states += BYTES[work.rollout_dtype] * student.parameters
+    held, gathered = (0.0, 0.0) if teacher is None else _teacher_bytes(teacher, gpus, work)
+    states += held
+    # while they play all processes hold all weights; of a single one they are its own
+    weights = 4.0 * student.parameters * (1 - 1 / gpus)
+    room = chip.memory * (1 - work.reserve)
+    share, evaluated = math.ceil(work.episodes / gpus), math.ceil(work.eval_episodes / gpus)
+    cache = float(student.episode_bytes(work.length, work.rollout_dtype))
+    fitting = int(max(0.0, room - states - weights) // cache)
+    at_once = min(share, work.slots, fitting)
+    return Estimate(
+        states=states,
+        update=_update_bytes(student, gpus, work),
+        scoring=gathered,
+        rollout=weights + at_once * cache,
+        at_once=at_once,
+        rollout_s=_rollout_seconds(student, chip, work, share, at_once),
+        teacher_s=0.0
+        if teacher is None
+        else _forward_flops(teacher, work) / gpus / _operations(chip, work, work.teacher_dtype),
+        # in forward passes: one forward, two for the backward pass, one more where activations are recomputed
+        update_s=(4 if work.checkpointing else 3)
+        * _forward_flops(student, work)
+        / gpus
+        / _operations(chip, work, "float32" if work.precision == "float32" else "bfloat16"),
+        eval_s=_rollout_seconds(student, chip, work, evaluated, min(evaluated, work.slots, fitting)),
+        room=room,
+    )
+
+
+def _teacher_bytes(teacher: ModelShape, gpus: int, work: Workload) -> tuple[float, float]:
+    """Of one GPU all the time, and on top while it scores."""
+    whole = float(BYTES[work.teacher_dtype] * teacher.parameters)
+    return (whole / gpus, whole * (1 - 1 / gpus)) if work.shard_teacher else (whole, 0.0)
+
+
+def _update_bytes(student: ModelShape, gpus: int, work: Workload) -> float:
+    tokens = max(work.micro_tokens, work.length)
+    forward = activation_bytes(student, tokens, checkpointing=work.checkpointing, precision=work.precision)
+    # on one GPU nothing is sharded, so nothing is gathered but the bfloat16 copies that autocast keeps
+    alone = 0.0 if work.precision == "float32" else 2.0 * student.parameters
+    gathered = alone if gpus == 1 else gathered_bytes(student)
+    pass_ = forward + logits_bytes(student, min(work.head_chunk, tokens))
+    # one after the other: activations and logits are gone when the embedding's turn comes, gathered layers at the step
+    return max(max(pass_, embedding_bytes(student)) + gathered, 4.0 * student.parameters / gpus)
+
+
+def _operations(chip: Chip, work: Workload, dtype: str) -> float:
+    """Per second that one chip reaches."""
+    return (chip.flops if dtype == "bfloat16" else chip.flops32) * work.compute_share
+
+
+def _forward_flops(shape: ModelShape, work: Workload) -> float:
+    tokens = float(work.episodes * work.length)
+    # under a causal mask a token sees half of its episode on average
+    return shape.forward_flops(tokens, work.length / 2, work.episodes * work.turns * work.response)
+
+
+def _rollout_seconds(shape: ModelShape, chip: Chip, work: Workload, share: int, at_once: int) -> float:
+    """Waves of `at_once` episodes: observations at the compute rate, then token by token at the memory's."""
+    if share == 0:
+        return 0.0
+    if at_once == 0:
+        return math.inf
+    rate, dtype = _operations(chip, work, work.rollout_dtype), work.rollout_dtype
+    # every decoded token reads all weights once, and caches that are half full on average
+    read = float(BYTES[dtype] * shape.parameters + at_once * shape.episode_bytes(work.length // 2, dtype))
+    compute = at_once * shape.forward_flops(1.0, work.length / 2, 1.0)
+    token_s = max(read / (chip.bandwidth * work.decode_share), compute / rate)
+    seen = float(at_once * work.turns * work.observation)
+    prefill_s = shape.forward_flops(seen, work.length / 2, 0.0) / rate
+    return math.ceil(share / at_once) * (work.turns * work.response * token_s + prefill_s)
+
+
+# Bytes that move in a training step of several processes: weights, gradients, the teacher's top K, episodes.
+
+EPISODE_TOKEN = 12
+"""Bytes of an episode's token as processes exchange it: its id (4), if sampled its log-probability (4), its text."""
+TOP_K_ENTRY = 8
+"""An id and a log-probability, 4 bytes each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that one GPU receives in a step; 0 with a single GPU."""
+
+    to_play: float
+    """The student's float32 weights, gathered once before it plays; with `--staleness` for the snapshot of the copy."""
+    update: float
+    """Weights for every forward and backward pass, and gradients back."""
+    teacher: float
+    """A divided teacher's weights, gathered once before it scores."""
+    top_k: float
+    """The teacher's K most likely ids of every sampled token, from all processes to all."""
+    episodes: float
+    """Of the whole batch, from all processes to all."""
+    to_server: float
+    """To each engine server that plays: the weights, in the precision in which it holds them."""
+
+    @property
+    def all(self) -> float:
+        """Between the training processes."""
+        return self.to_play + self.update + self.teacher + self.top_k + self.episodes
+
+
+def traffic(student: ModelShape, teacher: ModelShape | None, gpus: int, work: Workload, *, top_k: int = 50) -> Traffic:
+    """What one of `gpus` training processes receives in a step of `work`, and what each engine server does.
+
+    With N processes each holds 1/N of the P parameters and receives the rest: 4 P (1 - 1/N) bytes a gathering. A
+    micro-batch gathers twice (forward, backward) and reduces its gradient once, which moves as much again.
+    """
+    missing = 1 - 1 / gpus
+    weights = 4.0 * student.parameters * missing
+    passes = math.ceil(math.ceil(work.episodes / gpus) * work.length / max(work.micro_tokens, work.length))
+    sampled = work.episodes * work.turns * work.response
+    own_teacher = 0.0
+    if teacher is not None and work.shard_teacher:
+        own_teacher = (2.0 if work.teacher_dtype == "bfloat16" else 4.0) * teacher.parameters * missing
+    return Traffic(
+        to_play=weights,
+        update=3 * passes * weights,
+        teacher=own_teacher,
+        top_k=0.0 if teacher is None else TOP_K_ENTRY * top_k * sampled * missing,
+        episodes=EPISODE_TOKEN * work.episodes * work.length * missing,
+        to_server=(2.0 if work.rollout_dtype == "bfloat16" else 4.0) * student.parameters,
+    )

@@ -1,1 +1,0 @@
-"""What is played next: depth, curriculum, demonstration prefixes, group filters, statistics by turn."""

@@ -1,1 +1,0 @@
-"""A run: its loop, optimizer steps, checkpoints, metrics and folder."""

@@ -1,0 +1,178 @@
+"""The folder of a run: opened for a new run or a resumed one, never overwritten by another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from turngym.envs.core.files import locked_folder
+from turngym.trainers.algorithm import Critic, DepthState, state_from_json, state_to_json
+from turngym.trainers.checkpoint import (
+    CheckpointError,
+    latest_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    read_state,
+    save_checkpoint,
+)
+from turngym.trainers.config import ADDED, SINCE, RunConfig, current_names
+from turngym.trainers.metrics import FILE
+from turngym.trainers.schedule import RolloutSchedule, Synchronous
+from turngym.trainers.scorer import CheckpointPart
+from turngym.trainers.world import SINGLE, World, on_all_ranks, on_rank_zero
+
+STEPS = "run.steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Where a run stands, apart from weights and optimizer. Data position and random streams follow from `step`."""
+
+    step: int
+    """Steps done."""
+    depth: DepthState
+    train_seconds: float = 0.0
+    evaluated: int = -1
+    """Last step that was evaluated."""
+
+
+def lock_run(path: Path, world: World, held: ExitStack) -> None:
+    """Lock the run's folder until `held` is closed; of several processes rank 0 does, for all.
+
+    Raises FolderInUseError where another run has it (on the other ranks DistributedError).
+    """
+    on_all_ranks(world, lambda: held.enter_context(locked_folder(None if world.rank else path)))
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """Checkpoints of one run."""
+
+    path: Path
+    model: Any
+    optimizer: Any
+    fingerprint: Mapping[str, Any]
+    config: RunConfig
+    save_extra: Callable[[Path], None] | None = None
+    critic: Critic | None = None
+    world: World = SINGLE
+    order: RolloutSchedule = field(default_factory=Synchronous)
+    refresh: CheckpointPart | None = None
+    """The reference policy, where it is replaced now and then."""
+    fixed_end: str = ""
+    """Why the run cannot get another number of steps than it began with; "" where nothing depends on it."""
+    saved: RunState | None = field(default=None, init=False)
+
+    def open(self, *, resume: bool, depth: DepthState) -> RunState:
+        """The state to start from; weights and optimizer are put in place.
+
+        Raises CheckpointError for a folder that holds a run (without `resume`), that holds none (with it), or whose run
+        had another configuration.
+        """
+        # one process looks, for all: another might look after rank 0 has begun to write
+        exists = on_rank_zero(self.world, lambda: bool(list_checkpoints(self.path)) or (self.path / FILE).exists())
+        if exists and not resume:
+            begun = on_rank_zero(self.world, lambda: bool(list_checkpoints(self.path)))
+            first = "continue it with --resume" if begun else "it has no checkpoint to continue from: remove it"
+            raise CheckpointError(f"{self.path} already holds a run: {first}, or choose another folder")
+        if not resume:
+            on_rank_zero(self.world, lambda: self.path.mkdir(parents=True, exist_ok=True))
+            # without a checkpoint of step 0 a run killed early could neither be resumed nor started again
+            state = RunState(step=0, depth=depth)
+            self.save(state)
+            return state
+        checkpoint, saved = on_rank_zero(self.world, self._newest)
+        load_checkpoint(checkpoint, model=self.model, optimizer=self.optimizer, critic=self.critic)
+        self.order.load(checkpoint)
+        if self.refresh is not None:
+            self.refresh.load(checkpoint)
+        self.saved = RunState(
+            step=saved["step"],
+            depth=state_from_json(saved["depth"]),
+            train_seconds=saved["train_seconds"],
+            evaluated=saved["evaluated"],
+        )
+        return self.saved
+
+    def _newest(self) -> tuple[Path, dict[str, Any]]:
+        checkpoint = latest_checkpoint(self.path)
+        saved = read_state(checkpoint)
+        before, now = saved["fingerprint"], self.fingerprint
+        check_end(saved["step"], before, now, self.fixed_end, checkpoint)
+        end = {name: now[name] for name in (STEPS,) if name in before and name in now}
+        check_fingerprint({**before, **end}, now, checkpoint)
+        return checkpoint, saved
+
+    def save(self, state: RunState) -> None:
+        """Write a checkpoint of `state`, unless the newest one is just that."""
+        if self.saved == state:
+            return
+        values = {
+            "step": state.step,
+            "depth": state_to_json(state.depth),
+            "train_seconds": state.train_seconds,
+            "evaluated": state.evaluated,
+            "fingerprint": dict(self.fingerprint),
+        }
+        save_checkpoint(
+            self.path,
+            model=self.model,
+            optimizer=self.optimizer,
+            state=values,
+            keep=self.config.keep_checkpoints,
+            save_extra=self.save_extra,
+            critic=self.critic,
+            world=self.world,
+            beside=self._beside,
+        )
+        self.saved = state
+
+    def _beside(self, folder: Path) -> None:
+        self.order.save(folder)
+        if self.refresh is not None:
+            self.refresh.save(folder)
+
+    def latest(self) -> Path:
+        return latest_checkpoint(self.path)
+
+
+def as_begun(run: RunConfig, path: Path) -> RunConfig:
+    """`run` as it goes on in `path`: where it leaves the choice of packing open, that of the run that began there."""
+    if run.packing != "auto" or not list_checkpoints(path):
+        return run
+    saved = read_state(latest_checkpoint(path))["fingerprint"]
+    return replace(run, packing={**SINCE, **current_names(saved)}["run.packing"])
+
+
+def check_end(done: int, saved: Mapping[str, Any], current: Mapping[str, Any], fixed: str, where: Path) -> None:
+    """Refuse another number of steps than the run began with where it is `fixed` (why), or `done` already."""
+    old, new = saved.get(STEPS), current.get(STEPS)
+    if old == new or old is None or new is None:
+        return
+    reason = fixed or (f"{done} steps are done already" if new < done else "")
+    if reason:
+        raise CheckpointError(
+            f"{where} is of a run of {old} steps, which cannot be made one of {new}: {reason}. Use --steps {old}, or "
+            "begin another run with its model as --student"
+        )
+
+
+def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:
+    """Refuse a checkpoint of another configuration, naming each field that differs."""
+    missing = "(absent)"
+    saved = {name: value for name, value in SINCE.items() if name in current} | current_names(saved)
+    unsaid = {name for name in current.keys() - saved.keys() if name.startswith(ADDED)}
+    rows = [
+        f"{name}: checkpoint {saved.get(name, missing)!r}, now {current.get(name, missing)!r}"
+        for name in sorted((saved.keys() | current.keys()) - unsaid)
+        if saved.get(name, missing) != current.get(name, missing)
+    ]
+    if rows:
+        raise CheckpointError(
+            f"{where} was made with another configuration; nothing was overwritten. Differing fields: "
+            + "; ".join(rows)
+            + ". Use the same options, or another output folder"
+        )

@@ -1,0 +1,278 @@
+"""Asynchronous training: batches are played ahead of their step, by the student of so many steps before."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.protocols import Collect, CollectRequest
+from turngym.trainers.algorithm import Algorithm, DepthPlan
+from turngym.trainers.config import ConfigError
+from turngym.trainers.losses import TruncatedImportance
+
+# In which order a run plays and learns: each batch before its step, or ahead of it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A batch to be played, as it was planned when its episodes began."""
+
+    plan: DepthPlan
+    request: CollectRequest
+
+
+class RolloutSchedule(Protocol):
+    """Gives a step its episodes. What it keeps from step to step goes into checkpoints."""
+
+    def __call__(
+        self, step: int, planned: Callable[[int], Planned], collect: Collect
+    ) -> tuple[Planned, list[Episode]]: ...
+
+    def learned(self, step: int) -> None:
+        """The episodes of `step` are in the weights: what a checkpoint holds from now on is without them."""
+
+    def save(self, folder: Path) -> None:
+        """Add files to a checkpoint that is being written."""
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+
+    def close(self) -> None:
+        """The run is over, or broken off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronous:
+    """Every batch is planned and played when its step comes, by the student as it is then."""
+
+    def __call__(self, step: int, planned: Callable[[int], Planned], collect: Collect) -> tuple[Planned, list[Episode]]:
+        now = planned(step)
+        return now, collect(now.request)
+
+    def learned(self, step: int) -> None:
+        return
+
+    def save(self, folder: Path) -> None:
+        return
+
+    def load(self, folder: Path) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+FILE = "ahead.pt"
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncConfig:
+    """How far playing may run ahead of training."""
+
+    staleness: int = 0
+    """Steps by which the student that plays lags behind the one that learns; 0: play, then learn, exactly. Batch t is
+    played by the student after step t - 1 - K (at the start: the untrained one), whatever the timing."""
+    importance_cap: float = 2.0
+    """With staleness: the probability ratio new / old of a token counts for at most this."""
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise ConfigError(f"staleness is {self.staleness}; valid: 0 (play, then learn) or more")
+        if not self.importance_cap >= 1:
+            raise ConfigError(f"importance_cap is {self.importance_cap}; valid: at least 1")
+
+    def corrected(self, algorithm: Algorithm) -> Algorithm:
+        """`algorithm` with its importance ratios truncated; itself where nothing is stale."""
+        if not self.staleness:
+            return algorithm
+        loss = TruncatedImportance(loss=algorithm.token_loss, cap=self.importance_cap)
+        settings = {**algorithm.settings, "staleness": self.staleness, "importance_cap": self.importance_cap}
+        return replace(algorithm, token_loss=loss, settings=settings)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSnapshot:
+    """A copy of the student that plays: it gets the student's weights of some step, and its engine is told."""
+
+    student: Any
+    model: Any
+    """The copy (`frozen_copy`), which nobody trains."""
+    announce: Callable[[int], None]
+    """Called with the version of the weights that have just been put in place."""
+    whole: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Inside, the student has all of its parameters; several processes hold shares of them otherwise."""
+
+    def take(self) -> Weights:
+        """The student's weights as they are now."""
+        with self.whole():
+            # cloned: the optimizer goes on changing the student's tensors in place
+            return {name: value.detach().clone() for name, value in self.student.state_dict().items()}
+
+    def put(self, weights: Weights, version: int) -> None:
+        """Play with `weights` from now on."""
+        # before the announcement, after which the engine generates under the new version
+        self.model.load_state_dict(weights)
+        self.announce(version)
+
+
+def frozen_copy(student: Any) -> Any:
+    """A copy of a model that takes no gradients."""
+    return copy.deepcopy(student).requires_grad_(False)
+
+
+class Together(Protocol):
+    """How the processes of a run play ahead: what each does by itself in its thread, and what all do at one time."""
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a batch may only begin when every process has ended the one before, because they share servers."""
+
+    def own(self, collect: Collect) -> Collect:
+        """What this process plays of a batch; talks to no other process."""
+
+    def begin(self) -> None:
+        """Where `in_turn`: a batch begins, and this process has put its weights in place."""
+
+    def gather(self, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+        """All episodes of a batch; `own` waits for those of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One process plays everything."""
+
+    in_turn: bool = False
+
+    def own(self, collect: Collect) -> Collect:
+        return collect
+
+    def begin(self) -> None:
+        return
+
+    def gather(self, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+        return own()
+
+
+@dataclass(slots=True)
+class _Batch:
+    planned: Planned
+    version: int
+    """Steps done when it was planned: whose weights play it."""
+    weights: Weights
+    episodes: Future[list[Episode]] | None = None
+    """This process's share."""
+    gathered: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class AsyncRollout:
+    """Implements `RolloutSchedule`: batch t is planned before step t - K and played while steps t - K to t - 1 run.
+
+    The schedule is fixed: batch t is played with the weights after step max(0, t - 1 - K), its depth planned with the
+    depth state of then, however long playing and learning take. One thread plays, a batch at a time, in order; it
+    leaves the processor to training only if the episodes are played by other processes or servers.
+
+    Of several processes each plays its share in a thread that talks to no other; they meet where a step waits for its
+    batch (`together`). Where they share servers, one batch is played at a time, beside the step before it.
+
+    A checkpoint holds the plans and weights of the batches that were not yet learned from; a resumed run plays them
+    again (the same episodes, since those follow from weights and request). It costs K copies of the weights.
+    """
+
+    staleness: int
+    last: int
+    """Steps of the run: nothing is played for later ones."""
+    snapshot: WeightSnapshot
+    cancel: Callable[[], None] = lambda: None
+    """Breaks off what is being played."""
+    together: Together = field(default_factory=Alone)
+    _batches: deque[_Batch] = field(default_factory=deque)
+    _player: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        # one thread: all batches are played by one copy of the model, which gets other weights in between
+        self._player = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+
+    def __call__(self, step: int, planned: Callable[[int], Planned], collect: Collect) -> tuple[Planned, list[Episode]]:
+        first = self._batches[-1].planned.request.step + 1 if self._batches else step
+        weights: Weights | None = None
+        for number in range(first, min(step + self.staleness, self.last) + 1):
+            # batches that are planned together share one copy: at the start these are K + 1 batches
+            weights = self.snapshot.take() if weights is None else weights
+            self._batches.append(_Batch(planned(number), step - 1, weights))
+        self._begin(collect)
+        due = self._batches[0]
+        assert due.planned.request.step == step, f"batch {due.planned.request.step} is due at step {step}"
+        assert due.episodes is not None
+        episodes = self.together.gather(due.planned.request, due.episodes.result)
+        due.gathered = True
+        self._begin(collect)
+        # not taken out yet: an interrupt before it is learned from writes a checkpoint that must still hold the batch
+        return due.planned, episodes
+
+    def _begin(self, collect: Collect) -> None:
+        """Let the thread play what it may, in order."""
+        own = self.together.own(collect)
+        for batch in self._batches:
+            # also the batches of a checkpoint, which come back without episodes
+            if batch.episodes is not None:
+                continue
+            if not self.together.in_turn:
+                batch.episodes = self._player.submit(self._play, batch, own)
+            elif all(other.gathered for other in self._batches if other.episodes is not None):
+                self.snapshot.put(batch.weights, batch.version)
+                self.together.begin()
+                batch.episodes = self._player.submit(own, batch.planned.request)
+
+    def learned(self, step: int) -> None:
+        while self._batches and self._batches[0].planned.request.step <= step:
+            self._batches.popleft()
+
+    def _play(self, batch: _Batch, collect: Collect) -> list[Episode]:
+        self.snapshot.put(batch.weights, batch.version)
+        return collect(batch.planned.request)
+
+    def save(self, folder: Path) -> None:
+        """Write what was not yet learned from; weights that several batches share are written once."""
+        # plain dicts, since weights_only reads no classes of ours
+        plain = [
+            {
+                "plan": asdict(batch.planned.plan),
+                "request": asdict(batch.planned.request),
+                "version": batch.version,
+            }
+            for batch in self._batches
+        ]
+        weights = {batch.version: {k: v.cpu() for k, v in batch.weights.items()} for batch in self._batches}
+        torch.save({"batches": plain, "weights": weights}, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Read it; the batches are played again when the first of them is asked for."""
+        saved = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+        self._batches = deque(
+            _Batch(
+                Planned(plan=DepthPlan(**batch["plan"]), request=CollectRequest(**batch["request"])),
+                batch["version"],
+                saved["weights"][batch["version"]],
+            )
+            for batch in saved["batches"]
+        )
+
+    def close(self) -> None:
+        """Stop playing; waits until the thread has noticed."""
+        # also where an interrupt came between the start of a batch and the note of it
+        if any(batch.episodes is None or not batch.episodes.done() for batch in self._batches):
+            # shutdown alone would wait for the batch in progress to be played to its end
+            self.cancel()
+        self._player.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,268 @@
+"""LocalScorer: a frozen model in this process that scores given ids (teachers, reference policies)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turngym.envs.core.episode import TopK
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import Scorer
+from turngym.trainers import lora
+from turngym.trainers.config import ConfigError, Packing
+from turngym.trainers.lm_head import project, topk
+from turngym.trainers.lora import merged
+from turngym.trainers.microbatch import group_states, lines_of, prefix_groups, resolved, supports_prefix_sharing
+from turngym.trainers.models import (
+    ModelError,
+    common_vocabulary,
+    head,
+    hidden_states,
+    load_model,
+    save_model,
+    vocabulary_size,
+)
+from turngym.trainers.world import World
+
+Ids = Sequence[NDArray[np.int32]]
+Positions = Sequence[NDArray[np.int64]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalScorer:
+    """Implements `Scorer` and `SupportScorer` with micro-batches; holds [chunk, V] logits at most, never [B, T, V].
+
+    Each of `ids` is one row; its `positions` must lie in 1..len-1, else ModelError. No gradient.
+    """
+
+    model: nn.Module
+    vocab_size: int | None = None
+    """Use only the first ids, when teacher and student are padded to different sizes."""
+    temperature: float = 1.0
+    """Scores are log-softmax(logits / temperature): the `distill_temperature`."""
+    max_tokens: int = 8192
+    """Padded tokens per forward pass."""
+    chunk: int = 1024
+    """Positions that go through the head at a time."""
+    packing: Packing = "off"
+    """Whether several short rows share a line; needs a model that keeps them apart (`packing.resolved`)."""
+    share_prefixes: bool = False
+    """Read what neighboring rows begin with only once (`prefix_sharing`); needs `supports_prefix_sharing(model)`."""
+
+    def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
+        def score(states: Tensor, rows: list[int]) -> list[TopK]:
+            best, logp = topk(
+                states, head(self.model), k, chunk=self.chunk, temperature=self.temperature, vocab=self.vocab_size
+            )
+            sizes = [len(positions[row]) for row in rows]
+            # one copy off the device for all rows, not one for each
+            pairs = zip(best.cpu().split(sizes), logp.cpu().split(sizes), strict=True)
+            return [TopK(ids=i.numpy().astype(np.int32), logp=p.numpy()) for i, p in pairs]
+
+        return self._score(ids, positions, score)
+
+    def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
+        _check_positions(ids, positions)
+        labels = [np.asarray(row, np.int64)[where][:, None] for row, where in zip(ids, positions, strict=True)]
+        return [column[:, 0] for column in self.gather(ids, positions, labels)]
+
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        def score(states: Tensor, rows: list[int]) -> list[NDArray[np.float32]]:
+            wanted = torch.from_numpy(np.concatenate([np.asarray(support[row], np.int64) for row in rows]))
+            found = project(
+                states,
+                head(self.model),
+                wanted[:, 0].to(states.device),  # project() wants a label; this column of the result is not read
+                wanted.to(states.device),
+                chunk=self.chunk,
+                temperature=self.temperature,
+                vocab=self.vocab_size,
+            )
+            assert found.topk_logp_NK is not None
+            return [part.numpy() for part in found.topk_logp_NK.cpu().split([len(positions[row]) for row in rows])]
+
+        return self._score(ids, positions, score)
+
+    @torch.no_grad()
+    def _score(self, ids: Ids, positions: Positions, score: Callable[[Tensor, list[int]], list[T]]) -> list[T]:
+        """Run micro-batches of rows of similar length; results return to the order of `ids`."""
+        _check_positions(ids, positions)
+        found: dict[int, T] = {}
+        for rows, states in self._states(ids, positions):
+            found.update(zip(rows, score(states, rows), strict=True))
+        return [found[row] for row in range(len(ids))]
+
+    def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
+        """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
+        alone = list(range(len(ids)))
+        if self.share_prefixes:
+            # a row that shares nothing needs no mask of L x L: it goes into a padded batch instead
+            groups = [group for group in prefix_groups(ids, self.max_tokens) if len(group.rows) > 1]
+            alone = sorted(set(alone).difference(*(group.rows for group in groups)))
+            for group in groups:
+                states = group_states(self.model, ids, group)
+                places = [group.indices(member, _before(positions[row])) for member, row in enumerate(group.rows)]
+                yield list(group.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
+        for lines in lines_of(self.packing, self.model)([len(ids[row]) for row in alone], self.max_tokens):
+            rows = [alone[place] for place in lines.rows]
+            states = hidden_states(self.model, *lines.filled([ids[row] for row in rows]))
+            where = [start + _before(positions[row]) for start, row in zip(lines.starts, rows, strict=True)]
+            yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
+
+
+def _before(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the tokens at `positions` are predicted."""
+    return np.asarray(positions, np.int64) - 1
+
+
+def _check_positions(ids: Ids, positions: Positions) -> None:
+    for number, (row, where) in enumerate(zip(ids, positions, strict=True)):
+        if len(where) and (where.min() < 1 or where.max() >= len(row)):
+            raise ModelError(
+                f"row {number}: positions {int(where.min())}..{int(where.max())} must lie in 1..{len(row) - 1}: an id "
+                "is scored from the ids before it"
+            )
+
+
+# The models of a run from their folders: the student, and scorers for teacher and initial policy.
+
+
+def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
+    """A model to train and its tokenizer. Raises TurngymError for a folder that lacks one of them."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = load_model(folder, dtype=dtype, device=device)
+    try:
+        return model, AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # readers of damaged files raise anything
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TurngymError(f"no tokenizer in {folder}: {first}") from error
+
+
+def load_scorer(
+    folder: Path,
+    *,
+    dtype: str,
+    device: str,
+    temperature: float,
+    max_tokens: int,
+    vocab_size: int | None = None,
+    student: tuple[Any, Any] | None = None,
+    shared_prefixes: bool = False,
+    packing: Packing = "off",
+) -> LocalScorer:
+    """A model that scores ids at `temperature`. Of a teacher, only the ids that `student` (a model with its tokenizer)
+    knows too are scored; TurngymError where the two differ in them. A model that cannot have `packing` goes without."""
+    model, tokenizer = load_student(folder, dtype, device)
+    if student is not None:
+        sizes = vocabulary_size(student[0]), vocabulary_size(model)
+        vocab_size = common_vocabulary(student[1], tokenizer, *sizes)
+    return LocalScorer(
+        model=model,
+        vocab_size=vocab_size,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        # a teacher is not what --packing on was said of: one that cannot have it scores padded rows
+        packing=packing if packing != "off" and resolved("auto", model) == "auto" else "off",
+        share_prefixes=shared_prefixes and supports_prefix_sharing(model),
+    )
+
+
+# The reference of a KL, replaced now and then by the student as it then is.
+
+FILE = "reference.pt"
+
+
+class CheckpointPart(Protocol):
+    """Something that has state of its own in a run's checkpoints."""
+
+    def save(self, folder: Path) -> None:
+        """Add files to a checkpoint that is being written."""
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ReferenceRefresh:
+    """After every `every`-th step the reference gets the student's weights; until then it is the initial policy.
+
+    Its weights are part of checkpoints from the first replacement on, so that a resumed run has the same one.
+    Source: [kd-rewards] Algorithm 1 (its optional last line); docs/algorithms.md#kl-estimators.
+    """
+
+    every: int
+    reference: Any
+    """The model that scores as reference: weights of a student without adapters."""
+    student: Any
+    _replaced: bool = False
+
+    def after(self, step: int) -> None:
+        """The student has finished `step` (1-based)."""
+        if step % self.every == 0:
+            self.reference.load_state_dict(lora.merged(self.student, self.student.state_dict()))
+            self._replaced = True
+
+    def save(self, folder: Path) -> None:
+        if self._replaced:
+            torch.save(self.reference.state_dict(), folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        if (folder / FILE).exists():
+            self.reference.load_state_dict(torch.load(folder / FILE, map_location="cpu", weights_only=True))
+            self._replaced = True
+
+
+def reference_refresh(every: int, reference: Scorer | None, student: Any, world: World) -> ReferenceRefresh | None:
+    """What `reference_every` asks for; None where it is 0. Raises ConfigError where it cannot be had."""
+    if not every:
+        return None
+    if world.size > 1:
+        raise ConfigError(f"reference_every is {every} with {world.size} training processes; it needs a single one")
+    if not isinstance(reference, LocalScorer):
+        raise ConfigError(
+            f"reference_every is {every}, but this run has no reference in this process: it needs a KL to the initial "
+            "policy (kl_coef above 0)"
+        )
+    return ReferenceRefresh(every=every, reference=reference.model, student=student)
+
+
+def in_turn(first: Callable[[int], None] | None, second: Callable[[int], None]) -> Callable[[int], None]:
+    """Calls both with the step."""
+
+    def both(step: int) -> None:
+        if first is not None:
+            first(step)
+        second(step)
+
+    return both
+
+
+# A model in training as those read it who sample with its weights elsewhere.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """Implements `WeightSource`: what `model` has now, its adapters merged in."""
+
+    model: Any
+
+    def save(self, folder: Path) -> None:
+        save_model(self.model, folder, merged(self.model, self.model.state_dict()))
+
+    def named_weights(self) -> Iterable[tuple[str, Any]]:
+        # parameters, not the state dict: a head tied to the embedding is then sent once
+        return merged(self.model, dict(self.model.named_parameters())).items()
+
+    def scorer(self) -> LocalScorer:
+        return LocalScorer(model=self.model)

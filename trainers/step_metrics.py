@@ -1,0 +1,258 @@
+"""From a step's episodes and per-token columns to its row of metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.episode import Episode
+from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, EpisodeFilter, Targets
+from turngym.trainers.batch import RolloutBatch, refused
+from turngym.trainers.judged import judge_row
+from turngym.trainers.optimizer_step import Epochs, Schedule
+from turngym.trainers.targets import PAID
+from turngym.trainers.turn_stats import deep_third, ended_by_turn, kl_share, loss_share, sum_by_turn, turn_stats
+
+# What a study of training asks of every step beside the loss: rewards, advantages, lengths, the teacher's opinion.
+
+DEMONSTRATIONS = ("used", "missing", "failed", "unsolved", "low_reward", "too_long")
+"""What may become of a demonstration, as the rollout side says it in `meta`."""
+
+
+def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
+    """Means and spreads (standard deviations) of what was played and of what it is compared with."""
+    row = played_row(episodes)
+    if targets.advantage_N is not None:
+        row |= _spread("advantage", targets.advantage_N)
+    if targets.reward is not None:
+        row |= _spread("reward", targets.reward)
+    return row | _teacher(batch, targets) | dict(targets.log)
+
+
+def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Returns, scores and lengths of all episodes that were played, whether or not they are trained on."""
+    played = [episode for episode in episodes if not episode.status.is_error]
+    paid = [float(episode.meta[PAID]) for episode in played if PAID in episode.meta]
+    policy = [turn for episode in played for turn in episode.turns if turn.origin == "policy"]
+    return {
+        **_spread("return", np.array([episode.episode_return for episode in played])),
+        **(_spread(PAID, np.array(paid)) if paid else {}),
+        **_spread("score", np.array([episode.score for episode in played])),
+        **demonstration_row(played),
+        "response_tokens": float(np.mean([turn.response_length for turn in policy])) if policy else None,
+    }
+
+
+def demonstration_row(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """What became of the demonstrations that were asked for; nothing where none were."""
+    found = Counter(str(episode.meta["demonstration"]) for episode in episodes if "demonstration" in episode.meta)
+    if not found:
+        return {}
+    exact = sum(bool(episode.meta.get("demonstration_exact")) for episode in episodes)
+    row: dict[str, Any] = {f"demonstrations/{name}": found[name] for name in DEMONSTRATIONS}
+    return row | {"demonstrations/exact": exact}
+
+
+def turn_tokens(batch: RolloutBatch) -> NDArray[np.int64]:
+    """Supervised tokens of each turn, all episodes together: int64 [T]."""
+    return np.bincount(batch.turn_N, minlength=int(batch.depth_E.max()))
+
+
+def _teacher(batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
+    """The teacher's log-likelihood of the sampled tokens; of a top-K support it is known for the tokens within it."""
+    found = targets.label_logp_N
+    if found is None and targets.topk_ids_NK is not None and targets.topk_logp_NK is not None:
+        hit_NK = targets.topk_ids_NK == batch.label_N[:, None]
+        # -inf marks labels outside the support: unknown, and left out of the mean below
+        found = np.where(hit_NK, targets.topk_logp_NK, -np.inf).max(axis=1)
+    if found is None:
+        return {}
+    known = found[np.isfinite(found)]
+    mean = float(known.mean(dtype=np.float64)) if len(known) else None
+    return {"teacher_logp": mean, "teacher_logp_known": len(known) / len(found)}
+
+
+def _spread(name: str, values: NDArray[Any]) -> dict[str, float | None]:
+    if not len(values):
+        return {f"{name}/mean": None, f"{name}/std": None}
+    wide = values.astype(np.float64)
+    return {f"{name}/mean": float(wide.mean()), f"{name}/std": float(wide.std())}
+
+
+Columns = Mapping[str, NDArray[np.float32]]
+OWN_COLUMNS = frozenset(
+    {
+        *("loss", "logp", "sampled_logp", "entropy", "kl_bin", "kl_raw", "kl_reference", "teacher_entropy"),
+        *("clipped", "ratio", "truncated", "off_shaped"),
+    }
+)
+"""Per-token numbers that have names of their own in a row; all others are written as `token/<name>`."""
+
+
+def step_row(
+    episodes: Sequence[Episode],
+    batch: RolloutBatch,
+    targets: Targets,
+    done: Epochs,
+    plan: DepthPlan,
+    state: DepthState,
+) -> dict[str, Any]:
+    """Everything about a step but its times."""
+    turns = turn_row(batch, done.columns, done.weight_N, full_depth=plan.full_depth)
+    return {
+        "loss": float(np.mean([result.loss for result in done.results])),
+        "grad_norm": float(np.mean([result.grad_norm for result in done.results])),
+        **{f"term/{name}": float(np.mean([r.terms[name] for r in done.results])) for name in done.results[0].terms},
+        **critic_row(done),
+        "updates_skipped": sum(result.skipped for result in done.results),
+        "lr": done.lr,
+        **rollout_row(episodes, batch),
+        **judge_row(episodes, batch),
+        **token_row(batch, done.columns, done.fresh_N),
+        **research_row(episodes, batch, targets),
+        "loss_deep_share": deep_third(np.asarray(turns["turn/loss_share"])),
+        "weight_deep_share": deep_third(np.asarray(turns["turn/weight"])),
+        **({"kl_deep_share": deep_third(np.asarray(turns["turn/kl_share"]))} if "turn/kl_share" in turns else {}),
+        **depth_row(plan, state),
+        **turns,
+    }
+
+
+def critic_row(done: Epochs) -> dict[str, Any]:
+    """How the critic does; nothing without one."""
+    if not done.critic_losses:
+        return {}
+    return {"critic_loss": float(np.mean(done.critic_losses)), "critic_explained": done.critic_explained}
+
+
+def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, Any]:
+    """What the rollouts were like, errors counted apart."""
+    played = [episode for episode in episodes if not episode.status.is_error]
+    verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
+    shown = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
+    return {
+        **({"off/refused": sum(map(refused, shown))} if shown else {}),
+        "episodes": batch.episodes,
+        "episodes_failed": len(episodes) - len(played),
+        "episodes_dropped": len(played) - batch.episodes,
+        "tokens": batch.tokens,
+        "success": float(np.mean([episode.success for episode in played])),
+        "turns_mean": float(np.mean([episode.depth for episode in played])),
+        "valid_actions": float(np.mean(verdicts)) if verdicts else None,
+        "truncated": float(np.mean([str(episode.status).startswith("truncated") for episode in played])),
+        "time/env_s": float(sum(episode.timings.get("env", 0.0) for episode in played)),
+    }
+
+
+def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode]) -> dict[str, Any]:
+    """What a filter says about its choice; nothing without one, or from one that says nothing."""
+    row = getattr(select, "row", None)
+    return {} if row is None else dict(row(episodes))
+
+
+def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:
+    """How many versions the policy that drew the ids was behind `version`; None where no policy drew any."""
+    counts: Counter[int] = Counter()
+    for episode in episodes:
+        for turn in episode.turns:
+            if turn.origin == "policy" and turn.logprobs is not None:
+                # spans exist only where the weights changed within a turn
+                for drawn, start, end in turn.version_spans or (
+                    (turn.policy_version, turn.begun, turn.response_length),
+                ):
+                    counts[version - drawn] += end - start
+    total = counts.total()
+    mean = sum(lag * tokens for lag, tokens in counts.items()) / total if total else None
+    return {"staleness_mean": mean, "staleness_max": max(counts) if total else None}
+
+
+def token_row(batch: RolloutBatch, columns: Columns, fresh_N: NDArray[np.bool_]) -> dict[str, Any]:
+    """Means over supervised tokens (the gap: over those seen before any update); None where there is no such number."""
+    gap_N = np.abs(columns["sampled_logp"] - batch.behavior_logp_N)[fresh_N]
+    gap_N = gap_N[np.isfinite(gap_N)]
+    means = {name: _mean(columns.get(name)) for name in ("entropy", "kl_bin", "kl_raw")}
+    if "kl_reference" in columns:
+        means["kl_reference"] = _mean(columns["kl_reference"])
+    return {
+        **means,
+        **_off_policy(batch, columns),
+        "clip_fraction": _mean(columns.get("clipped")),
+        **{f"importance/{name}": _known_mean(columns[name]) for name in ("ratio", "truncated") if name in columns},
+        "gap_mean": float(gap_N.mean()) if len(gap_N) else None,
+        "gap_max": float(gap_N.max()) if len(gap_N) else None,
+        **{f"token/{name}": _known_mean(values) for name, values in columns.items() if name not in OWN_COLUMNS},
+    }
+
+
+def _off_policy(batch: RolloutBatch, columns: Columns) -> dict[str, Any]:
+    """Statistics of demonstrated tokens apart from the policy's own; nothing where a batch holds only one kind."""
+    off_N = batch.off_policy_N
+    if off_N.all() or not off_N.any():
+        return {}
+    row: dict[str, Any] = {"off/tokens": int(off_N.sum())}
+    for kind, mask_N in (("off", off_N), ("on", ~off_N)):
+        row[f"{kind}/prob"] = float(np.exp(columns["logp"][mask_N]).mean())
+        row[f"{kind}/entropy"] = _mean(columns["entropy"][mask_N])
+        row[f"{kind}/reward"] = float(batch.reward_E[np.unique(batch.episode_N[mask_N])].mean())
+    if "off_shaped" in columns:
+        row["off/shaped"] = _mean(columns["off_shaped"][off_N])
+    return row
+
+
+def turn_row(
+    batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64], *, full_depth: bool = False
+) -> dict[str, list[Any]]:
+    """The same by turn, as lists over turns; the divergence only where there is a teacher. `full_depth` as of
+    `turn_stats`."""
+    row: dict[str, NDArray[Any]] = {
+        "turn/loss_share": loss_share(columns["loss"], weight_N, batch),
+        "turn/weight": sum_by_turn(weight_N, batch),
+    }
+    kl_N = columns.get("kl_bin", np.zeros(batch.tokens, np.float32))
+    entropies = {"entropy_N": columns.get("entropy"), "teacher_entropy_N": columns.get("teacher_entropy")}
+    stats = turn_stats(batch, kl_N, full_depth=full_depth, **entropies)
+    row |= {"turn/survivors": stats.survivors_T, "turn/entropy": stats.entropy_T, "turn/tokens": stats.tokens_T}
+    row |= {"turn/tokens_success": stats.tokens_success_T, "turn/tokens_failure": stats.tokens_fail_T}
+    # with the survivors these are the last turns of all episodes: what a depth controller can be replayed from
+    row |= {"turn/ended_success": ended_by_turn(batch, batch.success_E)}
+    row |= {"turn/ended_cut": ended_by_turn(batch, batch.truncated_E)}
+    if "kl_bin" in columns:
+        raw = turn_stats(batch, columns["kl_raw"], full_depth=full_depth)
+        row |= {"turn/kl": stats.kl_T, "turn/kl_raw": raw.kl_T, "turn/kl_share": kl_share(columns["kl_raw"], batch)}
+        row |= {"turn/kl_success": stats.kl_success_T, "turn/kl_failure": stats.kl_fail_T}
+        row |= {"turn/kl_raw_success": raw.kl_success_T, "turn/kl_raw_failure": raw.kl_fail_T}
+        row |= {"turn/teacher_entropy": stats.teacher_entropy_T}
+        row |= {"turn/teacher_entropy_success": stats.teacher_entropy_success_T}
+        row |= {"turn/teacher_entropy_failure": stats.teacher_entropy_fail_T}
+    return {name: values.tolist() for name, values in row.items()}
+
+
+def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
+    """What was planned and what the controller thinks after the step."""
+    return {
+        "depth/cap": plan.cap,
+        "depth/probe": int(plan.probe),
+        "depth/hbar": state.hbar,
+        "depth/h_eff": state.h_eff,
+        "depth/h_cov": state.h_cov,
+    }
+
+
+def weight_row(weight: Any, schedule: Schedule) -> dict[str, float]:
+    """How far the token weights have moved from trajectories to turns; nothing for weights that know no such scale."""
+    if not isinstance(weight, Blended):
+        return {}
+    return {"weight/alpha": weight.alpha(step=schedule.step, total_steps=schedule.total_steps)}
+
+
+def _mean(values: NDArray[np.float32] | None) -> float | None:
+    # float64: columns are float32, and long batches would lose digits
+    return None if values is None or not len(values) else float(values.mean(dtype=np.float64))
+
+
+def _known_mean(values: NDArray[np.float32]) -> float | None:
+    return _mean(values[np.isfinite(values)])

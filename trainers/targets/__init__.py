@@ -1,1 +1,0 @@
-"""What each token is compared with: teachers, group advantages, returns, critics."""

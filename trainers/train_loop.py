@@ -1,0 +1,323 @@
+"""One process's share of a run: each step planned, played, scored, learned from, measured; evaluations and saves."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from turngym.envs.core.episode import Episode
+from turngym.envs.core.errors import TurngymError, full_disk
+from turngym.envs.core.protocols import Collect, CollectRequest, EvalPoint, Scorer
+from turngym.trainers import step_metrics
+from turngym.trainers.algorithm import Algorithm, Critic, DepthPlan, Scorers
+from turngym.trainers.batch import pack
+from turngym.trainers.checkpoint import how_to_go_on
+from turngym.trainers.config import OptimizerConfig, RunConfig
+from turngym.trainers.distributed import NullMetricsLog, shared_scorer
+from turngym.trainers.judged import judge_row
+from turngym.trainers.metrics import MetricsLog
+from turngym.trainers.optimizer_step import Forward, Schedule, run_epochs
+from turngym.trainers.progress import Progress
+from turngym.trainers.run_folder import RunFolder, RunState
+from turngym.trainers.schedule import Planned, RolloutSchedule
+from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.step_metrics import played_row
+from turngym.trainers.turn_stats import probe_stats
+from turngym.trainers.world import SINGLE, World, on_all_ranks
+
+# Ctrl-C that never leaves an update or a file half done.
+
+
+class Interrupts:
+    """While entered, SIGINT and SIGTERM raise KeyboardInterrupt: at once, or at the end of a `protected` block.
+
+    In a run of several processes always at the end of a block, in all of them at the same one: else one would save what
+    the others are still computing.
+    """
+
+    def __init__(self, world: World = SINGLE) -> None:
+        self._world = world
+        self._protected = 0
+        self._pending = False
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        # Python delivers signals to the main thread only; elsewhere the owner of the thread decides
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # a job in the background keeps ignoring Ctrl-C; SIGTERM is meant for it, whatever it inherited
+                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, former in self._former.items():
+            signal.signal(number, former)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._protected and self._world.size == 1:
+            raise KeyboardInterrupt
+        self._pending = True
+
+    @contextmanager
+    def protected(self) -> Iterator[None]:
+        """Finish what is inside first."""
+        # a counter, for blocks may be nested: only the end of the outermost one raises
+        self._protected += 1
+        try:
+            yield
+        finally:
+            self._protected -= 1
+        if not self._protected and any(self._world.all_gather(self._pending)):
+            self._pending = False
+            raise KeyboardInterrupt
+
+
+# Where the time of a step goes: wall clock and CPU seconds of this process, phase by phase.
+
+PHASES = ("rollout", "teacher", "update")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A point in time on both clocks, seconds; only differences mean something."""
+
+    wall: float
+    cpu: float
+    """Of all threads of this process; workers and servers have their own."""
+
+    @classmethod
+    def now(cls) -> Moment:
+        return cls(wall=time.perf_counter(), cpu=time.process_time())
+
+
+def phase_row(moments: Sequence[Moment]) -> dict[str, float]:
+    """Seconds of each phase of a step, from its beginning and the ends of its three phases."""
+    row: dict[str, float] = {}
+    for name, begin, end in zip(PHASES, moments[:-1], moments[1:], strict=True):
+        row[f"time/{name}_s"] = end.wall - begin.wall
+        row[f"time/{name}_cpu_s"] = end.cpu - begin.cpu
+    return row
+
+
+class TrainError(TurngymError):
+    """A run that cannot go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Where a run ended."""
+
+    step: int
+    model: Path
+    """Folder of the newest saved model."""
+    train_seconds: float
+    """Seconds of training, evaluations excluded."""
+
+
+class Setup(Protocol):
+    """What the loop reads of a `Trainer`."""
+
+    model: Any
+    algorithm: Algorithm
+    collect: Collect
+    out: Path
+    run: RunConfig
+    optimizer: OptimizerConfig
+    teacher: Scorer | None
+    reference: Scorer | None
+    evaluate: Callable[[int], EvalPoint] | None
+    on_update: Callable[[int], None] | None
+    vocab_size: int | None
+    progress: Progress
+    order: RolloutSchedule
+    world: World
+
+
+@dataclass(slots=True)
+class TrainLoop:
+    """The state of a run that is under way."""
+
+    trainer: Setup
+    optimizer: Any
+    folder: RunFolder
+    log: MetricsLog | NullMetricsLog
+    state: RunState
+    critic: Critic | None
+
+    def run(self, interrupts: Interrupts) -> None:
+        trainer, total = self.trainer, self.trainer.run.steps
+        try:
+            self._maybe_evaluate()
+            while self.state.step < total:
+                # not protected: playing changes nothing, so Ctrl-C may break it off at once
+                collected = self._collect()
+                with interrupts.protected():
+                    self._step(*collected)
+                    trainer.order.learned(self.state.step)
+                self._maybe_evaluate()
+                every = trainer.run.checkpoint_every
+                if self.state.step == total or (every and self.state.step % every == 0):
+                    with interrupts.protected():
+                        self.folder.save(self.state)
+        except KeyboardInterrupt:
+            with interrupts.protected():
+                self.folder.save(self.state)
+            raise
+        # a run that was interrupted in its last evaluation has no step left that would save it
+        if self.folder.saved != self.state:
+            self.folder.save(self.state)
+
+    def _planned(self, step: int) -> Planned:
+        """What to play for `step`, as far as that is known now."""
+        trainer = self.trainer
+        plan = trainer.algorithm.depth.plan(self.state.depth, step)
+        group, prefix = trainer.algorithm.group, trainer.algorithm.prefix
+        # at least one episode of a probe is measured
+        short = min(round(plan.short_share * trainer.run.episodes), trainer.run.episodes - 1)
+        request = CollectRequest(
+            step=step,
+            episodes=trainer.run.episodes,
+            max_turns=plan.cap,
+            temperature=trainer.run.temperature,
+            demonstration_turns=plan.demonstration_turns,
+            group=group,
+            prefix_ratios=() if prefix is None else prefix.ratios(step, trainer.run.episodes // group),
+            prefix_unit=getattr(prefix, "unit", "turns"),
+            short_episodes=short,
+            teacher_turns=0.0 if trainer.algorithm.guide is None else trainer.algorithm.guide.share(step),
+            short_turns=plan.adaptive_cap if short else None,
+        )
+        return Planned(plan=plan, request=request)
+
+    def _collect(self) -> tuple[Moment, DepthPlan, list[Episode]]:
+        trainer, step = self.trainer, self.state.step + 1
+        trainer.progress.phase("rollout")
+        start = Moment.now()
+        planned, episodes = trainer.order(step, self._planned, trainer.collect)
+        if all(episode.status.is_error for episode in episodes):
+            first = episodes[0].meta.get("error", episodes[0].status) if episodes else "the source returned none"
+            raise TrainError(f"step {step}: all {len(episodes)} episodes failed; the first: {first}")
+        return start, planned.plan, episodes
+
+    def _step(self, start: Moment, plan: DepthPlan, episodes: list[Episode]) -> None:
+        """Everything that changes the run; not interruptible, so that weights, state and metrics agree."""
+        trainer, step = self.trainer, self.state.step + 1
+        algorithm, collected = trainer.algorithm, Moment.now()
+        kept = episodes if algorithm.select is None else algorithm.select(episodes)
+        if not kept:
+            self._skip(start, plan, episodes)
+            return
+        batch = pack(kept, origins=algorithm.origins)
+        trainer.progress.phase("teacher")
+        targets = algorithm.target_fn(batch, kept, self._scorers())
+        scored = Moment.now()
+        trainer.progress.phase("update")
+        schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
+        done = run_epochs(
+            trainer.model, self.optimizer, batch, kept, targets, algorithm, schedule, self._forward(), self.critic
+        )
+        # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
+        kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
+        depth = algorithm.depth.update(self.state.depth, plan, probe_stats(batch, kl_N))
+        if trainer.on_update is not None:
+            trainer.on_update(step)
+        end = Moment.now()
+        spent = self.state.train_seconds + end.wall - start.wall
+        self.state = replace(self.state, step=step, depth=depth, train_seconds=spent)
+        self._write(
+            {
+                "step": step,
+                "kind": "train",
+                **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
+                # versions count steps done: fresh episodes of this step were played by version step - 1
+                **step_metrics.staleness_row(episodes, step - 1),
+                **step_metrics.selection_row(algorithm.select, episodes),
+                **step_metrics.weight_row(algorithm.weight, schedule),
+                "tokens_per_s": batch.tokens / (end.wall - start.wall),
+                **phase_row((start, collected, scored, end)),
+                "time/step_s": end.wall - start.wall,
+                "time/train_s": spent,
+            }
+        )
+
+    def _skip(self, start: Moment, plan: DepthPlan, episodes: list[Episode]) -> None:
+        """A step whose episodes all teach nothing: it counts, and nothing is updated."""
+        step, spent = self.state.step + 1, self.state.train_seconds + time.perf_counter() - start.wall
+        self.state = replace(self.state, step=step, train_seconds=spent)
+        played = [episode for episode in episodes if not episode.status.is_error]
+        row: dict[str, Any] = {
+            "episodes": 0,
+            "episodes_failed": len(episodes) - len(played),
+            "episodes_dropped": len(played),
+            "success": float(np.mean([episode.success for episode in played])),
+            "depth/cap": plan.cap,
+        }
+        # the weights are the same, but their version must count this step, or the next episodes would look stale
+        if self.trainer.on_update is not None:
+            self.trainer.on_update(step)
+        row |= played_row(episodes) | judge_row(episodes, None)
+        row |= step_metrics.selection_row(self.trainer.algorithm.select, episodes)
+        self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
+
+    def _scorers(self) -> Scorers:
+        trainer = self.trainer
+        student = LocalScorer(
+            model=trainer.model,
+            vocab_size=trainer.vocab_size,
+            temperature=trainer.algorithm.distill_temperature,
+            max_tokens=trainer.run.micro_tokens,
+            packing=trainer.run.packing,
+        )
+        shared = shared_scorer(student, trainer.world, trainer.model)
+        others: dict[str, Any] = {"teacher": trainer.teacher, "reference": trainer.reference, "critic": self.critic}
+        return Scorers(student=shared, step=self.state.step + 1, **others)
+
+    def _forward(self) -> Forward:
+        run = self.trainer.run
+        return Forward(
+            micro_tokens=run.micro_tokens,
+            head_chunk=run.head_chunk,
+            vocab_size=self.trainer.vocab_size,
+            distill_temperature=self.trainer.algorithm.distill_temperature,
+            sampling_temperature=run.temperature,
+            entropy_gradient=self.trainer.algorithm.entropy_gradient,
+            autocast=run.autocast != "off",
+            autocast_head=run.autocast == "bfloat16",
+            gradient_checkpointing=run.gradient_checkpointing,
+            packing=run.packing,
+            world=self.trainer.world,
+        )
+
+    def _maybe_evaluate(self) -> None:
+        trainer, step = self.trainer, self.state.step
+        every = trainer.run.eval_every
+        if trainer.evaluate is None or not every or self.state.evaluated == step:
+            return
+        if step % every and step != trainer.run.steps:
+            return
+        trainer.progress.phase("evaluate")
+        start = time.perf_counter()
+        point = trainer.evaluate(step)
+        row = {"eval/avg": point.avg, "eval/low": point.low, "eval/high": point.high}
+        row |= {f"eval/{name}": value for name, value in point.extra.items()}
+        times = {"time/train_s": self.state.train_seconds, "time/eval_s": time.perf_counter() - start}
+        # before the state: an interrupt in between repeats the evaluation, whose row is then dropped on resumption
+        self._write({"step": step, "kind": "eval", **row, **times})
+        self.state = replace(self.state, evaluated=step)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        out, what = self.trainer.out, f"metrics of step {row['step']}"
+        with full_disk(out, what, TrainError, then=how_to_go_on(out)):
+            # only rank 0 has a log, but when its disk is full all must stop
+            on_all_ranks(self.trainer.world, lambda: self.log.write(row))
+        self.trainer.progress.row(row)
