@@ -1,4 +1,4 @@
-"""Set up a fresh machine and run a job: quickstart, test, newest, evaluators, sglang or nightly.
+"""Set up a fresh machine and run a job: quickstart, test, long, newest, evaluators, sglang or nightly.
 
 Creates `.venv` beside this checkout (or the folder in TURNGYM_VENV), installs torch first so that the pinned CPU-sized
 build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap. It needs no package.
@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-JOBS = ("quickstart", "test", "newest", "evaluators", "sglang", "nightly")
+JOBS = ("quickstart", "test", "long", "newest", "evaluators", "sglang", "nightly")
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
 OPTIONAL = {
     "alfworld": "it needs cmake and g++: tests against TextWorld",
@@ -57,20 +57,31 @@ def quickstart(arguments: list[str]) -> int:
     return run(str(PYTHON), "-m", "turngym.scripts.main", "quickstart", *arguments, check=False)
 
 
-def test(arguments: list[str]) -> int:
-    """Lint, types, documentation, tests; what needs an extra that does not install here is skipped with a reason."""
+def set_up_tests() -> None:
+    """What needs an extra that does not install here is skipped with a reason."""
     set_up("train,parquet,serve,endpoint,dense,docs,dev")
     for extra, lost in OPTIONAL.items():
         if install("-e", f".[{extra}]", check=False):
             say(f"the extras [{extra}] did not install ({lost} will be skipped)")
+
+
+def test(arguments: list[str]) -> int:
+    """Lint, types, documentation, and the tests that prove behavior in minutes."""
+    set_up_tests()
     tools = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
     tools.append(["mkdocs", "build", "--strict", "--quiet"])
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # a page of news on every build
     failures = [tool for tool in tools if run(str(PYTHON), "-m", *tool, check=False)]
-    status = run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", "not sglang", *arguments, check=False)
+    status = run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", "not long and not sglang", *arguments, check=False)
     if failures:
         say(f"failed: {', '.join(' '.join(tool) for tool in failures)}")
     return status or int(bool(failures))
+
+
+def long(arguments: list[str]) -> int:
+    """The tests that take long: systematic mutants, faults, growth, differential and distributed runs."""
+    set_up_tests()
+    return run(str(PYTHON), "-m", "pytest", "-n", "2", "-m", "long and not sglang", *arguments, check=False)
 
 
 def evaluators(arguments: list[str]) -> int:
@@ -173,7 +184,7 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
         sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
     jobs = {"quickstart": quickstart, "test": test, "newest": newest, "evaluators": evaluators, "sglang": sglang}
-    jobs["nightly"] = nightly
+    jobs |= {"long": long, "nightly": nightly}
     return jobs[sys.argv[1]](sys.argv[2:])
 
 

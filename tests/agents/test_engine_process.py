@@ -88,6 +88,7 @@ def test_what_the_engine_refuses_is_raised_here(engine: EngineProcess) -> None:
     assert len(engine.generate([request("y", 1)])) == 1
 
 
+@pytest.mark.long
 def test_a_process_that_dies_is_started_again_with_the_weights_of_now(engine: EngineProcess) -> None:
     engine.weights_changed(9)
     assert engine.pid is not None

@@ -41,6 +41,7 @@ def workers() -> Iterator[LocalWorkers]:
     made.close()
 
 
+@pytest.mark.long
 def test_processes_play_the_same_episodes_even_when_they_are_killed(workers: LocalWorkers) -> None:
     expected = untimed(rollout(jobs(24), SPEC, EXPERT))
     run = ParallelRollout(workers)
@@ -74,6 +75,7 @@ def test_at_least_one_worker() -> None:
         LocalWorkers(0)
 
 
+@pytest.mark.long
 def test_copies_of_an_engine_follow_its_weights() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -52,6 +52,7 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
+@pytest.mark.long
 def test_a_lost_node_loses_only_its_unfinished_episodes(cluster: Any) -> None:
     expected = untimed(rollout(jobs(60), SPEC, EXPERT))
     run = ParallelRollout(RayWorkers(2))

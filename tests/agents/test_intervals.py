@@ -99,6 +99,7 @@ def test_the_quick_form_agrees_with_the_ends() -> None:
 OPTIONS = Options(correlations=(0.0, 0.3), repetitions=400, widths=10)
 
 
+@pytest.mark.long
 def test_they_hold_the_true_value_as_often_as_they_say() -> None:
     """100 tasks of 4 samples at every rate, 400 times (a standard error of 1.1 %), and not because they are wide."""
     found = list(coverages(OPTIONS))

@@ -19,6 +19,7 @@ SIZES = "--system 5 --observation 2 4 --response 1 3 --larger.layers 0 --half-bi
 TOY = "--tiny.layers 1 --tiny.width 32 --tiny.vocab 50 --tiny.turns 2 3 --tiny.batches 2"
 
 
+@pytest.mark.long
 def test_bench_prints_ratios_to_both_peers_and_equal_ids(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(f"{SIZES} {TOY} --tiny.history-turns 2".split()) == 0
     out = capsys.readouterr().out
@@ -57,6 +58,7 @@ def test_cells_by_hand() -> None:
     assert cells(tally)[5:] == ["10", "5.0x", "25", "2.0x", "8/9 (gap 2e-07)"]
 
 
+@pytest.mark.long
 def test_whole_rollouts_by_environments_turns_engine_and_processes(capsys: pytest.CaptureFixture[str]) -> None:
     none = "--tiny.layers 0 --larger.layers 0 --half-billion.layers 0"
     sizes = f"{none} --play.episodes 3 --play.slots 1 3 --play.depths 1 3 --play.repeats 1"

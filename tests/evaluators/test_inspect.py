@@ -66,6 +66,7 @@ def metric(log: EvalLog, name: str, reducer: str = "mean") -> float:
     return found.metrics[name].value
 
 
+@pytest.mark.long
 def test_the_command_scores_as_turngym_eval_does(
     played: SimpleNamespace, tmp_path: Path, assert_same_episodes: Callable[..., None]
 ) -> None:

@@ -70,6 +70,7 @@ def commands(page: str) -> list[list[str]]:
 SHORT = ("--steps", "1", "--episodes", "8", "--threads", "1", "--device", "cpu", "--no-tensorboard")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_the_page_work(turngym: Turngym, student: Path, tmp_path: Path, page: str) -> None:
     shutil.copytree(student, tmp_path / "models" / "student")
@@ -138,6 +139,7 @@ def test_train_runs_the_algorithm(turngym: Turngym, student: Path, tmp_path: Pat
     assert "--loo.cap" in turngym("train", "grpo", "--loo.cap", "2", "--student", student, "--out", tmp_path, status=2)
 
 
+@pytest.mark.long
 def test_train_asks_the_judge(turngym: Turngym, student: Path, tmp_path: Path) -> None:
     rows = trained(turngym, student, tmp_path / "run", "prm-rl", "--judge", "guess")
     assert [row["step"] for row in rows] == [1, 2]

@@ -99,7 +99,11 @@ def wanted(block: Block) -> bool:
     return block.kind is None
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
+def quick_only_the_readme(page: Path) -> Any:
+    return pytest.param(page, id=name_of(page), marks=() if page.name == "README.md" else pytest.mark.long)
+
+
+@pytest.mark.parametrize("page", [quick_only_the_readme(page) for page in PAGES if python_blocks(page)])
 def test_the_python_of_a_page_runs_in_order(page: Path, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.title is not None:

@@ -117,6 +117,7 @@ EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "tensorboard", "
 EXTRAS |= {"anyio", "httpx", "inspect_ai", "verifiers"}
 
 
+@pytest.mark.long
 def test_a_wheel_in_a_clean_venv_imports_everything(wheel: Path, tmp_path: Path) -> None:
     python = clean_venv(tmp_path / "venv", wheel)
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}

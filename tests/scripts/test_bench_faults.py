@@ -38,6 +38,7 @@ def test_what_older_versions_wrote_is_taken_quietly(tmp_path: Path, name: str) -
     assert any(note.startswith(f"bit flip: {name}: taken quietly: ") for note in tally.notes)
 
 
+@pytest.mark.long
 def test_no_changed_byte_is_taken_quietly(tmp_path: Path) -> None:
     found = list(files.flips(tmp_path, 6, seed=3))
     assert [one.what for one in found] == [f"bit flip: {name}" for name, _, _ in targets.TARGETS]
@@ -45,6 +46,7 @@ def test_no_changed_byte_is_taken_quietly(tmp_path: Path) -> None:
     assert [one.notes for one in found if one.failures] == []
 
 
+@pytest.mark.long
 def test_senseless_actions_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(actions.fuzzed(60, seed=0))
     assert [one.tries for one in found] == [60, 60, 60]
@@ -58,6 +60,7 @@ def test_senseless_actions_are_answered(monkeypatch: pytest.MonkeyPatch) -> None
     assert tally.outcomes == {"raised": 5}
 
 
+@pytest.mark.long
 def test_a_killed_writer_of_records_and_a_lost_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     assert kills.KINDS["proxy records"](tmp_path / "a", 0.2) == ("whole", "")
@@ -67,6 +70,7 @@ def test_a_killed_writer_of_records_and_a_lost_record(tmp_path: Path, monkeypatc
     assert kills.KINDS["proxy records"](tmp_path / "b", 0.2)[0] == "lost"
 
 
+@pytest.mark.long
 def test_a_trace_that_a_kill_cost_an_episode_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "_kill", lambda words, begun, moment: kills._run(words))
     assert kills.KINDS["trace"](tmp_path, 0.0) == ("whole", "")
@@ -133,6 +137,7 @@ def test_outcomes_of_a_second_start(
     assert [words[-1] for words in seen[1:-1]] == ["--append"] * stopped
 
 
+@pytest.mark.long
 def test_a_process_is_stopped_and_killed(tmp_path: Path) -> None:
     """And what it writes to standard error is told."""
     process = Started(["serve", "webshop", "--profile", "embedded-small", "--port", "0", "--out", str(tmp_path / "o")])

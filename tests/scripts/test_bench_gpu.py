@@ -74,6 +74,7 @@ def figures() -> StepFigures:
     )
 
 
+@pytest.mark.long
 def test_the_whole_path_on_a_cpu_and_a_server_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = tmp_path / "student", tmp_path / "gpu.json"
     assert main([*TINY, "--save", str(folder), "--json", str(out)]) == 0

@@ -264,6 +264,7 @@ def test_text_for_language_modeling_has_one_document_per_episode(env: str, said:
     assert write_text(load_world(env), path).stat().st_mtime_ns == stamp
 
 
+@pytest.mark.long
 def test_the_whole_path_from_training_to_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--out", str(tmp_path), "--algorithms", "grpo", "--seeds", "1", "--steps", "1", "--evaluations", "1"]
     words += ["--episodes", "8", "--tasks", "2", "--samples", "1", "--parallel", "1"]

@@ -53,6 +53,7 @@ def test_what_is_compared_computes_the_same(ours: str, peer: str) -> None:
     torch.testing.assert_close(slope, other_slope, atol=1e-6, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_memory_is_that_of_the_loss() -> None:
     """Logits of 512 x 20,000 in fp32 take 41 MB; a loss on all of them holds several copies, ours a chunk."""
     full = measure(job("reverse KL, all logits", tokens=512, vocab=20_000, k=10))
@@ -101,6 +102,7 @@ def test_made_up_episodes_are_half_supervised() -> None:
     assert (batch.episodes, len(batch.input_ids_M), batch.tokens) == (3, 192, 96)
 
 
+@pytest.mark.long
 def test_the_command_writes_its_figures(tmp_path: Path) -> None:
     out = tmp_path / "loss.json"
     status = bench.main(["--tokens", "64", "--vocab", "2000", "--width", "16", "--repeats", "1", "--json", str(out)])

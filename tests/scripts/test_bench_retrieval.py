@@ -19,6 +19,7 @@ pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
 pytest.importorskip("waitress", reason="the bench needs turngym[serve]")
 
 
+@pytest.mark.long
 def test_the_load_test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures.json"
     options = {"passages": 300, "dim": 16, "clients": 4, "seconds": 0.3, "rounds": 1, "json": out}

@@ -303,6 +303,7 @@ def test_seeds_without_their_pair_are_left_out(tmp_path: Path) -> None:
     assert [job.folder.name for job in one.finished().jobs] == ["start", "grpo-seed2", "prm-rl-seed2"]
 
 
+@pytest.mark.long
 def test_the_whole_path_shortened(tmp_path: Path) -> None:
     assert bench.main(["--out", str(tmp_path), "--short", "--scenarios", "ppo-kd"]) == 0
     found = json.loads((tmp_path / "scenarios.json").read_text())

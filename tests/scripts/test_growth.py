@@ -67,6 +67,7 @@ def resumed(path: Path, size: int) -> EvalResult:
     )
 
 
+@pytest.mark.long
 def test_reading_holds_little_of_each_episode(recorded: Callable[[int], Path], tmp_path: Path) -> None:
     def html(size: int) -> None:
         assert trace.main(["html", str(recorded(size)), "--out", str(tmp_path / "page.html"), "--overwrite"]) == 0
@@ -86,6 +87,7 @@ def test_reading_holds_little_of_each_episode(recorded: Callable[[int], Path], t
     assert all(each < MOST for each in grown.values()), grown
 
 
+@pytest.mark.long
 def test_a_whole_list_would_be_noticed(recorded: Callable[[int], Path]) -> None:
     assert growth_of(lambda size: read_trace(recorded(size))) > 5 * MOST
 
@@ -154,6 +156,7 @@ def test_outcomes_keep_what_scores_need() -> None:
     assert first == (0, 0, {"agent": made.AGENT, "temperature": made.TEMPERATURE})
 
 
+@pytest.mark.long
 def test_metrics_are_cut_and_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from turngym.scripts.bench.growth import runs
 
@@ -197,6 +200,7 @@ def test_memory_is_flat_or_held_or_neither() -> None:
     assert verdicts(measure(holds="rows"), growth(measure(holds="rows"), square))[1] == "NOT linear"
 
 
+@pytest.mark.long
 def test_the_bench_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--only", "trace verify", "panel read", "--sizes", "20", "200", "--json", str(tmp_path / "g.json")]
     assert bench.main(words) in (0, 1)

@@ -78,6 +78,7 @@ def test_an_expert_is_needed() -> None:
         asked(max_turns=2).world()
 
 
+@pytest.mark.long
 def test_one_command_makes_a_student_and_a_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pretrain", "--env", LAMPS, "--out", str(tmp_path / "run"), "--max-turns", "10", "--steps", "24"]
     words += ["--student-steps", "8", "--batch", "16", "--vocabulary-episodes", "64", "--eval-episodes", "40"]

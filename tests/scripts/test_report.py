@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 import re
 import subprocess
@@ -53,18 +55,29 @@ def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
     return f"{folder.name}={folder}"
 
 
+FULL = [evaluation(0), *(row for step in range(1, 11) for row in (train_row(step, 3), evaluation(step)))]
+
+
 @pytest.fixture
 def full(tmp_path: Path) -> str:
-    rows = [evaluation(0), *(row for step in range(1, 11) for row in (train_row(step, 3), evaluation(step)))]
-    return write_run(tmp_path / "full", rows)
+    return write_run(tmp_path / "full", FULL)
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> str:
+def write_old(folder: Path) -> str:
     """A run of an older version: survivors by turn, and little else."""
     kept = ("step", "kind", "turn/survivors", "depth/cap", "time/train_s")
     rows = [{name: train_row(step, 3)[name] for name in kept} for step in range(1, 5)]
-    return write_run(tmp_path / "old", [evaluation(0), *rows, evaluation(4)])
+    return write_run(folder / "old", [evaluation(0), *rows, evaluation(4)])
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a report with all figures of `old` and `full`, and what was printed; drawing takes seconds."""
+    work = tmp_path_factory.mktemp("reported")
+    runs, printed = [write_old(work), write_run(work / "full", FULL)], io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["report", *runs, "--out", str(work / "out"), "--title", "Two <runs>"]) == 0
+    return work / "out", printed.getvalue()
 
 
 def numbers(folder: Path, name: str) -> list[dict[str, str]]:
@@ -72,10 +85,9 @@ def numbers(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_all_figures_of_a_run(full: str, old: str, tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "out"
-    assert main(["report", full, old, "--out", str(out), "--title", "Two <runs>"]) == 0
-    assert "deep third of KL mass" in capsys.readouterr().out
+def test_all_figures_of_a_run(reported: tuple[Path, str]) -> None:
+    out, printed = reported
+    assert "deep third of KL mass" in printed
     for name in NUMBERS:
         if name != "controller":  # neither run had one
             assert numbers(out, name), name
@@ -90,9 +102,8 @@ def test_all_figures_of_a_run(full: str, old: str, tmp_path: Path, capsys: Any) 
     assert all((out / found).is_file() for found in re.findall(r"\]\((\S+?)\)", text))
 
 
-def test_the_page_needs_nothing_else(full: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert report.main([full, "--out", str(out)]) == 0
+def test_the_page_needs_nothing_else(reported: tuple[Path, str], tmp_path: Path) -> None:
+    out, _ = reported
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<script" not in page
     names = "http://www.w3.org/"
@@ -104,7 +115,8 @@ def test_the_page_needs_nothing_else(full: str, tmp_path: Path) -> None:
     assert used <= set(ids)
     assert "var(--ink)" in page
     again = tmp_path / "again"
-    assert report.main([full, "--out", str(again)]) == 0
+    runs = [f"{name}={out.parent / name}" for name in ("old", "full")]
+    assert report.main([*runs, "--out", str(again), "--title", "Two <runs>"]) == 0
     assert (again / "report.html").read_text(encoding="utf-8") == page
 
 
@@ -155,11 +167,9 @@ def test_a_replay_that_differs_is_said(full: str, tmp_path: Path) -> None:
     assert [row["alpha"] for row in numbers(out, "deep_budget")][:2] == ["0.1", "0.2"]
 
 
-def test_a_run_has_one_color_everywhere(full: str, old: str, tmp_path: Path) -> None:
+def test_a_run_has_one_color_everywhere(reported: tuple[Path, str]) -> None:
     """`old` comes first and lacks KL: `full` keeps the second color where it stands alone."""
-    out = tmp_path / "out"
-    assert report.main([old, full, "--out", str(out)]) == 0
-    drawn = (out / "figures" / "horizon.svg").read_text(encoding="utf-8").lower()
+    drawn = (reported[0] / "figures" / "horizon.svg").read_text(encoding="utf-8").lower()
     assert COLORS[1].lower() in drawn
     assert COLORS[0].lower() not in drawn
 

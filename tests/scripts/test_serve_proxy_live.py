@@ -129,6 +129,7 @@ def test_requests_wait_where_the_student_itself_answers(start: Any, tmp_path: Pa
     assert record["version"] == 1
 
 
+@pytest.mark.long
 def test_auto_takes_a_process_on_the_cpu_and_recording_needs_no_copy(tmp_path: Path) -> None:
     for train, kind in ((True, "EngineProcess"), (False, "LocalEngine")):
         service, _ = build(proxy_run.options(tmp_path / str(train), serve_from="auto", train=train))

@@ -34,6 +34,10 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
 }
 NAMES = {"maximum": "minimum", "max": "min", "min": "max", "any": "all", "all": "any", "mean": "sum", "sum": "mean"}
+TWINS = {"logp_n": "sampled_logp_n", "sampled_logp_n": "logp_n", "teacher": "reference", "reference": "teacher"}
+"""Fields that are easily mistaken for one another; tests whose inputs give both the same value cannot tell."""
+COLUMNS = ("group_E", "episode_N", "turn_N", "off_policy_N", "source_E")
+"""Columns of a batch of which a test may have one value only: the mutant has zeros."""
 DROPPED = ("clamp", "detach", "exp", "expm1", "log", "log_softmax", "square", "nan_to_num", "float", "abs")
 """Methods whose call is left out: x.clamp(...) becomes x."""
 
@@ -85,6 +89,10 @@ def _changes(node: ast.AST) -> list[Change]:
             return [lambda found: found.func.value]
         case ast.Attribute(attr=name) if name in NAMES:
             return [_renamed]
+        case ast.Attribute(attr=name, ctx=ast.Load()) if name in TWINS:
+            return [_twin]
+        case ast.Attribute(attr=name, ctx=ast.Load()) if name in COLUMNS:
+            return [lambda found: ast.BinOp(left=found, op=ast.Mult(), right=ast.Constant(value=0))]
         case ast.Name(id="max" | "min"):
             return [lambda found: ast.Name(id=NAMES[found.id], ctx=found.ctx)]
         case ast.Constant(value=float() | int() as value) if not isinstance(value, bool):
@@ -152,6 +160,10 @@ def _exchanged_values(node: Any, first: int) -> ast.AST:
 
 def _renamed(node: Any) -> ast.AST:
     return ast.Attribute(value=node.value, attr=NAMES[node.attr], ctx=node.ctx)
+
+
+def _twin(node: Any) -> ast.AST:
+    return ast.Attribute(value=node.value, attr=TWINS[node.attr], ctx=node.ctx)
 
 
 class _Replace(ast.NodeTransformer):
@@ -233,6 +245,27 @@ def survivors(
                 if survives(tests):
                     alive.append(name)
     return alive
+
+
+def assert_noticed(
+    functions: Iterable[Callable[..., Any]],
+    tests: list[Callable[[], None]],
+    same: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every mutant of `functions` fails one of `tests`, but for those of `same`: they compute the same, and must pass.
+
+    A reason may begin with the name of a module and "only: ", where functions of several have one name.
+    """
+    functions = list(functions)
+    alive = survivors(functions, tests, monkeypatch)
+    names = tuple(f"{function.__qualname__}: " for function in functions)
+    excused = [name for name in same if name.startswith(names)]
+    where = {function.__module__.rpartition(".")[2] for function in functions}
+    excused = [name for name in excused if same[name].partition(" only: ")[0] in where or " only: " not in same[name]]
+    unnoticed, stale = sorted(set(alive) - set(excused)), sorted(set(excused) - set(alive))
+    rows = ["survivors:", *unnoticed, "excused, but noticed or gone:", *stale]
+    assert len(rows) == 2, "\n".join(rows)
 
 
 def functions(module: ModuleType) -> list[Callable[..., Any]]:

@@ -86,6 +86,7 @@ def test_workers_and_threads_play_ahead_to_the_same_numbers(models: Path, tmp_pa
     assert [row["staleness_max"] for row in rows(tmp_path / "plain")] == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_workers_that_nobody_asked_for_play_the_same_episodes_and_a_run_goes_on_without(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

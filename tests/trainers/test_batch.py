@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.task import Verdict
 from turngym.trainers import batch as batch_module
-from turngym.trainers.batch import BatchError, RolloutBatch, pack
-from turngym.trainers.microbatch import pad_rows, split_rows
+from turngym.trainers.batch import BatchError, RolloutBatch, pack, refused
+from turngym.trainers.microbatch import MicroBatch, micro_batch, pad_rows, split_rows
 from turngym.trainers.token_weights import trajectory_weights
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
@@ -133,6 +134,23 @@ def test_each_segment_with_supervised_tokens_is_a_row(make_episode):
     assert batch.turn_N.tolist() == [0, 2]
 
 
+def test_a_row_is_that_of_the_segment_that_is_trained_on(make_episode):
+    pieces, origins = [([1], [2]), ([3, 4], [5]), ([6], [7])], ["noise", "policy", "policy"]
+    for segments in ([0, 1, 1], [0, 1, 2]):
+        batch = pack([make_episode([([8], [9])]), make_episode(pieces, segments=segments, origins=origins)])
+        np.testing.assert_array_equal(batch.input_ids_M, [8, 9, 3, 4, 5, 6, 7])
+        np.testing.assert_array_equal(batch.input_ids_M[batch.predictor_N + 1], [9, 5, 7])
+        assert batch.row_N.tolist() == ([0, 1, 1] if segments[2] == 1 else [0, 1, 2])
+
+
+def test_a_demonstration_that_was_refused_is_no_example_but_an_own_mistake_is(make_episode):
+    plain = make_episode([([1], [2]), ([3], [4]), ([5], [6])], origins=["demonstration", "demonstration", "policy"])
+    turns = [replace(turn, verdict=Verdict.INADMISSIBLE) if turn.index else turn for turn in plain.turns]
+    assert [refused(turn) for turn in turns] == [False, True, False]
+    both = pack([replace(plain, turns=tuple(turns))], origins=("policy", "demonstration"))
+    assert both.label_N.tolist() == [2, 6]
+
+
 def test_nothing_to_train_on_is_an_error(make_episode):
     with pytest.raises(BatchError, match="0 episodes"):
         pack([])
@@ -162,10 +180,38 @@ def test_split_and_pad_by_hand(ragged):
     (both,) = split_rows(batch, max_tokens=16)
     padded = pad_rows(batch, both, pad_id=99)
     assert padded.input_ids_RL.tolist() == [[1, 2, 3, 10, 11, 4, 12, 9], [5, 6, 20, 21, 99, 99, 99, 99]]
-    assert padded.attention_RL.sum(axis=1).tolist() == [8, 4]
+    assert padded.attention_RL.tolist() == [[True] * 8, [True] * 4 + [False] * 4]
+    assert padded.position_RL is None
     assert padded.predictor_n.tolist() == [2, 3, 5, 9, 10]
     alone = pad_rows(batch, two)
     assert (alone.input_ids_RL.tolist(), alone.predictor_n.tolist()) == ([[5, 6, 20, 21]], [1, 2])
+
+
+def test_rows_that_share_a_line_begin_where_they_are_told(ragged):
+    batch = pack(ragged)
+    padded = pad_rows(batch, micro_batch(batch, [1, 0], starts=np.array([1, 6]), shape=(2, 7)), pad_id=99)
+    assert padded.input_ids_RL.tolist() == [[99, 5, 6, 20, 21, 99, 1], [2, 3, 10, 11, 4, 12, 9]]
+    assert padded.attention_RL.tolist() == [[False, True, True, True, True, False, True], [True] * 7]
+    assert padded.position_RL is not None
+    assert padded.position_RL.tolist() == [[0, 0, 1, 2, 3, 0, 0], [1, 2, 3, 4, 5, 6, 7]]
+    assert padded.predictor_n.tolist() == [2, 3, 8, 9, 11]  # of 20 21 and of 10 11 12
+
+
+def test_a_process_without_rows_runs_the_model_on_padding(ragged):
+    empty = MicroBatch(rows=np.empty(0, np.int64), tokens=np.empty(0, np.int64))
+    for pad_id in (0, 7):
+        nothing = pad_rows(pack(ragged), empty, pad_id=pad_id)
+        assert (nothing.input_ids_RL.tolist(), nothing.attention_RL.tolist()) == ([[pad_id]], [[False]])
+        assert nothing.predictor_n.tolist() == []
+
+
+def test_some_of_the_rows_are_split_longest_first_and_in_order(make_episode):
+    batch = pack([make_episode([([1], [2, 3])]), *(make_episode([([1], [2, 3, 4])]) for _ in range(20))])
+    (part,) = split_rows(batch, 1000, np.array([0, 3, 9, 17]))
+    assert part.rows.tolist() == [3, 9, 17, 0]
+    assert part.tokens.tolist() == [8, 9, 10, 26, 27, 28, 50, 51, 52, 0, 1]
+    (whole,) = split_rows(batch, 1000)
+    assert whole.rows.tolist() == [*range(1, 21), 0]
 
 
 def test_a_row_longer_than_the_budget_comes_alone(ragged):
@@ -177,9 +223,9 @@ def test_bad_budgets_and_rows_are_errors(ragged):
     with pytest.raises(BatchError, match="max_tokens is 0"):
         split_rows(batch, 0)
     other = split_rows(pack(ragged[:1]), 100)[0]
-    wrong = type(other)(rows=other.rows + 2, tokens=other.tokens)
-    with pytest.raises(BatchError, match=r"\[2\].*valid are 0\.\.1"):
-        pad_rows(batch, wrong)
+    for rows in ([2], [0, 2], [-1], [-1, 1]):
+        with pytest.raises(BatchError, match=rf"{re.escape(str(rows))}.*valid are 0\.\.1"):
+            pad_rows(batch, MicroBatch(rows=np.array(rows), tokens=other.tokens))
 
 
 turns = st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.lists(st.integers(0, 50), max_size=4))

@@ -58,6 +58,10 @@ def test_both_parts_by_hand(make_episode: Callable[..., Episode]) -> None:
     # success is 0 and 1: a contrast of one half
     found = replace(signal, reward="success")(batch, pair, SCORERS).advantage_N
     np.testing.assert_allclose(found, 0.25 * CONTRAST + 2.0 * RATIO, rtol=1e-5)
+    # each alone in its group: the baseline is 0
+    apart = [pair[0], replace(pair[1], group=8)]
+    found = signal(pack(apart), apart, SCORERS).advantage_N
+    np.testing.assert_allclose(found, 0.5 * np.array([0.5, 0.5, 0.5, 2.5, 2.5]) + 2.0 * RATIO, rtol=1e-5)
     plain = CombinedAdvantage(scale="none")(batch, pair, SCORERS).advantage_N
     np.testing.assert_allclose(plain, CONTRAST + RATIO, rtol=1e-5)
 

@@ -290,6 +290,7 @@ def test_over_steps_by_hand() -> None:
     assert found.episodes == 4.0
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_steps(tmp_path: Path) -> None:
     peaks = []
     for steps in (300, 3000):

@@ -227,6 +227,7 @@ def cut(run_folder: Path, copy: Path, step: int) -> None:
             shutil.rmtree(checkpoint)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_equal_one(runs: Path, name: str) -> None:
     found = difference(runs, name, (1, 2))
@@ -239,6 +240,7 @@ def test_two_processes_equal_one(runs: Path, name: str) -> None:
     assert found.moved > 1e-5
 
 
+@pytest.mark.long
 def test_evaluations_are_played_once_and_give_the_same_numbers(runs: Path) -> None:
     one, two = ([row for row in untimed(place(runs, "turnopd", n)) if row["kind"] == "eval"] for n in (1, 2))
     assert [row["step"] for row in one] == [0, 3]
@@ -247,6 +249,7 @@ def test_evaluations_are_played_once_and_give_the_same_numbers(runs: Path) -> No
     assert traces[0] == traces[1]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_a_world_ends_with_its_threads(runs: Path) -> None:
     """One of them left, and the process may abort while the interpreter ends."""
@@ -264,6 +267,7 @@ def close(one: Sequence[Mapping[str, Any]], two: Sequence[Mapping[str, Any]]) ->
     return all(a[n] == pytest.approx(b[n], abs=2e-3) for a, b in zip(one, two, strict=True) for n in ("loss", "tokens"))
 
 
+@pytest.mark.long
 def test_a_run_of_one_process_goes_on_in_two(runs: Path) -> None:
     resumed, whole = untimed(runs / "one_then_two"), untimed(place(runs, ACROSS, 1))
     assert resumed[:2] == whole[:2]
@@ -272,6 +276,7 @@ def test_a_run_of_one_process_goes_on_in_two(runs: Path) -> None:
     assert (list_checkpoints(runs / "one_then_two")[-1] / "shards").is_dir()
 
 
+@pytest.mark.long
 def test_a_run_of_two_processes_goes_on_in_one(runs: Path) -> None:
     cut(place(runs, ACROSS, 2), runs / "two_then_one", 2)
     run(parse([*worker.words(ACROSS, runs / "two_then_one"), *KEEP, "--resume"]), SINGLE)
@@ -282,6 +287,7 @@ def test_a_run_of_two_processes_goes_on_in_one(runs: Path) -> None:
     assert (list_checkpoints(runs / "two_then_one")[-1] / "optimiser.pt").is_file()
 
 
+@pytest.mark.long
 def test_a_model_made_whole_runs_without_the_others(runs: Path) -> None:
     """Weights, their names, logits, and that each process otherwise holds half."""
     assert json.loads((runs / "said.json").read_text())["whole_weights"] == ["True True True True"] * 2
@@ -292,6 +298,7 @@ def failure(runs: Path, name: str) -> tuple[str, str]:
     return first, second
 
 
+@pytest.mark.long
 def test_a_process_that_fails_ends_all_with_its_error(runs: Path) -> None:
     waiting, failed = failure(runs, "failing_collect")
     assert failed == "ValueError: the environment of process 1 is gone"
@@ -299,12 +306,14 @@ def test_a_process_that_fails_ends_all_with_its_error(runs: Path) -> None:
     assert [row["step"] for row in untimed(runs / "failing_collect")] == [1]
 
 
+@pytest.mark.long
 def test_a_source_that_plays_everything_everywhere_is_refused(runs: Path) -> None:
     first, _ = failure(runs, "deaf_collect")
     assert "share 0 of 2 is 3 of 5 episodes, but function gave 5" in first
     assert "CollectRequest.own" in first
 
 
+@pytest.mark.long
 def test_ctrl_c_in_one_process_stops_all_at_the_same_step_and_the_run_goes_on(runs: Path) -> None:
     assert [note.partition(":")[0] for note in failure(runs, "interrupted")] == ["KeyboardInterrupt"] * 2
     assert [row["step"] for row in untimed(runs / "interrupted")] == [1, 2]
@@ -313,6 +322,7 @@ def test_ctrl_c_in_one_process_stops_all_at_the_same_step_and_the_run_goes_on(ru
     assert close(untimed(runs / "interrupted"), untimed(place(runs, "opd", 2)))
 
 
+@pytest.mark.long
 def test_a_full_disk_in_one_process_leaves_the_checkpoint_before(runs: Path) -> None:
     for note in failure(runs, "full_disk"):
         assert note.startswith("CheckpointError: no room left under ")
@@ -324,11 +334,13 @@ def test_a_full_disk_in_one_process_leaves_the_checkpoint_before(runs: Path) -> 
     assert close(untimed(runs / "full_disk"), untimed(place(runs, "opd", 1)))
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_configuration_is_refused_before_anything_is_touched(runs: Path) -> None:
     with pytest.raises(TurngymError, match=r"another configuration.*optimizer\.lr"):
         run(parse([*worker.words("opd", place(runs, "opd", 2)), "--resume", "--optimizer.lr", "1e-2"]), SINGLE)
 
 
+@pytest.mark.long
 def test_exported_models_are_ordinary_folders(runs: Path) -> None:
     folders = [latest_model(place(runs, "opd", size)) for size in (1, 2)]
     names = [{path.name for path in folder.iterdir()} for folder in folders]

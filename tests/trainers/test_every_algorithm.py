@@ -76,7 +76,7 @@ def _open_rooms() -> Iterator[None]:
         room.close()
 
 
-@pytest.fixture(scope="module", params=ENVS)
+@pytest.fixture(scope="module", params=[ENVS[0], *(pytest.param(env, marks=pytest.mark.long) for env in ENVS[1:])])
 def recorded(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Two attempts of the untrained policy at one task, and what an expert did."""
     folder = tmp_path_factory.mktemp("traces")
@@ -105,12 +105,22 @@ def test_every_algorithm_is_here() -> None:
     assert len(ENVS) == 3
 
 
-@pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def each_in_one(places: int) -> list[Any]:
+    """(algorithm, place), all of them: quick is each algorithm in one place, by turns; the others are long."""
+    return [
+        pytest.param(
+            algorithm, place, marks=() if number % places == place else pytest.mark.long, id=f"{algorithm}-{place}"
+        )
+        for number, algorithm in enumerate(ALGORITHMS)
+        for place in range(places)
+    ]
+
+
+@pytest.mark.parametrize(("algorithm", "place"), each_in_one(len(ENVS)))
 def test_an_algorithm_trains_in_an_environment_and_resumes(
-    model: Path, tmp_path: Path, algorithm: str, env: str
+    model: Path, tmp_path: Path, algorithm: str, place: int
 ) -> None:
-    out = tmp_path / "run"
+    env, out = ENVS[place], tmp_path / "run"
     trainer = build_trainer(train.parse(command(model, out, algorithm, env)))
     trainer.train()
     (row,) = rows(out)

@@ -26,7 +26,7 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.world import SINGLE
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
 ]
 STUDENT = command("opd", Path())[3]

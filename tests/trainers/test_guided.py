@@ -74,7 +74,9 @@ def tokens(**more: Any) -> Tokens:
     behavior = torch.tensor([0.25, 0.25, nan]).log()
     own = torch.tensor([0.5, 0.25, 0.125]).log()
     off = torch.tensor([False, False, True])
-    given: dict[str, Any] = {"logp_n": own, "sampled_logp_n": own, "behavior_logp_n": behavior, "off_policy_n": off}
+    # the temperatures differ: at that of the rollout the student's own are compared, at the other one labels imitated
+    at = {"logp_n": own - torch.tensor([0.3, 0.3, 0.0]), "sampled_logp_n": own - torch.tensor([0.0, 0.0, 0.7])}
+    given: dict[str, Any] = {**at, "behavior_logp_n": behavior, "off_policy_n": off}
     return Tokens(**given, entropy_n=torch.zeros(3), **more)
 
 

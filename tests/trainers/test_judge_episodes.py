@@ -90,6 +90,12 @@ def test_votes_are_kept_as_written_and_failures_are_not_scores(three: Episode) -
     assert judge_row([three], pack([three])) == {}
 
 
+def test_a_judge_hears_who_speaks_next_and_a_good_one_has_no_error(three: Episode) -> None:
+    judge = tools.Says(lambda request: ("\\boxed{1}",))
+    assert judge_episodes([three], judge, "score", "tool")[1] == ""
+    assert [(request.kind, request.next_role) for request in judge.asked] == [("score", "tool")] * 3
+
+
 def test_a_judge_must_answer_every_request(three: Episode) -> None:
     class Short:
         def judge(self, asked: Any) -> list[Judgment]:

@@ -74,6 +74,43 @@ def test_the_same_action_with_the_same_answer_is_a_repetition(make_episode: Make
     assert scores(replace(episode, turns=tuple(moved)))[2] == 1
 
 
+def test_every_rule_says_its_reason(make_episode: Make) -> None:
+    def reasons(episode: Episode) -> list[tuple[int, str]]:
+        return [RuleJudge().score(episode, turn) for turn in episode.turns]
+
+    verdict = [Verdict.MALFORMED] + [Verdict.OK] * 5
+    ended = play(
+        make_episode,
+        6,
+        verdict=verdict,
+        reward=[0.0, 1.0, -1.0, 0.0, 0.0, 0.0],
+        progress=[0.0, 0.0, 0.0, 0.5, 0.25, 0.25],
+        status=Status.COMPLETED,
+    )
+    assert reasons(ended) == [
+        (-1, "The action was malformed."),
+        (1, "The environment rewarded it."),
+        (-1, "The environment punished it."),
+        (1, "A goal was met."),
+        (-1, "A goal was lost."),
+        (-1, "The task ended here, unsolved."),
+    ]
+    won = replace(play(make_episode, 2, status=Status.COMPLETED), success=True)
+    assert reasons(won) == [(1, "It was on the way to success."), (1, "The environment rewarded it.")]
+    again = play(make_episode, 2, action=["look", "look"])
+    turns = [replace(turn, observation="see 1") for turn in again.turns]
+    again = replace(again, turns=tuple(turns), final_observation="see 1")
+    assert reasons(again) == [
+        (0, "Nothing tells whether it helped."),
+        (-1, "It was done before, with the same result."),
+    ]
+    hints = [found.votes[0] for found in RuleJudge().judge(requests(again, "hint"))]
+    assert hints == [
+        "\\boxed{-1}",
+        "[HINT_START]This was tried before, with the same result. Choose another action.[HINT_END] \\boxed{1}",
+    ]
+
+
 def test_votes_are_texts_with_reasons(make_episode: Make) -> None:
     episode = play(make_episode, 2, verdict=[Verdict.INADMISSIBLE, Verdict.OK])
     found = RuleJudge().judge(requests(episode, "score"))

@@ -40,6 +40,8 @@ def test_votes_scores_and_what_is_left(make_episode: Make) -> None:
         "judge/turns_masked": 3,
     }
     assert judge_row([a], None)["judge/turns_masked"] == 5
+    # turns of two episodes are counted apart, though their numbers are the same
+    assert judge_row([a, a], pack([kept, a]))["judge/turns_masked"] == 3
     assert judge_row([make_episode(PIECES)], None) == {}
     lost = replace(a, turns=(replace(a.turns[0], judge_votes=(None, None, None), judge_scores=None),))
     assert [judge_row([lost], None)[f"judge/{name}"] for name in ("score", "positive", "negative")] == [None] * 3

@@ -59,6 +59,10 @@ def test_a_masked_id_has_no_share_in_the_entropy_nor_in_its_gradient():
     # -p (log p + H)
     low = -0.25 * (math.log(0.25) + wanted)
     torch.testing.assert_close(gradient, torch.tensor([[0.0, low, -low]]))
+    # unless it is asked for, it is a number without a gradient
+    logged = project(logits, lambda hidden: hidden, torch.tensor([1]), entropy=True).entropy_N
+    assert logged is not None
+    assert not logged.requires_grad
 
 
 def test_temperature_by_hand():
@@ -210,6 +214,9 @@ def test_bad_input_is_an_error(change, message):
         project(**given)
     with pytest.raises(ValueError, match="k is 0"):
         topk(x["hidden"], x["weight"], 0)
+    for name in {"temperature", "chunk"} & set(change):
+        with pytest.raises(ValueError, match=message):
+            topk(x["hidden"], x["weight"], 1, **{name: change[name]})
 
 
 @pytest.mark.parametrize("budget", [1, 6, 9, 20, 1000])

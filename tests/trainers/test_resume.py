@@ -41,6 +41,7 @@ def kill_after(run: Path, lines: int, *words: str) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_killed_run_continues_to_the_same_numbers(tmp_path: Path) -> None:
     toy.trainer(tmp_path / "whole", steps=STEPS).train()

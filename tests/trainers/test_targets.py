@@ -136,6 +136,21 @@ def test_group_advantages_reach_every_token(make_episode: Make) -> None:
     np.testing.assert_allclose(found, np.array([1 / 3] * 3 + [-2 / 3] * 2 + [1 / 3]) / unit, rtol=1e-6)
 
 
+def test_every_group_has_a_baseline_of_its_own(make_episode: Make) -> None:
+    returns = [(1, 0.0), (4, 10.0), (1, 1.0), (4, 30.0)]
+    episodes = [
+        make_episode([([1], [number])], number=number, group=group, episode_return=value)
+        for number, (group, value) in enumerate(returns)
+    ]
+    batch, scorers = pack(episodes), Scorers(student=Slope(0.0))
+    # means 1/2 and 20; deviations sqrt(1/2) and sqrt(200)
+    for made in (GroupAdvantage, SplitAdvantage):
+        found = made(scale="none")(batch, episodes, scorers).advantage_N
+        np.testing.assert_allclose(found, [-0.5, -10.0, 0.5, 10.0])
+        found = made()(batch, episodes, scorers).advantage_N
+        np.testing.assert_allclose(found, np.array([-1, -1, 1, 1]) * 0.5**0.5, rtol=1e-5)
+
+
 def test_demonstrated_and_own_tokens_have_their_own_factors(make_episode: Make) -> None:
     group = luffy_group(make_episode)
     batch, scorers = pack(group, origins=("policy", "demonstration")), Scorers(student=Slope(0.0))

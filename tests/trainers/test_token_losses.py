@@ -34,13 +34,16 @@ STUDENT, TEACHER = torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.25]).l
 
 
 def tokens(ratio: list[float], **more: Any) -> Tokens:
-    """Tokens sampled with probability 1/4 whose probability is now `ratio` times that (NaN: nobody noted it)."""
+    """Tokens sampled with probability 1/4 whose probability is now `ratio` times that (NaN: nobody noted it).
+
+    At the distillation temperature (`logp_n`) it is another one, so that a loss that takes the wrong column shows.
+    """
     given = torch.tensor(ratio)
     behavior = torch.where(given.isnan(), given, torch.full_like(given, 0.25).log())
     sampled = given.nan_to_num(nan=1.0).log() + log(0.25)
     more = {name: torch.tensor(value) if isinstance(value, list) else value for name, value in more.items()}
     own = torch.zeros(len(ratio), dtype=torch.bool)
-    rest: dict[str, Any] = {"off_policy_n": own, "entropy_n": torch.zeros(len(ratio)), "logp_n": sampled.clone()}
+    rest: dict[str, Any] = {"off_policy_n": own, "entropy_n": torch.zeros(len(ratio)), "logp_n": sampled - 0.7}
     return Tokens(sampled_logp_n=sampled, behavior_logp_n=behavior, **(rest | more))
 
 

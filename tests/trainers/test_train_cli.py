@@ -21,6 +21,7 @@ from turngym.envs.core.settings import read_toml
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import train
+from turngym.trainers import rollouts as student_rollouts
 from turngym.trainers.config import RunConfig
 from turngym.trainers.metrics import known_metric, read_metrics, table
 from turngym.trainers.models import load_model, save_model, tiny_qwen3
@@ -95,6 +96,44 @@ def test_every_algorithm_trains_and_leaves_a_model(
     assert ChatSettings.load(model).system == "Do the task."
     start, end = load_model(models / "student"), load_model(model)
     assert any(not torch.equal(a, b) for a, b in zip(start.parameters(), end.parameters(), strict=True))
+
+
+def test_teacher_and_reference_score_at_the_distillation_temperature(models: Path, tmp_path: Path) -> None:
+    warm = ("--distill.temperature", "2.5", "--temperature", "0.5", "--opd-hints.kl-coef", "0.1")
+    made: Any = build_trainer(train.parse(command(models, tmp_path / "run", "opd-hints", *warm)))
+    assert made.teacher is not made.reference
+    assert (made.teacher.temperature, made.reference.temperature) == (2.5, 2.5)
+    ids, where = [np.array([3, 4, 5], np.int32)], [np.array([1, 2])]
+    for scorer in (made.teacher, made.reference):
+        logits = scorer.model(torch.from_numpy(ids[0])[None].long()).logits[0, :-1]
+        wanted = (logits / 2.5).log_softmax(-1)[torch.arange(2), torch.tensor([4, 5])]
+        np.testing.assert_allclose(scorer.logprobs(ids, where)[0], wanted.detach(), rtol=1e-4)
+
+
+def test_scorers_have_the_settings_of_the_teacher_and_not_of_the_student(models: Path, tmp_path: Path) -> None:
+    words = command(models, tmp_path / "run", "opd-hints", "--opd-hints.kl-coef", "0.1", "--micro-tokens", "77")
+    made: Any = build_trainer(train.parse([*words, "--teacher-dtype", "bfloat16"]))
+    assert made.model.dtype == torch.float32
+    for scorer, name in ((made.teacher, "teacher"), (made.reference, "student")):
+        assert (scorer.model.dtype, scorer.max_tokens) == (torch.bfloat16, 77)
+        wanted = load_model(models / name).get_input_embeddings().weight
+        assert torch.equal(scorer.model.get_input_embeddings().weight, wanted.bfloat16())
+
+
+def test_a_served_teacher_scores_at_the_distillation_temperature(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, float]] = []
+
+    def served(servers: Any, folder: Any, tokenizer: Any, size: int, temperature: float) -> tuple[Any, int]:
+        asked.append((size, temperature))
+        return "teacher", size
+
+    monkeypatch.setattr(student_rollouts, "teacher_scorer", served)
+    words = command(models, tmp_path / "run", "opd", "--teacher-server", "http://127.0.0.1:1", "--temperature", "0.5")
+    made: Any = build_trainer(train.parse([*words, "--distill.temperature", "2.5"]))
+    assert asked == [(made.vocab_size, 2.5)]
+    assert made.teacher == "teacher"
 
 
 def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def tokens(now: list[float], behavior: list[float], advantage: list[float]) -> T
     logp = torch.tensor(now, requires_grad=True)
     zeros = torch.zeros(len(now))
     return Tokens(
-        logp_n=logp,
+        logp_n=logp.detach() - 0.7,  # at another temperature
         sampled_logp_n=logp,
         behavior_logp_n=torch.tensor(behavior),
         advantage_n=torch.tensor(advantage),
@@ -35,9 +35,9 @@ def test_truncated_importance_by_hand() -> None:
     result = TruncatedImportance(loss=wide, cap=2.0)(batch)
     assert result.loss_n.tolist() == pytest.approx([2.0, 1.5, 0.5, 1.0])
     result.loss_n.sum().backward()
-    assert batch.logp_n.grad is not None
+    assert batch.sampled_logp_n.grad is not None
     # min(r, cap) where l = r; the last token's ratio is 1 by definition
-    assert batch.logp_n.grad.tolist() == pytest.approx([2.0, 1.5, 0.5, 1.0])
+    assert batch.sampled_logp_n.grad.tolist() == pytest.approx([2.0, 1.5, 0.5, 1.0])
     assert result.diagnostics["truncated"].tolist()[:3] == [1.0, 0.0, 0.0]
     assert result.diagnostics["ratio"].tolist()[:3] == pytest.approx([2.0, 1.5, 0.5])
     assert result.diagnostics["ratio"][3].isnan()

@@ -93,6 +93,10 @@ def test_advantages_by_hand(make_episode: Callable[..., Episode]) -> None:
     np.testing.assert_allclose(found, CONTRAST / 2**0.5, rtol=1e-5)
     found = replace(signal, reward="success")(batch, pair, replace(SCORERS, step=4)).advantage_N
     np.testing.assert_allclose(found, CONTRAST / 2, rtol=1e-5)
+    # each alone in its group: the baseline is 0
+    apart = [pair[0], replace(pair[1], group=8)]
+    found = signal(pack(apart), apart, replace(SCORERS, step=4)).advantage_N
+    np.testing.assert_allclose(found, [0.5, 0.5, 0.5, 2.5, 2.5], rtol=1e-5)
     with pytest.raises(TargetError, match="needs a teacher,"):
         signal(batch, pair, replace(SCORERS, teacher=None))
     with pytest.raises(TargetError, match="needs a student,"):

@@ -46,6 +46,23 @@ def test_outcome_separation_by_hand(ragged):
     np.testing.assert_allclose(stats.kl_success_T, [0.1, NAN])
 
 
+def test_both_outcomes_are_told_apart_in_every_turn(make_episode):
+    """A failed and B succeeded, with two turns of one token each; the last digit is the turn."""
+    pieces = [([1], [2]), ([3], [4])]
+    batch = pack([make_episode(pieces), make_episode(pieces, success=True)])
+    kl, entropy, teacher = (np.array([10.0, 11.0, 30.0, 31.0]) + 100 * n for n in range(3))
+    stats = turn_stats(batch, kl, entropy_N=entropy, teacher_entropy_N=teacher)
+    assert stats.tokens_success_T.tolist() == stats.tokens_fail_T.tolist() == [1, 1]
+    assert (stats.kl_fail_T.tolist(), stats.kl_success_T.tolist()) == ([10, 11], [30, 31])
+    assert (stats.kl_T.tolist(), stats.entropy_T.tolist(), stats.teacher_entropy_T.tolist()) == (
+        [20, 21],
+        [120, 121],
+        [220, 221],
+    )
+    assert stats.teacher_entropy_fail_T.tolist() == [210, 211]
+    assert stats.teacher_entropy_success_T.tolist() == [230, 231]
+
+
 def test_an_episode_at_the_depth_cap_is_neither_success_nor_failure(ragged, make_episode):
     capped = make_episode([([1], [2, 3])], status=Status.TRUNCATED_DEPTH)
     stats = turn_stats(pack([*ragged, capped]), np.array([*KL, 9.0, 9.0]))

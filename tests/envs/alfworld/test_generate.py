@@ -84,7 +84,7 @@ def test_the_name_the_version_and_the_part_change_the_games() -> None:
     assert content(game(SMALL, "eval", 3)) != base
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.long)])
 def test_no_evaluation_game_is_a_training_game(count: int) -> None:
     evaluation = [content(game(SMALL, "eval", number)) for number in range(300)]
     train = {content(generate(SMALL, "train", number)) for number in range(count)}
@@ -237,8 +237,8 @@ def test_the_vocabulary_spells_everything_that_is_said(config: GeneratorConfig, 
     ("config", "numbers"),
     [
         pytest.param(SMALL, range(1), id="small"),
-        pytest.param(SMALL, range(1, 13), id="small-12", marks=pytest.mark.slow),
-        pytest.param(FULL, range(3), id="full-3", marks=pytest.mark.slow),
+        pytest.param(SMALL, range(1, 13), id="small-12", marks=pytest.mark.long),
+        pytest.param(FULL, range(3), id="full-3", marks=pytest.mark.long),
     ],
 )
 def test_textworld_says_the_same(config: GeneratorConfig, numbers: range) -> None:

@@ -19,6 +19,7 @@ from turngym.scripts.bench.webshop import main as bench
 from turngym.scripts.bench.webshop.big_shop import BigShop
 
 
+@pytest.mark.long
 def test_steps_and_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("bs4", reason="the peer needs beautifulsoup4")
     out = tmp_path / "figures.json"
@@ -75,6 +76,7 @@ def test_scripts_end_with_a_purchase() -> None:
     shop.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("catalog", big.CATALOGUES)
 def test_a_big_shop_in_small(tmp_path: Path, catalog: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # the real vocabulary of 300,000 words takes seconds to make up
@@ -92,6 +94,7 @@ def test_a_big_shop_in_small(tmp_path: Path, catalog: str, monkeypatch: pytest.M
     assert checked["wrong"] == []
 
 
+@pytest.mark.long
 def test_each_step_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert big.step("build", tmp_path / "shop", "generated", 60)["products"] == 60
     with pytest.raises(TurngymError, match="ended with status"):

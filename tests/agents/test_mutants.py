@@ -1,0 +1,44 @@
+"""Who plays what at a step and what is demonstrated, broken in every small way: literal tests notice each of them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import mutants as tools
+import pytest
+
+from turngym.agents import collect
+from turngym.agents import demonstrations as filters
+from turngym.agents import demonstrations as plans
+from turngym.agents import demonstrations as sources
+from turngym.agents.rendering import renderer as shown
+from turngym.envs import panels as task_order
+
+pytestmark = pytest.mark.long
+
+TESTED: dict[tuple[ModuleType, ...], str] = {
+    (collect, task_order): "collect",
+    (filters, plans, sources, shown): "demonstrations",
+}
+"""The literal tests of the file on the right must notice every mutant of the modules on the left."""
+
+ONE_EACH = "every job has one episode"
+SAME = {
+    "ExpertCollect.__call__: assert_disjoint([episode.task for episode in episodes], self.held_out) -> "
+    "assert_disjoint(self.held_out, [episode.task for episode in episodes])": "disjoint either way round",
+    "LiveCollect._demonstrated: True -> False": ONE_EACH,
+    "LiveCollect._prefixed: True -> False": ONE_EACH,
+    "begun_response: range(len(ids), -1, -1) -> range(len(ids), -1, -1)": "both are -1",
+    "begun_response: 1 -> 2": "size 0 is always found before",
+}
+"""Mutants that compute the same, and why."""
+
+
+@pytest.mark.parametrize("modules", TESTED, ids=TESTED.get)
+def test_every_mutant_fails_a_literal_test(
+    modules: tuple[ModuleType, ...], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `evaluations` takes seconds and draws no plan; SharedEnv acts at exit too
+    tests = [one for one in tools.literal_tests(TESTED[modules], request) if "evaluations" not in one.func.__name__]
+    functions = [one for module in modules for one in tools.functions(module) if "SharedEnv" not in one.__qualname__]
+    tools.assert_noticed(functions, tests, SAME, monkeypatch)
