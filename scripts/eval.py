@@ -29,8 +29,6 @@ from turngym.envs.core.settings import json_object
 from turngym.envs.core.tables import print_table
 from turngym.scripts.options import list_presets, parse, say_channel
 
-# Options of `turngym eval`.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
@@ -81,9 +79,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     description = (__doc__ or "").split("\n")[0]
     options = parse(EvalOptions, argv, prog="turngym eval", description=description)
-    asked = [name for name in ("panel", "rescore", "compare") if getattr(options, name) is not None]
-    if len(asked) != 1:
-        said = " and ".join(f"--{name}" for name in asked) or "none of them"
+    given = [name for name in ("panel", "rescore", "compare") if getattr(options, name) is not None]
+    if len(given) != 1:
+        said = " and ".join(f"--{name}" for name in given) or "none of them"
         raise EvaluationError(f"give a --panel to play (`turngym panel list`), --rescore or --compare; given is {said}")
     if options.compare is not None:
         comparison = compare_recorded(*options.compare, different_settings=options.different_settings)

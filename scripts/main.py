@@ -1,22 +1,27 @@
-"""The `turngym` command: one verb per module of this folder, imported only when it is called."""
+"""The `turngym` command: finds the verb, runs it, and turns every way of ending into one line and an exit status.
+
+Each verb is a module of this folder and is imported only when it is called, so that `turngym --help` needs no torch.
+"""
 
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import importlib.util
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import turngym
-from turngym.envs.core.errors import TurngymError
-from turngym.scripts.options import end_on_sigterm, status, system_failure, what_is_kept
+from turngym.envs.core.errors import TurngymError, no_room
 
 VERBS = {
     "quickstart": "turngym.scripts.quickstart",
@@ -39,7 +44,7 @@ VERBS = {
 
 
 def help_line(module: str) -> str:
-    """First line of the module's docstring, read without importing the module (nor torch with it)."""
+    """Returns the first line of a module's docstring without importing the module, which might import torch."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         return "(not installed)"
@@ -53,7 +58,7 @@ def usage(command: str, verbs: dict[str, str]) -> str:
 
 
 def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
-    """Run the verb that `argv` names; errors of our own become one line on standard error and status 2."""
+    """Runs the verb that `argv` names. Errors of turngym become one line on standard error and exit status 2."""
     if argv and argv[0] in ("-V", "--version"):
         print(f"turngym {turngym.__version__}")
         return 0
@@ -69,8 +74,8 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
         print(f"{command} {argv[0]}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
-        print(f"{command} {argv[0]}: stopped{what_is_kept(argv[0], argv[1:])}", file=sys.stderr)
-        return status(error)
+        print(f"{command} {argv[0]}: stopped{resume_hint(argv[0], argv[1:])}", file=sys.stderr)
+        return exit_status(error)
     except Exception as error:
         said = system_failure(error)
         if said is None:
@@ -100,6 +105,83 @@ def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more
         print(f"turngym: {message}", file=sys.stderr)
     else:
         show(message, category, filename, lineno, *more, **named)
+
+
+# How a command ends when it is stopped, or when the system fails it: with one line, and what it left on disk.
+
+
+class Terminated(KeyboardInterrupt):
+    """Raised on SIGTERM. A KeyboardInterrupt, so that all code that cleans up after Ctrl-C cleans up after SIGTERM."""
+
+
+def end_on_sigterm() -> None:
+    """Makes SIGTERM raise Terminated, even if the parent process ignored it. Verbs that serve or train replace this."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def exit_status(error: KeyboardInterrupt) -> int:
+    """The exit status that shells use: 128 plus the number of the signal."""
+    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+
+
+def resume_hint(verb: str, argv: Sequence[str]) -> str:
+    """Says what a stopped `verb` left on disk and how to continue; empty if that is not known."""
+    out = _out_folder(argv)
+    if verb == "train" and out is not None:
+        steps = sorted(path.name for path in (out / "checkpoints").glob("step_*"))
+        return f"; continue from {steps[-1]} with --resume" if steps else "; there is no checkpoint to continue from"
+    if verb in ("eval", "rollout"):
+        if out is None:
+            return "; without --out nothing is kept"
+        trace = out / "trace.jsonl" if verb == "eval" else out
+        more = "the same command plays the others" if verb == "eval" else "--append plays the others"
+        return f"; episodes that had ended are in {trace}: {more}" if trace.is_file() else "; no episode had ended"
+    return ""
+
+
+def system_failure(error: Exception) -> str | None:
+    """Explains a failure of the operating system or a missing package in one line; None for any other exception."""
+    if no_room(error):
+        where = getattr(error, "filename", None)
+        return f"no room left on the disk{'' if where is None else f' for {where}'}: make room and run it again"
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
+        return f"this needs {error.name}: pip install 'turngym[{extra}]'"
+    if isinstance(error, OSError) and error.errno in PLACES:
+        where = error.filename if error.filename is not None else "a file"
+        return f"{where}: {error.strerror}"
+    return None
+
+
+PLACES = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.EBUSY, errno.ETXTBSY, errno.ESTALE),
+)
+"""Error numbers that mean that a file or folder cannot be used as asked."""
+EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "safetensors", "jinja2", "tensorboard", "matplotlib"), "train"),
+    **dict.fromkeys(("flask", "httpx", "starlette", "uvicorn", "a2wsgi"), "serve"),
+    "faiss": "dense",
+    "pyarrow": "parquet",
+    "peft": "lora",
+    "ray": "ray",
+    "openai": "endpoint",
+    "textworld": "alfworld",
+}
+"""Optional package -> the extra of turngym that installs it."""
+
+
+def _out_folder(argv: Sequence[str]) -> Path | None:
+    for place, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name == "--out":
+            following = argv[place + 1 : place + 2]
+            return Path(value) if equals else Path(following[0]) if following else None
+    return None
 
 
 if __name__ == "__main__":

@@ -1,228 +1,70 @@
-"""Old names of options, accepted for one release with a warning."""
+"""How a verb's settings are read and explained: command line, TOML file, help.
+
+A verb declares its settings as a frozen dataclass whose field docstrings are the help. `parse` reads them from `argv`
+and from the file that `--config` names; an option on the command line overrides the file. `turngym train` has some 180
+settings and prints its help with `section`, a line for each; the other verbs leave their help to tyro.
+"""
 
 from __future__ import annotations
 
 import ast
-import errno
 import inspect
 import json
 import shutil
-import signal
 import sys
 import textwrap
-import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
 from turngym.agents.options import AgentOptions
 from turngym.agents.presets import preset_table
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
-from turngym.envs.core.errors import TurngymError, no_room
+from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import Setting, from_table, read_toml
 from turngym.envs.core.tables import table_text
-
-OPTIONS: Mapping[str, str] = {
-    "batch": "slots",
-    "make": "env-kwargs",
-    "blunders": "mistakes",
-    "optimiser": "optimizer",
-    "optimizer.passes": "optimizer.ppo-epochs",
-    "lpt": "lm-loss",
-    "turnopd.reliable-count": "turnopd.n-min",
-    "turnopd.reliable-share": "turnopd.n-min-share",
-}
-"""Old name -> name, without dashes; a name also stands for the group of options below it (`optimiser.lr`)."""
-VALUES: Mapping[tuple[str, str], str] = {("on-invalid", "penalise"): "penalize"}
-"""(name, old value) -> value."""
-SWITCHES = frozenset({"packing"})
-"""Options that were switches (`--packing`, `--no-packing`) and now have values: on, off and others."""
-
-
-def current(argv: Sequence[str], options: Mapping[str, str] = OPTIONS) -> list[str]:
-    """`argv` with today's names in place of old ones; every old one is warned of (FutureWarning)."""
-    argv = list(_switches(argv))
-    words: list[str] = []
-    name = ""
-    for word in argv:
-        if word.startswith("--") and len(word) > 2:
-            written, equals, value = word.partition("=")
-            name = _name(written, options)
-            words.append(f"--{name}{equals}{_renamed_value(name, value)}" if equals else f"--{name}")
-        else:
-            words.append(_renamed_value(name, word))
-            name = ""
-    return words
-
-
-def _switches(argv: Sequence[str]) -> Iterator[str]:
-    """Old switches with the value that each stood for."""
-    for word, after in zip_longest(argv, argv[1:]):
-        plain = word.removeprefix("--").removeprefix("no-")
-        no, alone = word.startswith("--no-"), after is None or after.startswith("--")
-        if not word.startswith("--") or plain not in SWITCHES or not (no or alone):
-            yield word
-            continue
-        _warn(word, f"--{plain} {'off' if no else 'on'}")
-        yield from (f"--{plain}", "off" if no else "on")
-
-
-def _name(written: str, options: Mapping[str, str]) -> str:
-    plain = written.removeprefix("--").replace("_", "-")
-    now = plain
-    for old, new in options.items():
-        if now == old or now.startswith(old + "."):
-            now = new + now.removeprefix(old)
-    if now == plain:
-        return written.removeprefix("--")
-    _warn(written, f"--{now}")
-    return now
-
-
-def _renamed_value(name: str, value: str) -> str:
-    now = VALUES.get((name.replace("_", "-"), value))
-    if now is None:
-        return value
-    _warn(f"--{name} {value}", f"--{name} {now}")
-    return now
-
-
-def _warn(old: str, new: str) -> None:
-    warnings.warn(f"{old} is now {new}; the old name will not be accepted any more", FutureWarning, stacklevel=4)
-
-
-# Says how an endpoint's actions are written where nobody chose.
-
-
-def say_channel(player: AgentOptions) -> None:
-    """One line on standard error for `openai:MODEL` without `--channel`."""
-    if player.agent.startswith("openai:") and player.channel == "auto":
-        print(
-            f"turngym: {player.agent} writes actions as text, which every endpoint can (--channel text); "
-            "--channel tool offers it the environment's tool",
-            file=sys.stderr,
-        )
-
-
-# How a command ends when it is stopped or the system fails it: one line, which says what is kept only where it is.
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: whatever ends well on Ctrl-C ends well on it, too."""
-
-
-def end_on_sigterm() -> None:
-    """SIGTERM raises Terminated, whatever this process inherited; verbs that serve or train install their own."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)
-
-
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
-
-
-def status(error: KeyboardInterrupt) -> int:
-    """As shells count it: 128 and the number of the signal."""
-    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
-
-
-def what_is_kept(verb: str, argv: Sequence[str]) -> str:
-    """What is on disk after `verb` was stopped, and how to go on with it; "" where that is not known."""
-    out = _out(argv)
-    if verb == "train" and out is not None:
-        steps = sorted(path.name for path in (out / "checkpoints").glob("step_*"))
-        return f"; continue from {steps[-1]} with --resume" if steps else "; there is no checkpoint to continue from"
-    if verb in ("eval", "rollout"):
-        if out is None:
-            return "; without --out nothing is kept"
-        trace = out / "trace.jsonl" if verb == "eval" else out
-        more = "the same command plays the others" if verb == "eval" else "--append plays the others"
-        return f"; episodes that had ended are in {trace}: {more}" if trace.is_file() else "; no episode had ended"
-    return ""
-
-
-def system_failure(error: Exception) -> str | None:
-    """One line for a failure of the system that nothing below has explained; None for what is no such thing."""
-    if no_room(error):
-        where = getattr(error, "filename", None)
-        return f"no room left on the disk{'' if where is None else f' for {where}'}: make room and run it again"
-    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
-        return f"this needs {error.name}: pip install 'turngym[{extra}]'"
-    if isinstance(error, OSError) and error.errno in PLACES:
-        where = error.filename if error.filename is not None else "a file"
-        return f"{where}: {error.strerror}"
-    return None
-
-
-PLACES = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO),
-    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.EBUSY, errno.ETXTBSY, errno.ESTALE),
-)
-"""What says that a file or folder cannot be used as asked."""
-EXTRAS = {
-    **dict.fromkeys(("torch", "transformers", "safetensors", "jinja2", "tensorboard", "matplotlib"), "train"),
-    **dict.fromkeys(("flask", "waitress", "httpx"), "serve"),
-    "faiss": "dense",
-    "pyarrow": "parquet",
-    "peft": "lora",
-    "ray": "ray",
-    "openai": "endpoint",
-    "textworld": "alfworld",
-}
-"""Extra by optional package."""
-
-
-def _out(argv: Sequence[str]) -> Path | None:
-    for place, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name == "--out":
-            following = argv[place + 1 : place + 2]
-            return Path(value) if equals else Path(following[0]) if following else None
-    return None
-
-
-# From a command line and a configuration file to settings: flags override the file, old names are warned of.
 
 T = TypeVar("T")
 CONFIG = "--config"
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> T:
-    """Options of class `cls` from `argv`, which may name a configuration file with `--config FILE`.
+    """Reads an object of the settings class `cls` from `argv`, which may contain `--config FILE`.
 
-    A setting outside its range is explained, and the exit status is 2. Raises SettingsError for a file that sets what
-    does not exist, or to what it cannot be.
+    A wrong option or value is explained on standard error, and the process exits with status 2. Raises SettingsError
+    if the file sets an unknown setting, or a setting to a value of the wrong type.
     """
-    words, files = take_option(current(argv), CONFIG)
+    argv, files = pop_option(argv, CONFIG)
     if not files:
-        return tyro.cli(cls, args=words, prog=prog, description=_with_config(description))
+        return tyro.cli(cls, args=argv, prog=prog, description=_with_config(description))
     path = Path(files[-1])
     default = from_table(cls, read_toml(path), str(path), missing=tyro.MISSING)
-    return tyro.cli(cls, args=words, prog=prog, description=_with_config(description), default=default)
+    return tyro.cli(cls, args=argv, prog=prog, description=_with_config(description), default=default)
 
 
-def take_option(argv: Sequence[str], name: str) -> tuple[list[str], list[str]]:
-    """`argv` without every `name VALUE` and `name=VALUE`, and the values. TurngymError where one has no value."""
+def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """Removes every `name VALUE` and `name=VALUE` from `argv`; returns what is left and the values.
+
+    Raises TurngymError if the option is given without a value.
+    """
     rest: list[str] = []
     values: list[str] = []
-    words = iter(argv)
-    for word in words:
-        if word == name:
-            value = next(words, None)
+    remaining = iter(argv)
+    for argument in remaining:
+        if argument == name:
+            value = next(remaining, None)
             if value is None or value.startswith("--"):
                 raise TurngymError(f"{name} needs a value")
             values.append(value)
-        elif word.startswith(f"{name}="):
-            values.append(word.removeprefix(f"{name}="))
+        elif argument.startswith(f"{name}="):
+            values.append(argument.removeprefix(f"{name}="))
         else:
-            rest.append(word)
+            rest.append(argument)
     return rest, values
 
 
@@ -245,19 +87,17 @@ def is_option(word: Any) -> bool:
     return len(word) > 2 and word.startswith("--")
 
 
-# Help for many settings on one screen: a line for each, grouped, the ones that everybody needs first.
-
 LEFT = 36
-"""Columns of the options themselves."""
+"""Width of the column of option names in help texts, in characters."""
 
 
 def width() -> int:
-    """Columns to write in: those of the terminal, 80 to 120."""
+    """Width of help texts in characters: that of the terminal, at least 80 and at most 120."""
     return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
 
 
 def section(title: str, settings: Sequence[Setting], *, whole: bool = False) -> Iterator[str]:
-    """A title and a line for each setting; `whole` explains each in all its words."""
+    """Yields a title and one line for each setting; with `whole`, the full explanation of each."""
     if settings:
         yield ""
         yield f"{title}:"
@@ -278,7 +118,7 @@ def _lines(setting: Setting, whole: bool) -> Iterator[str]:
 
 
 def describe(setting: Setting) -> str:
-    """What a setting does, with the values that it takes."""
+    """Returns the explanation of a setting, with the values that it accepts."""
     text = docs_of(setting.group).get(setting.name, "")
     return f"{text} ({', '.join(choices)})" if (choices := _choices(setting.type)) else text
 
@@ -305,7 +145,7 @@ def _default_text(setting: Setting) -> str:
 
 @cache
 def docs_of(cls: type[Any]) -> Mapping[str, str]:
-    """What stands under each field of a dataclass, as one line; nothing where there is no source to read."""
+    """Maps each field of a dataclass to the string below it, as one line. Empty if the source cannot be read."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         try:
@@ -321,46 +161,50 @@ def docs_of(cls: type[Any]) -> Mapping[str, str]:
     return found
 
 
-# `--preset list`: what the published set-ups set, for every verb that has the option.
+def say_channel(player: AgentOptions) -> None:
+    """Says on standard error how an endpoint's actions are written, if no `--channel` was given."""
+    if player.agent.startswith("openai:") and player.channel == "auto":
+        print(
+            f"turngym: {player.agent} writes actions as text, which every endpoint can (--channel text); "
+            "--channel tool offers it the environment's tool",
+            file=sys.stderr,
+        )
 
 
 def list_presets(argv: Sequence[str]) -> bool:
-    """Print the table if `argv` asks for it; whether it did."""
-    if "list" not in take_option(argv, "--preset")[1]:
+    """Prints the table of presets if `argv` contains `--preset list`, and returns whether it did."""
+    if "list" not in pop_option(argv, "--preset")[1]:
         return False
     print(table_text(preset_table(), "presets (docs/presets.md says where they come from)"), end="")
     return True
 
 
-# Options of `turngym train` that put it into an embedded world, and that make and distill its tiny models.
-
-
-def train_words(world: EmbeddedWorld, split: str | None = None) -> list[str]:
-    """What is played."""
+def train_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
+    """Options of `turngym train` that select the environment and split of `world`."""
     given = world.settings(split)
-    words = ["--env", given["env"], "--split", given["split"], "--env-kwargs", json.dumps(given["env_kwargs"])]
-    return [*words, "--max-turns", str(given["max_turns"])]
+    argv = ["--env", given["env"], "--split", given["split"], "--env-kwargs", json.dumps(given["env_kwargs"])]
+    return [*argv, "--max-turns", str(given["max_turns"])]
 
 
-def distill_words(world: EmbeddedWorld, split: str | None = None) -> list[str]:
-    """Distillation with the tiny models."""
+def distill_argv(world: EmbeddedWorld, split: str | None = None) -> list[str]:
+    """Options of `turngym train` that distill the tiny student of `world` from its tiny teacher."""
     recipe = world.distill
-    words = [*train_words(world, split), "--episodes", str(recipe.episodes), "--micro-tokens", "2048"]
-    words += ["--threads", "1", "--optimizer.lr", str(recipe.lr), "--optimizer.lr-warmup", str(recipe.warmup)]
-    words += ["--optimizer.schedule", "cosine", "--optimizer.weight-decay", "0"]
-    return [*words, "--eval-every", "10", "--eval-samples", "1"]
+    argv = [*train_argv(world, split), "--episodes", str(recipe.episodes), "--micro-tokens", "2048"]
+    argv += ["--threads", "1", "--optimizer.lr", str(recipe.lr), "--optimizer.lr-warmup", str(recipe.warmup)]
+    argv += ["--optimizer.schedule", "cosine", "--optimizer.weight-decay", "0"]
+    return [*argv, "--eval-every", "10", "--eval-samples", "1"]
 
 
-def sft_words(world: EmbeddedWorld, recipe: TinyRecipe) -> list[str]:
-    """The supervised fine-tuning that makes a tiny model."""
+def sft_argv(world: EmbeddedWorld, recipe: TinyRecipe) -> list[str]:
+    """Options of `turngym train sft` that make a tiny model of `world` by supervised fine-tuning."""
     low, high = recipe.noise
-    words = ["--algorithm", "sft", "--expert", world.expert, "--noise", str(low), str(high)]
-    words += ["--mistakes", str(recipe.mistakes), "--steps", str(recipe.steps), "--seed", str(recipe.seed)]
-    words += ["--episodes", str(recipe.episodes), "--optimizer.lr", str(recipe.lr)]
-    words += ["--optimizer.schedule", "cosine", "--optimizer.lr-warmup", str(min(20, recipe.steps // 5))]
-    words += ["--optimizer.betas", "0.9", "0.95", "--checkpoint-every", "50", "--micro-tokens", "2048"]
-    words += ["--sft.weight", recipe.weight, "--threads", "1"]
+    argv = ["--algorithm", "sft", "--expert", world.expert, "--noise", str(low), str(high)]
+    argv += ["--mistakes", str(recipe.mistakes), "--steps", str(recipe.steps), "--seed", str(recipe.seed)]
+    argv += ["--episodes", str(recipe.episodes), "--optimizer.lr", str(recipe.lr)]
+    argv += ["--optimizer.schedule", "cosine", "--optimizer.lr-warmup", str(min(20, recipe.steps // 5))]
+    argv += ["--optimizer.betas", "0.9", "0.95", "--checkpoint-every", "50", "--micro-tokens", "2048"]
+    argv += ["--sft.weight", recipe.weight, "--threads", "1"]
     if recipe.players:
-        words += ["--players", recipe.players, "--loop-after", str(recipe.loop_after)]
-        words += ["--loop-slips", str(recipe.loop_slips), "--sft.train-on", "both"]
-    return [*words, *train_words(world)]
+        argv += ["--players", recipe.players, "--loop-after", str(recipe.loop_after)]
+        argv += ["--loop-slips", str(recipe.loop_slips), "--sft.train-on", "both"]
+    return [*argv, *train_argv(world)]

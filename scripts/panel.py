@@ -30,7 +30,6 @@ from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, write_prompts
-from turngym.scripts.options import current
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 
 # What `turngym panel export-prompts` writes: questions in Search-R1's form, or tasks of any environment.
@@ -175,7 +174,7 @@ def main(argv: Sequence[str]) -> int:
         | Annotated[ExportGames, tyro.conf.subcommand(name="export-games")],
         tyro.conf.arg(name=""),
     ]
-    command = tyro.cli(verbs, args=current(argv), prog="turngym panel", description=(__doc__ or "").split("\n")[0])
+    command = tyro.cli(verbs, args=argv, prog="turngym panel", description=(__doc__ or "").split("\n")[0])
     actions: dict[type, Callable[[Any], int]] = {
         List: _list,
         Show: _show,

@@ -8,18 +8,32 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import tyro
 
-from turngym.agents.playing.environments import env_maker
+from turngym.agents.playing.environments import EnvOptions, env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import HumanAgent
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.trace import TraceWriter
-from turngym.scripts.options import current
-from turngym.scripts.rollout import PlayOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayOptions:
+    """One episode, played by you."""
+
+    world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
+    task: str | None = None
+    """Task id; by default one is drawn with --seed."""
+    seed: int = 0
+    """Draws the task."""
+    out: Path | None = None
+    """Trace file to which the episode is appended."""
 
 
 def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
@@ -27,7 +41,7 @@ def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    options = tyro.cli(PlayOptions, args=current(argv), prog="turngym play", description=(__doc__ or "").split("\n")[0])
+    options = tyro.cli(PlayOptions, args=argv, prog="turngym play", description=(__doc__ or "").split("\n")[0])
     console = Console(highlight=False)
     styles = {"observation": "bold", "note": "dim italic", "list": "cyan"}
 

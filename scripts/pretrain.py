@@ -21,7 +21,7 @@ from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.files import locked_folder
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.tables import columns, table_text
-from turngym.scripts.options import sft_words
+from turngym.scripts.options import sft_argv
 
 # Options of `turngym pretrain` for an environment by its id, and how often its players succeed, before and after.
 
@@ -173,7 +173,7 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
     if resume and finished.is_dir():
         return finished
     start, run = write_start(world, recipe, out, resume), out / "sft"
-    words = ["--student", str(start), "--out", str(run), *sft_words(world, recipe)]
+    words = ["--student", str(start), "--out", str(run), *sft_argv(world, recipe)]
     train.main([*words, *(["--resume"] if resume and run.is_dir() else [])])
     newest = max(run.glob("checkpoints/step_*/model"), default=None)
     if newest is None:

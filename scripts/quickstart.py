@@ -1,4 +1,10 @@
-"""Bars on standard error: a thread keeps them up to date from the files that are written meanwhile."""
+"""Distill a tiny student in a generated world, with vanilla OPD and TurnOPD side by side, in under ten minutes.
+
+Both methods start from the same weak student and learn from the same teacher (two checkpoints that come with turngym)
+for the same number of steps, each in a process of its own. While they train, this process evaluates the models before
+training, and afterwards those that the methods have made. It ends with a table, a figure and a page of episodes.
+Stopping it loses nothing: the same command continues where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -23,98 +29,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import print_table
 from turngym.envs.panels import load_panel
-from turngym.scripts.options import distill_words
-
-Look = Callable[[], tuple[int, str]]
-"""What is done, and a note on it."""
-SECONDS = 0.5
-"""Between two looks."""
-
-
-@dataclass(slots=True)
-class Board:
-    """What is under way, one bar each."""
-
-    progress: Any
-    _looks: dict[Any, Look] = field(default_factory=dict)
-
-    def add(self, name: str, total: int, look: Look) -> None:
-        """Another bar."""
-        self._looks[self.progress.add_task(name, total=total, note="starting")] = look
-
-    def update(self) -> None:
-        """Look at everything once."""
-        for bar, look in list(self._looks.items()):
-            done, note = look()
-            self.progress.update(bar, completed=done, note=note)
-
-
-@contextmanager
-def open_board() -> Iterator[Board]:
-    """A board whose bars move until the context ends."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    note = TextColumn("{task.fields[note]}")
-    shape = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), note)
-    over = threading.Event()
-    with Progress(*shape, console=Console(stderr=True), refresh_per_second=2) as progress:
-        board = Board(progress)
-
-        def watch() -> None:
-            while not over.wait(SECONDS):
-                board.update()
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield board
-        finally:
-            over.set()
-            thread.join()
-            board.update()
-
-
-def training_look(folder: Path) -> Look:
-    """Steps done by the run in `folder`, and its newest numbers in words."""
-    # here, not in `look`: that runs in the board's thread, and torch must not be imported in two threads at once
-    from turngym.trainers.metrics import iter_metrics
-    from turngym.trainers.progress import describe
-
-    rows = folder / "metrics.jsonl"
-    seen, found = -1, (0, "starting")
-
-    def look() -> tuple[int, str]:
-        nonlocal seen, found
-        size = rows.stat().st_size if rows.exists() else -1
-        # only when there are new ones: all are read, and the methods need the cores
-        if size != seen:
-            latest: dict[str, object] = {"step": 0}
-            for row in iter_metrics(folder):
-                latest.update(row)
-            seen, found = size, (int(str(latest["step"])), describe(latest).partition("  ")[2])
-        return found
-
-    return look
-
-
-def evaluation_look(trace: Path) -> Look:
-    """Episodes in a trace that is being written."""
-    seen = [0, 0]
-
-    def look() -> tuple[int, str]:
-        if trace.exists():
-            with trace.open("rb") as file:
-                file.seek(seen[0])
-                new = file.read()
-            seen[0] += len(new)
-            seen[1] += new.count(b"\n")
-        return seen[1], "evaluation"
-
-    return look
-
-
-# Options of the quickstart, and the plan that they make with a world's own choices filled in.
+from turngym.scripts.options import distill_argv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,17 +96,17 @@ class Plan:
 
     @property
     def episodes(self) -> int:
-        """Of one evaluation before or after training."""
+        """Number of episodes of one evaluation."""
         return len(load_panel(self.panel).tasks[: self.limit]) * self.samples
 
     def check(self) -> None:
-        """Raises TurngymError for a panel or model that is not there: before anything runs."""
+        """Raises TurngymError if the panel or a model does not exist, before anything runs."""
         load_panel(self.panel)
         for model in (self.teacher, self.student):
             require_model(model)
 
     def trained(self, method: str) -> Path:
-        """The newest model of a method."""
+        """Returns the folder of the newest checkpoint's model. Raises TurngymError if the method saved none."""
         folder = self.out / method
         found = max(folder.glob("checkpoints/step_*/model"), default=None)
         if found is None:
@@ -199,23 +114,174 @@ class Plan:
         return found
 
 
-# What the quickstart ends with: a table, figures, a page on which episodes can be read, and a closing sentence.
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym quickstart` with `argv` (without the verb itself)."""
+    options = tyro.cli(
+        Quickstart, args=list(argv), prog="turngym quickstart", description=(__doc__ or "").split("\n")[0]
+    )
+    plan = Plan.of(options)
+    plan.check()
+    start = time.monotonic()
+    plan.out.mkdir(parents=True, exist_ok=True)
+    with training(plan) as methods, open_board() as board:
+        for method in plan.methods:
+            board.add(method, plan.steps, training_look(plan.out / method))
+        results = evaluate_all(plan, methods, board)
+    for result in results:
+        print_table(result.table(), title=result.title)
+    write_report(plan)
+    print(f"finished in {(time.monotonic() - start) / 60:.1f} minutes")
+    return 0
+
+
+# Training: one process per method, stopped when this process is stopped.
+
+
+@dataclass(slots=True, kw_only=True)
+class Methods:
+    """The training processes."""
+
+    plan: Plan
+    processes: dict[str, subprocess.Popen[bytes]]
+    _ended: set[str] = field(default_factory=set)
+
+    @property
+    def running(self) -> int:
+        """Number of methods that are still training."""
+        return sum(process.poll() is None for process in self.processes.values())
+
+    def ended(self) -> list[str]:
+        """Returns the methods that finished since the last call.
+
+        Raises TurngymError once all have ended and one of them failed.
+        """
+        failed = [method for method, process in self.processes.items() if process.poll()]
+        if failed and not self.running:
+            logs = ", ".join(str(self.plan.out / f"{method}.log") for method in failed)
+            raise TurngymError(f"training failed: {', '.join(failed)}; the reason is at the end of {logs}")
+        found = [name for name, process in self.processes.items() if process.poll() == 0 and name not in self._ended]
+        self._ended.update(found)
+        return found
+
+
+@contextmanager
+def training(plan: Plan) -> Iterator[Methods]:
+    """Trains every method, with one thread each. Methods that still run when the context ends are stopped."""
+    methods = Methods(plan=plan, processes={method: _start(plan, method) for method in plan.methods})
+    try:
+        yield methods
+    finally:
+        for process in methods.processes.values():
+            _stop(process)
+
+
+def _start(plan: Plan, method: str) -> subprocess.Popen[bytes]:
+    folder = plan.out / method
+    argv = [sys.executable, "-m", "turngym.scripts", "train", "--algorithm", method, "--out", str(folder)]
+    argv += ["--student", str(plan.student), "--teacher", str(plan.teacher), "--split", plan.split]
+    argv += ["--panel", plan.panel, "--seed", str(plan.seed), "--steps", str(plan.steps)]
+    argv += distill_argv(plan.world, plan.split)
+    if (folder / "checkpoints").exists():
+        argv.append("--resume")
+    # the methods share the cores; with more than one core each, `--workers auto` plays in several processes
+    share = str(max(1, available_cores() // len(plan.methods)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", SHARE: share}
+    with (plan.out / f"{method}.log").open("ab") as log:
+        return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Lets a run save and end: Ctrl-C on a terminal reaches it directly, otherwise SIGTERM follows after five seconds."""
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+
+
+# Evaluation: played by this process while the methods leave a core free.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation: a model and the folder of its results."""
+
+    name: str
+    model: Path
+    out: Path
+
+    @classmethod
+    def first(cls, plan: Plan) -> list[Evaluation]:
+        """The evaluations of teacher and student, which need no training."""
+        roles = {"teacher": plan.teacher, "student": plan.student}
+        return [cls(name=role, model=model, out=plan.out / "eval" / role) for role, model in roles.items()]
+
+    @classmethod
+    def last(cls, plan: Plan, method: str) -> Evaluation:
+        """The evaluation of the model that `method` has trained."""
+        return cls(name=method, model=plan.trained(method), out=plan.out / method / "eval")
+
+
+def evaluate_all(plan: Plan, methods: Methods, board: Board) -> list[EvalResult]:
+    """Evaluates teacher and student, then the model of each method as it finishes, one after the other.
+
+    Nothing is played while every core trains, because that would distort the reported training times.
+    """
+    waiting, done, cores = Evaluation.first(plan), list[EvalResult](), available_cores()
+    while waiting or methods.running or len(done) < 2 + len(plan.methods):
+        waiting += [Evaluation.last(plan, method) for method in methods.ended()]
+        if waiting and methods.running < cores:
+            done.append(_evaluate(plan, waiting.pop(0), board))
+        else:
+            time.sleep(0.5)
+    return done
+
+
+def _evaluate(plan: Plan, which: Evaluation, board: Board) -> EvalResult:
+    """Plays the panel. Episodes that the folder already holds are not played again."""
+    from turngym.scripts import eval as evaluation
+    from turngym.scripts.eval import EvalOptions
+    from turngym.scripts.options import parse
+
+    argv = ["--panel", plan.panel, "--agent", f"model:{which.model}", "--samples", str(plan.samples)]
+    argv += ["--limit", str(plan.limit)] if plan.limit else []
+    argv += ["--seed", str(plan.seed), "--out", str(which.out)]
+    board.add(which.name, plan.episodes, evaluation_look(which.out / "trace.jsonl"))
+    with _one_thread():
+        options = parse(EvalOptions, argv, prog="turngym eval", description="")
+        return evaluation.run(options, command=("turngym", "eval", *argv), progress=False)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Limits torch to one thread: the other cores belong to the methods, and the models are tiny."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# The end: a table, figures, a page of episodes, and the result in a few sentences.
 
 
 def write_report(plan: Plan) -> None:
-    """The report of everything, and every episode of the last method on a page."""
+    """Writes the report, and a page with every episode of the last method; prints the result."""
     from turngym.scripts import report, trace
 
     runs = [f"{name}={plan.out / 'eval' / name}" for name in ("student", "teacher")]
     report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.methods), "--out", str(plan.out)])
     page, last = plan.out / "episodes.html", plan.methods[-1]
-    words = ["html", str(plan.out / last / "eval" / "trace.jsonl"), "--out", str(page), "--overwrite"]
-    trace.main([*words, "--title", f"{last} after {plan.steps} steps", "--tokenizer", str(plan.student)])
+    argv = ["html", str(plan.out / last / "eval" / "trace.jsonl"), "--out", str(page), "--overwrite"]
+    trace.main([*argv, "--title", f"{last} after {plan.steps} steps", "--tokenizer", str(plan.student)])
     print(f"\n{_verdict(plan)}")
 
 
 def _verdict(plan: Plan) -> str:
-    """What each method made of the student, in words."""
+    """Says in sentences how well each method did."""
     from turngym.agents.evaluation.scores import score
     from turngym.scripts.report_data import load_run
 
@@ -232,154 +298,92 @@ def _verdict(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-# The methods in training: each in a process of its own, stopped when this one is.
+# Progress bars: a thread reads the files that training and evaluation write.
+
+Look = Callable[[], tuple[int, str]]
+"""Returns how much is done, and a note to show beside the bar."""
+SECONDS = 0.5
+"""Seconds between two updates of the bars."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Methods:
-    """The training processes."""
+@dataclass(slots=True)
+class Board:
+    """One progress bar for each training run and evaluation."""
 
-    plan: Plan
-    processes: dict[str, subprocess.Popen[bytes]]
-    _ended: set[str] = field(default_factory=set)
+    progress: Any
+    _looks: dict[Any, Look] = field(default_factory=dict)
 
-    @property
-    def running(self) -> int:
-        """How many have not ended."""
-        return sum(process.poll() is None for process in self.processes.values())
+    def add(self, name: str, total: int, look: Look) -> None:
+        """Adds a bar."""
+        self._looks[self.progress.add_task(name, total=total, note="starting")] = look
 
-    def ended(self) -> list[str]:
-        """Those that have ended well since this was last asked. Raises TurngymError once all have ended, some badly."""
-        failed = [method for method, process in self.processes.items() if process.poll()]
-        if failed and not self.running:
-            logs = ", ".join(str(self.plan.out / f"{method}.log") for method in failed)
-            raise TurngymError(f"training failed: {', '.join(failed)}; the reason is at the end of {logs}")
-        found = [name for name, process in self.processes.items() if process.poll() == 0 and name not in self._ended]
-        self._ended.update(found)
+    def update(self) -> None:
+        """Updates every bar once."""
+        for bar, look in list(self._looks.items()):
+            done, note = look()
+            self.progress.update(bar, completed=done, note=note)
+
+
+@contextmanager
+def open_board() -> Iterator[Board]:
+    """Shows bars on standard error until the context ends."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    note = TextColumn("{task.fields[note]}")
+    shape = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), note)
+    over = threading.Event()
+    with Progress(*shape, console=Console(stderr=True), refresh_per_second=2) as progress:
+        board = Board(progress)
+
+        def watch() -> None:
+            while not over.wait(SECONDS):
+                board.update()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield board
+        finally:
+            over.set()
+            thread.join()
+            board.update()
+
+
+def training_look(folder: Path) -> Look:
+    """Reads the step and the newest metrics of the run in `folder`."""
+    # imported here and not in `look`, which runs in another thread: two threads must not import torch at once
+    from turngym.trainers.metrics import iter_metrics
+    from turngym.trainers.progress import describe
+
+    rows = folder / "metrics.jsonl"
+    seen, found = -1, (0, "starting")
+
+    def look() -> tuple[int, str]:
+        nonlocal seen, found
+        size = rows.stat().st_size if rows.exists() else -1
+        # read the whole file only when it has grown: the methods need the cores
+        if size != seen:
+            latest: dict[str, object] = {"step": 0}
+            for row in iter_metrics(folder):
+                latest.update(row)
+            seen, found = size, (int(str(latest["step"])), describe(latest).partition("  ")[2])
         return found
 
-
-@contextmanager
-def training(plan: Plan) -> Iterator[Methods]:
-    """Every method trains, one thread each, until the context ends; then those that have not ended are stopped."""
-    methods = Methods(plan=plan, processes={method: _start(plan, method) for method in plan.methods})
-    try:
-        yield methods
-    finally:
-        for process in methods.processes.values():
-            _stop(process)
+    return look
 
 
-def _start(plan: Plan, method: str) -> subprocess.Popen[bytes]:
-    folder = plan.out / method
-    words = [sys.executable, "-m", "turngym.scripts", "train", "--algorithm", method, "--out", str(folder)]
-    words += ["--student", str(plan.student), "--teacher", str(plan.teacher), "--split", plan.split]
-    words += ["--panel", plan.panel, "--seed", str(plan.seed), "--steps", str(plan.steps)]
-    words += distill_words(plan.world, plan.split)
-    if (folder / "checkpoints").exists():
-        words.append("--resume")
-    # each counts on its part of the cores: with more than one, `--workers auto` plays in several processes
-    share = str(max(1, available_cores() // len(plan.methods)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", SHARE: share}
-    with (plan.out / f"{method}.log").open("ab") as log:
-        return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+def evaluation_look(trace: Path) -> Look:
+    """Counts the episodes of a trace while it is written. Each call reads only what is new."""
+    seen = [0, 0]
 
+    def look() -> tuple[int, str]:
+        if trace.exists():
+            with trace.open("rb") as file:
+                file.seek(seen[0])
+                new = file.read()
+            seen[0] += len(new)
+            seen[1] += new.count(b"\n")
+        return seen[1], "evaluation"
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Let a run save and end. On a terminal it was interrupted as well; elsewhere it must be told."""
-    try:
-        process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        process.wait()
-
-
-# Evaluations of the quickstart: played by this process while its methods leave a core free.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """A model to be evaluated."""
-
-    name: str
-    model: Path
-    out: Path
-
-    @classmethod
-    def first(cls, plan: Plan) -> list[Evaluation]:
-        """What can be evaluated before anything is trained."""
-        roles = {"teacher": plan.teacher, "student": plan.student}
-        return [cls(name=role, model=model, out=plan.out / "eval" / role) for role, model in roles.items()]
-
-    @classmethod
-    def last(cls, plan: Plan, method: str) -> Evaluation:
-        """What a method has made of the student."""
-        return cls(name=method, model=plan.trained(method), out=plan.out / method / "eval")
-
-
-def evaluate_all(plan: Plan, methods: Methods, board: Board) -> list[EvalResult]:
-    """Evaluate the models before training and those of the methods as each ends, one after the other.
-
-    While every core trains nothing is played: the methods' times would not be their own.
-    """
-    waiting, done, cores = Evaluation.first(plan), list[EvalResult](), available_cores()
-    while waiting or methods.running or len(done) < 2 + len(plan.methods):
-        waiting += [Evaluation.last(plan, method) for method in methods.ended()]
-        if waiting and methods.running < cores:
-            done.append(_evaluate(plan, waiting.pop(0), board))
-        else:
-            time.sleep(0.5)
-    return done
-
-
-def _evaluate(plan: Plan, which: Evaluation, board: Board) -> EvalResult:
-    """Avg@n of a model on the panel; continues or skips what is in its folder."""
-    from turngym.scripts import eval as evaluation
-    from turngym.scripts.eval import EvalOptions
-    from turngym.scripts.options import parse
-
-    words = ["--panel", plan.panel, "--agent", f"model:{which.model}", "--samples", str(plan.samples)]
-    words += ["--limit", str(plan.limit)] if plan.limit else []
-    words += ["--seed", str(plan.seed), "--out", str(which.out)]
-    board.add(which.name, plan.episodes, evaluation_look(which.out / "trace.jsonl"))
-    with _one_thread():
-        options = parse(EvalOptions, words, prog="turngym eval", description="")
-        return evaluation.run(options, command=("turngym", "eval", *words), progress=False)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Torch computes in one thread, as the methods do: the other cores are theirs, and models are tiny."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-# Distill a tiny student in a generated world, with vanilla OPD and TurnOPD side by side, in under ten minutes.
-#
-# Both start from the same weak student and learn from the same teacher (two checkpoints that come with turngym) for the
-# same number of steps, each in a process of its own. Ends with a table, a figure and traces to read. Stopping it loses
-# nothing: the same command goes on where it stopped.
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run `turngym quickstart` with `argv` (without the verb itself)."""
-    words = tyro.cli(Quickstart, args=list(argv), prog="turngym quickstart", description=(__doc__ or "").split("\n")[0])
-    plan = Plan.of(words)
-    plan.check()
-    start = time.monotonic()
-    plan.out.mkdir(parents=True, exist_ok=True)
-    with training(plan) as methods, open_board() as board:
-        for method in plan.methods:
-            board.add(method, plan.steps, training_look(plan.out / method))
-        results = evaluate_all(plan, methods, board)
-    for result in results:
-        print_table(result.table(), title=result.title)
-    write_report(plan)
-    print(f"finished in {(time.monotonic() - start) / 60:.1f} minutes")
-    return 0
+    return look

@@ -22,8 +22,6 @@ from turngym.agents.sglang.client import PolicyServer
 from turngym.envs.core.tables import print_table
 from turngym.scripts.options import list_presets, parse, say_channel
 
-# Options of `turngym rollout` and `turngym play`.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutOptions:
@@ -54,19 +52,6 @@ class RolloutOptions:
     """Same seed, same episodes, whatever --slots and --workers."""
     depth: int | None = None
     """End every episode after so many turns as `truncated_depth`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayOptions:
-    """One episode, played by you."""
-
-    world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
-    task: str | None = None
-    """Task id; by default one is drawn with --seed."""
-    seed: int = 0
-    """Draws the task."""
-    out: Path | None = None
-    """Trace file to which the episode is appended."""
 
 
 def main(argv: Sequence[str]) -> int:

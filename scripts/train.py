@@ -21,7 +21,7 @@ import tyro
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.plugins import installed
 from turngym.envs.core.settings import from_table, read_toml, settings_of
-from turngym.scripts.options import CONFIG, current, flag, is_option, name_of, section, take_option, width
+from turngym.scripts.options import CONFIG, flag, is_option, name_of, pop_option, section, width
 
 # Options of `turngym train`: those of its algorithm alone, from a command line and a configuration file.
 
@@ -78,7 +78,7 @@ class Group:
 
 def parse_options(argv: Sequence[str], usage: str) -> TrainConfig:
     """The settings of a run. Help is printed, and ends the process. Raises TurngymError for what does not exist."""
-    words = current(argv)
+    words = list(argv)
     name, words, table, where = _algorithm(words)
     if any(word in ("-h", "--help", "--help-all") for word in words):
         print("\n".join(help_lines(name, usage, whole="--help-all" in words)))
@@ -90,9 +90,9 @@ def parse_options(argv: Sequence[str], usage: str) -> TrainConfig:
 
 def _algorithm(words: Sequence[str]) -> tuple[str, list[str], dict[str, Any], str]:
     """The algorithm ("" if none is named), the other words, and the table of the configuration file with its name."""
-    rest, files = take_option(words, CONFIG)
+    rest, files = pop_option(words, CONFIG)
     table = read_toml(Path(files[-1])) if files else {}
-    rest, named = take_option(rest, ALGORITHM)
+    rest, named = pop_option(rest, ALGORITHM)
     if rest and not rest[0].startswith("-"):
         named, rest = [rest[0]], rest[1:]
     written = table.pop("algorithm", "")

@@ -10,7 +10,7 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.words import shown
-from turngym.scripts.options import distill_words
+from turngym.scripts.options import distill_argv
 from turngym.scripts.study.locks import FolderLock
 from turngym.scripts.study.methods import GROUPS, Method, chosen_methods
 from turngym.scripts.study.options import StudyOptions
@@ -89,7 +89,7 @@ def _settings(options: StudyOptions, world: EmbeddedWorld) -> list[str]:
         # a warm-up as long as a short run would leave it nothing to learn with
         "--optimizer.lr-warmup": str(min(world.distill.warmup, options.steps // 5)),
     }
-    return replaced(distill_words(world), changed)
+    return replaced(distill_argv(world), changed)
 
 
 def replaced(words: Sequence[str], changed: dict[str, str]) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import main as command
-from turngym.scripts.options import Terminated, status, system_failure, what_is_kept
+from turngym.scripts.main import Terminated, exit_status, resume_hint, system_failure
 
 TURNGYM = [sys.executable, "-m", "turngym"]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -68,18 +68,18 @@ def test_a_long_rollout_ends_on_sigterm_whatever_it_inherited(tmp_path: Path) ->
     assert not problems
 
 
-def test_what_is_kept_is_only_said_where_it_is(tmp_path: Path) -> None:
+def test_resume_hint_is_only_said_where_it_is(tmp_path: Path) -> None:
     run_folder, trace = tmp_path / "run", tmp_path / "t.jsonl"
-    assert what_is_kept("train", ["--out", str(run_folder)]) == "; there is no checkpoint to continue from"
+    assert resume_hint("train", ["--out", str(run_folder)]) == "; there is no checkpoint to continue from"
     for name in ("step_000002", "step_000010"):
         (run_folder / "checkpoints" / name).mkdir(parents=True)
-    assert what_is_kept("train", [f"--out={run_folder}"]) == "; continue from step_000010 with --resume"
-    assert what_is_kept("rollout", []) == what_is_kept("eval", []) == "; without --out nothing is kept"
-    assert what_is_kept("rollout", ["--out", str(trace)]) == "; no episode had ended"
+    assert resume_hint("train", [f"--out={run_folder}"]) == "; continue from step_000010 with --resume"
+    assert resume_hint("rollout", []) == resume_hint("eval", []) == "; without --out nothing is kept"
+    assert resume_hint("rollout", ["--out", str(trace)]) == "; no episode had ended"
     trace.touch()
-    assert what_is_kept("rollout", ["--out", str(trace)]).startswith(f"; episodes that had ended are in {trace}")
-    assert what_is_kept("bench", []) == what_is_kept("train", ["--out"]) == ""
-    assert (status(KeyboardInterrupt()), status(Terminated())) == (130, 143)
+    assert resume_hint("rollout", ["--out", str(trace)]).startswith(f"; episodes that had ended are in {trace}")
+    assert resume_hint("bench", []) == resume_hint("train", ["--out"]) == ""
+    assert (exit_status(KeyboardInterrupt()), exit_status(Terminated())) == (130, 143)
 
 
 def test_failures_of_the_system_are_told_from_our_own_mistakes() -> None:

@@ -19,7 +19,7 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts import main
-from turngym.scripts.options import sft_words
+from turngym.scripts.options import sft_argv
 from turngym.scripts.pretrain import pretrain
 
 WORLD = load_world("alfworld-loops")
@@ -94,7 +94,7 @@ def test_a_recipe_of_loops_has_its_worlds_start_and_mistakes() -> None:
 
 def test_the_worlds_that_were_there_are_made_as_before() -> None:
     world = load_world("alfworld")
-    words = sft_words(world, world.recipes["teacher"])
+    words = sft_argv(world, world.recipes["teacher"])
     assert "--players" not in words
     assert "--sft.train-on" not in words
     assert words[words.index("--sft.weight") + 1] == "token_mean"

@@ -119,7 +119,7 @@ def _training(place: Path, moment: float) -> tuple[str, str]:
     from turngym.trainers.checkpoint import list_checkpoints
 
     out = place / "run"
-    words = train_words(out)
+    words = train_argv(out)
     _kill(words, lambda: bool(list_checkpoints(out)), moment)
     done = _run([*words, "--resume"])
     if done.returncode:
@@ -140,7 +140,7 @@ def index_words(corpus: Path, out: Path) -> list[str]:
     return ["index", "build", "--corpus", str(corpus), "--out", str(out), "--shard-rows", "4096"]
 
 
-def train_words(out: Path) -> list[str]:
+def train_argv(out: Path) -> list[str]:
     from turngym.agents.worlds import load_world
 
     words = ["train", "sft", "--student", str(load_world("alfworld").checkpoint("student")), "--out", str(out)]

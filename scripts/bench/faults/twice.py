@@ -16,7 +16,7 @@ from turngym.scripts.bench.faults.kills import (
     ROLLOUT,
     begun,
     index_words,
-    train_words,
+    train_argv,
     write_corpus,
 )
 from turngym.scripts.bench.faults.processes import Started, wait
@@ -52,7 +52,7 @@ def _index(place: Path) -> tuple[str, str]:
 
 
 def _training(place: Path) -> tuple[str, str]:
-    return _twice(place, train_words(place / "run"), partial(begun, place / "run" / LOCK), "--resume")
+    return _twice(place, train_argv(place / "run"), partial(begun, place / "run" / LOCK), "--resume")
 
 
 def _records(place: Path) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.scripts.bench.learn.jobs import Job
 from turngym.scripts.bench.learn.options import Size
 from turngym.scripts.bench.learn.recipes import COMMON, Imitation, Recipe
-from turngym.scripts.options import train_words
+from turngym.scripts.options import train_argv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ def recipe_words(
     recipe: Recipe, world: EmbeddedWorld, *, start: Path, size: Size, seed: int, measured: Measured, text: Path
 ) -> tuple[str, ...]:
     """One run of `recipe` from the model in `start`; `text` is the file that L_PT reads."""
-    words = ["--algorithm", recipe.algorithm, "--student", shown(start), *train_words(world)]
+    words = ["--algorithm", recipe.algorithm, "--student", shown(start), *train_argv(world)]
     words += ["--teacher", shown(world.checkpoint("teacher"))] if recipe.teacher else []
     words += ["--expert", world.expert] if recipe.expert else []
     words += ["--lm-loss.files", str(text)] if recipe.text else []
@@ -39,7 +39,7 @@ def recipe_words(
 
 def imitation_job(imitation: Imitation, world: EmbeddedWorld, *, name: str, folder: Path) -> Job:
     """The run that makes what other runs start from, beginning at the shipped student."""
-    words = ["--student", shown(world.checkpoint("student")), *train_words(world), "--expert", world.expert]
+    words = ["--student", shown(world.checkpoint("student")), *train_argv(world), "--expert", world.expert]
     return Job(name=name, folder=folder, words=(*words, *imitation.words()), steps=imitation.steps)
 
 

@@ -24,7 +24,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import print_table
 from turngym.scripts.bench.learn.text import write_text
 from turngym.scripts.bench.learn.words import shown
-from turngym.scripts.options import distill_words
+from turngym.scripts.options import distill_argv
 from turngym.scripts.study.cells import replaced
 from turngym.scripts.study.recipe.results import result_table
 from turngym.scripts.study.recipe.runs import RECIPES, PaperRun, find_recipe
@@ -97,7 +97,7 @@ def at_home(options: RecipeOptions, world: EmbeddedWorld) -> Embedded:
     """What the path needs in `world`."""
     changed = {"--episodes": str(options.episodes), "--optimizer.lr": LR, "--optimizer.lr-warmup": "0"}
     return Embedded(
-        words=tuple(replaced(distill_words(world), changed)),
+        words=tuple(replaced(distill_argv(world), changed)),
         student=shown(world.checkpoint("student")),
         base=shown(world.checkpoint("teacher")),
         panel=world.panel,
