@@ -32,8 +32,6 @@ from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, write_prompts
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 
-# What `turngym panel export-prompts` writes: questions in Search-R1's form, or tasks of any environment.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportPrompts:
@@ -63,7 +61,7 @@ class ExportPrompts:
 
 
 def export_prompts(command: ExportPrompts) -> int:
-    """Write the file; the number of rows. Raises TurngymError for a form that the tasks do not have."""
+    """Writes the file and returns its number of rows. Raises TurngymError if the tasks do not have the form."""
     env, task_ids, hashes = _opened(command)
     task_ids = task_ids[: command.limit]
     try:
@@ -79,7 +77,7 @@ def export_prompts(command: ExportPrompts) -> int:
 
 
 def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]:
-    """The environment, its tasks, and what their hashes must be."""
+    """Opens the environment; returns it with its task ids and the expected hash of each task."""
     more: dict[str, Any] = {"channel": command.channel, **({} if command.data is None else {"data": command.data})}
     if command.panel is not None:
         if command.env is not None:
@@ -93,7 +91,7 @@ def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]
 
 
 def _rows(env: Any, task_ids: Sequence[str], hashes: dict[str, str], seed: int) -> Iterator[dict[str, Any]]:
-    """Each task begun as a rollout begins it, and what the policy reads then."""
+    """Yields, for each task, the messages that a policy reads on its first turn."""
     for index, task_id in enumerate(task_ids):
         job = Job(task_id=task_id, seed=seed, sha256=hashes.get(task_id, ""))
         said = begin(env, job, number=index, system=None, renderer=None).conversation

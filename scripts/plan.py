@@ -59,7 +59,7 @@ def traffic_table(options: PlanOptions) -> Table:
 
 
 def notes(options: PlanOptions) -> list[str]:
-    """What the figures rest on, in sentences."""
+    """Says in sentences which assumptions the figures rest on."""
     chip, work = chip_named(options.chip), options.work
     tokens = work.episodes * work.length
     return [
@@ -84,7 +84,7 @@ def notes(options: PlanOptions) -> list[str]:
 
 
 def _ahead(options: PlanOptions) -> list[str]:
-    """What a step takes where playing and learning overlap."""
+    """Seconds of a step in which playing and learning overlap."""
     chip, student = chip_named(options.chip), _shape(options.student)
     teacher = None if options.teacher is None else _shape(options.teacher)
     found = [(gpus, estimate(student, teacher, chip, gpus, options.work)) for gpus in options.gpus]

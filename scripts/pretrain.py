@@ -23,14 +23,13 @@ from turngym.envs.core.settings import json_object
 from turngym.envs.core.tables import columns, table_text
 from turngym.scripts.options import sft_argv
 
-# Options of `turngym pretrain` for an environment by its id, and how often its players succeed, before and after.
 
 FILE = "success.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyOptions:
-    """What is played of an environment by its id, and by whom."""
+    """Options for an environment given by its id."""
 
     split: str = "train"
     """Split to train on."""
@@ -59,7 +58,7 @@ class AnyOptions:
                 raise TurngymError(f"{option} is for an environment by its id; {world} is embedded, and has its own")
 
     def world(self, env_id: str, *, steps: int | None, seed: int) -> AnyWorld:
-        """What is asked of the environment."""
+        """Returns the world that these options describe."""
         return AnyWorld(
             env_id=env_id,
             split=self.split,

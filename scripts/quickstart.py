@@ -191,7 +191,7 @@ def _start(plan: Plan, method: str) -> subprocess.Popen[bytes]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Lets a run save and end: Ctrl-C on a terminal reaches it directly, otherwise SIGTERM follows after five seconds."""
+    """Lets a run save and end: Ctrl-C reaches it directly, otherwise SIGTERM follows after five seconds."""
     try:
         process.wait(timeout=5)
     except subprocess.TimeoutExpired:

@@ -27,7 +27,7 @@ from turngym.scripts.report_figures import Figure, csv_text, write_figure
 from turngym.scripts.report_training import accuracy_figures, cost_figures, depth_figures
 from turngym.scripts.report_turns import episode_figures
 
-# The tables of the report: success, behavior, paired differences, training, Table 1, Table 6.
+# Tables: success, behavior, paired differences, training, and Tables 1 and 6 of the TurnOPD paper.
 
 
 def training_table(runs: Sequence[Run]) -> Table:
@@ -57,7 +57,7 @@ def training_table(runs: Sequence[Run]) -> Table:
 
 
 def settings_table(runs: Sequence[Run]) -> Table | None:
-    """Every setting in which evaluations differ; None where they do not."""
+    """Returns a row for every setting in which the evaluations differ, or None if they all agree."""
     played = [run for run in runs if run.episodes]
     names = dict.fromkeys(name for run in played[1:] for name in differing(played[0].settings, run.settings))
     if not names:
@@ -129,7 +129,7 @@ def budget_table(runs: Sequence[Diagnosed]) -> Table:
 
 
 def variant_table(runs: Sequence[Diagnosed]) -> Table:
-    """The controller under other settings, led along the same probes."""
+    """Replays the depth controller on the recorded probes with other settings."""
     header = ["run", "setting", "probes", "H_eff", "H_cov", "smoothed horizon", "turns played / full depth %"]
     rows = [
         [
@@ -148,7 +148,7 @@ def variant_table(runs: Sequence[Diagnosed]) -> Table:
 
 
 def percent(share: float | None) -> str:
-    """In percent; `-` for what is not known."""
+    """Formats a share in percent; `-` if it is not known."""
     return "-" if share is None or math.isnan(share) else f"{100 * share:.1f}"
 
 
@@ -156,7 +156,7 @@ def _spread(value: tuple[float, float]) -> str:
     return f"{percent(value[0])} ± {percent(value[1])}"
 
 
-# What the report says, in order: sections of tables, figures and words, for Markdown and for the page.
+# Sections: headings with paragraphs, tables and figures, in the order in which the report shows them.
 
 Part = str | tuple[str, Table] | Figure
 """A paragraph, a table with its stem for CSV, or a figure."""
@@ -169,7 +169,7 @@ episodes."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading and what follows it."""
+    """A heading and the parts below it."""
 
     title: str
     parts: tuple[Part, ...]
@@ -178,7 +178,7 @@ class Section:
 def sections(
     runs: Sequence[Run], scores: dict[str, Scores], found: Sequence[Diagnosed], *, different_settings: bool = False
 ) -> list[Section]:
-    """All that there is to say of the runs; figures are drawn later, if at all."""
+    """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all."""
     made = []
     if scores:
         made.append(
@@ -259,11 +259,11 @@ def _markdown(part: Part, drawn: bool) -> str:
     return f"### {part.title}\n\n{image}{part.caption}{numbers}" + (f"\n{missing}" if missing else "")
 
 
-# The report as one self-contained HTML page: figures inlined, numbers attached, no script.
+# The HTML page: self-contained, figures as inline SVG, numbers as attached CSV, no script.
 
 TEMPLATE = Path(__file__).with_name("report_page.html")
 MOST_ATTACHED = 300_000
-"""Largest CSV that the page carries itself, bytes; larger ones are only beside it."""
+"""Largest CSV in bytes that is embedded in the page. Larger ones are only written to the data folder."""
 
 
 def page(title: str, made: Sequence[Section], drawn: Mapping[str, Sequence[str]]) -> str:
@@ -305,7 +305,7 @@ def _figure(figure: Figure, panels: Sequence[str]) -> str:
 
 
 def _numbers(figure: Figure) -> str:
-    """Where the numbers are: beside the page, and inside it where they are not too many."""
+    """Links the CSV of a figure: the file beside the page, and an embedded copy if it is small."""
     if not figure.table[1]:
         return ""
     data, name = csv_text(figure.table).encode("utf-8"), f"{figure.name}.csv"

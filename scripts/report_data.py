@@ -1,4 +1,4 @@
-"""What `turngym report` reads: evaluations (traces) and training runs (metrics), by name; line by line."""
+"""What `turngym report` reads: evaluations (traces) and training runs (metrics), streamed line by line."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Run:
 
     name: str
     place: int = 0
-    """Of all runs of the report: fixes its color."""
+    """Position among the runs of the report; it fixes the color."""
     episodes: Outcomes = field(default_factory=Outcomes)
-    """How they ended."""
+    """Return, success and status of every episode."""
     points: tuple[CurvePoint, ...] = ()
     """Evaluations during training."""
     bands: tuple[tuple[float, float], ...] = ()
-    """Their 95 % intervals."""
+    """95 % intervals of these evaluations."""
     categories: tuple[Mapping[str, float], ...] = ()
-    """Their success by category."""
+    """Success by category in these evaluations."""
     depth: tuple[tuple[int, float, float], ...] = ()
     """(step, cap, smoothed horizon) where training chose a depth; of a long run every other, fourth, ... step."""
     training: Path | None = None
@@ -58,7 +58,7 @@ class Diagnosed:
     controlled: bool
     """Whether it had a depth controller."""
     note: str = ""
-    """What is not known of its settings."""
+    """Settings of the run that are not known."""
 
 
 def load_run(spec: str, place: int = 0) -> Run:

@@ -1,4 +1,4 @@
-"""The figure of `turngym report`: accuracy over steps and time, the chosen depth, and bars by category."""
+"""How figures of `turngym report` are drawn and written: PNG and SVG files, CSV of their numbers, inline SVG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turngym.scripts.report_data import Run
 
 
 def draw_figure(runs: Sequence[Run], scores: dict[str, Scores], path: Path) -> Path:
-    """Write the panels that there are data for as one image (the suffix chooses the format)."""
+    """Writes one image of all panels that have data: accuracy over steps and time, depth, categories."""
     try:
         import matplotlib
     except ImportError as error:
@@ -90,7 +90,7 @@ def _bars(axis: Any, runs: Sequence[Run], scores: dict[str, Scores]) -> None:
     axis.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8)
 
 
-# A figure of the report: panels, a caption, and the numbers behind it as CSV; written as PNG and SVG.
+# A figure of the report has panels, a caption and its numbers as CSV. It is written as PNG and SVG.
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 """Okabe and Ito's palette, those first that stand out on white and on black; told apart by color-blind readers too."""
@@ -99,7 +99,7 @@ MARKERS = "osD^vPX"
 INK, RULE, PAPER = "#1a1b1c", "#c8c9ca", "#fefefd"
 """Text, grid and background: the page puts its own colors of the light or dark theme in their place."""
 PANEL = (4.4, 3.1)
-"""Inches."""
+"""Width and height of a panel in inches."""
 RC: Any = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), PAPER),
@@ -133,7 +133,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What the report shows at one place."""
+    """One figure of the report."""
 
     name: str
     """Stem of its files."""

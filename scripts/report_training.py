@@ -1,4 +1,4 @@
-"""Figures of the depth controller: what it did, what it would have done, the deep budget, and the horizon that pays."""
+"""Figures of training: what the depth controller did and would have done, accuracy, time, and log-probability gaps."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _covered(axis: Any, runs: Sequence[Diagnosed]) -> None:
     axis.legend()
 
 
-# Figures of training as a whole: accuracy at equal steps and time, categories, seconds, train / rollout gap.
+# Figures of whole runs: accuracy over steps and time, categories, seconds, gap between trainer and engine.
 
 HATCHES = ("", "//", "..", "xx")
 PARTS = {"time/rollout_s": "rollout", "time/teacher_s": "teacher", "time/update_s": "update"}
@@ -236,7 +236,7 @@ def accuracy_figures(runs: Sequence[Run]) -> list[Figure]:
 
 
 def cost_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
-    """Where the seconds go, and how far training and rollout are apart."""
+    """Figures of the seconds of a step, and of the gap between log-probabilities of trainer and engine."""
     return [_seconds(runs), _gap(runs)]
 
 

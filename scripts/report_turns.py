@@ -1,4 +1,4 @@
-"""Figures over turns: KL and teacher entropy, survivors, G_t, KL share."""
+"""Figures by turn: KL and teacher entropy, surviving episodes, G_t, shares of KL, and signs of loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turngym.trainers.diagnostics.curves import TurnMap, smooth
 from turngym.trainers.diagnostics.diagnose import GROUPS, RATES, TraceCurves, kl_shares
 from turngym.trainers.diagnostics.run_metrics import ALL, MIN_SHARE, MIN_STEPS, MIN_SURVIVORS, PHASES
 
-# Maps of turn x training step.
+# Maps: turn x training step.
 
 
 def has(run: Diagnosed, name: str) -> bool:
@@ -23,7 +23,7 @@ def has(run: Diagnosed, name: str) -> bool:
 
 
 def lacking(runs: Sequence[Diagnosed], name: str, words: str) -> tuple[str, ...]:
-    """A line for every run that did not."""
+    """Returns a line for every run that did not record this statistic."""
     return tuple(f"{run.name}: {words} not recorded in this run" for run in runs if not has(run, name))
 
 
@@ -276,7 +276,7 @@ def _share_panel(axis: Any, run: Diagnosed) -> None:
     _finish(axis, "share of the KL (%)")
 
 
-# Figures of what episodes say by turn without any teacher: survival by outcome, and signs of loops.
+# Figures that need no teacher: survival by outcome, and signs of loops.
 
 WORDS = {
     "repeated": "repeated actions (%)",

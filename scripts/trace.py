@@ -28,7 +28,7 @@ from turngym.envs.core.trace import TraceError, TraceProblem, TraceWriter, is_se
 from turngym.envs.spaces import printable
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, load_decoder
 
-# `turngym trace records`: what became of the turns that a proxy served.
+# `turngym trace records`: which turns of a proxy were trained on, and why the others were not.
 
 OPEN, WAITS = "its session goes on", "waits for its judge or its step"
 
@@ -45,7 +45,7 @@ class Records:
 
 @dataclass(slots=True)
 class Fates:
-    """What is known of main turns, by session key and index."""
+    """Everything known about a main turn, by session key and turn index."""
 
     fate: dict[tuple[str, int], str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Fates:
 
 
 def records(command: Records) -> int:
-    """Print it. Raises TurngymError for a folder without records."""
+    """Prints the report. Raises TurngymError if the folder has no records."""
     if not (command.folder / FILE).exists():
         raise TurngymError(f"{command.folder} has no {FILE}; name the folder that `turngym serve proxy` wrote to")
     for line in lines(read_records(command.folder), turns=command.turns):
@@ -108,7 +108,7 @@ def records(command: Records) -> int:
 
 
 def lines(found: Iterable[Mapping[str, Any]], *, turns: bool) -> list[str]:
-    """The report on records in their order."""
+    """Reads the records in order and collects what happened to each turn."""
     fates = Fates()
     for record in found:
         fates.take(record)
@@ -137,11 +137,11 @@ def _step_line(step: int, record: Mapping[str, Any]) -> str:
     return text + (f" and {record['age_s_max']:.0f} s old" if "age_s_max" in record else "")
 
 
-# Choosing episodes from trace files: the options that the trace verbs share.
+# Filters: the options with which the trace verbs choose episodes.
 
 T = TypeVar("T")
 Repeated = Annotated[T, tyro.conf.UseAppendAction, tyro.conf.EnumChoicesFromValues]
-"""An option that is given once per value: options that swallow all following words would swallow the files."""
+"""An option that is repeated for each value. An option that takes a list would also take the file names after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class Select:
     """Stop after this many episodes."""
 
     def takes(self, episode: Episode) -> bool:
-        """Whether the conditions hold for `episode` (the limit aside)."""
+        """Whether `episode` meets every condition except the limit."""
         return (
             (not self.status or episode.status in self.status)
             and (self.outcome == "any" or episode.success == (self.outcome == "won"))
@@ -207,7 +207,7 @@ def selected(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
 
 
 def _readable(path: Path) -> Iterator[Episode]:
-    """The episodes of one file; TraceError at its end where it had lines and none was an episode."""
+    """Yields the episodes of one file. Raises TraceError at the end if the file has lines but no episode."""
     found, problems = False, list[TraceProblem]()
     for item in iter_trace(path):
         if isinstance(item, Episode):
@@ -229,7 +229,7 @@ def _refuse(path: Path, problems: Sequence[TraceProblem]) -> None:
         raise TraceError(f"{path} is no trace: none of its {len(problems)} lines is an episode ({problems[0]})")
 
 
-# `turngym trace verify`: whether every line is as it was written.
+# `turngym trace verify`: compares the checksum of every line.
 
 SHOWN = 20
 
@@ -273,7 +273,7 @@ def _verify(path: Path) -> int:
     return 1 if damaged else 0
 
 
-# `turngym trace view`: read any number of episodes in a browser, from files of any size.
+# `turngym trace view`: a local page over an index of the files, which may be larger than memory.
 
 HOST = "127.0.0.1"
 
@@ -477,7 +477,7 @@ def episode_line(episode: Episode) -> str:
 
 
 def turn_lines(episode: Episode, width: int) -> list[str]:
-    """Everything that was said in an episode, as lines for a terminal."""
+    """Yields the observations and responses of an episode as lines for a terminal."""
     lines: list[str] = []
     for turn in episode.turns:
         lines.append(_block(f"[{turn.index}] environment", turn.observation, width))
@@ -507,7 +507,7 @@ COLUMNS: dict[str, str] = {
 
 
 def turn_row(episode: Episode, turn: Turn) -> dict[str, Any]:
-    """One turn with the facts of its episode, under the names of COLUMNS; what is unknown is None."""
+    """Returns one turn together with the values of its episode, keyed by COLUMNS; unknown values are None."""
     task = episode.task
     ids = episode.response_ids(turn).tolist() if turn.response_length else None
     values = (

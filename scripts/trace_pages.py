@@ -1,4 +1,8 @@
-"""The local server behind `turngym trace view`: pages of a list, and one episode at a time."""
+"""Pages for reading episodes: one self-contained HTML file (`trace html`), or a local server (`trace view`).
+
+The file holds every episode as escaped JSON in a template. The server reads an index of the trace files, made in one
+pass over their bytes, and parses an episode only when it is opened; so the files may be larger than memory.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,11 @@ from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, check_seal, episode_from_json
 from turngym.envs.spaces import printable
 
-# One self-contained HTML page from episodes: data as escaped JSON inside a template, no network, no build.
+# The self-contained page: data as escaped JSON inside a template, no network access.
 
 TEMPLATE = Path(__file__).with_name("trace_page.html")
 Decode = Callable[[int], str]
-"""The text of one token id."""
+"""Returns the text of one token id."""
 
 
 def load_decoder(name: str) -> Decode:
@@ -79,7 +83,7 @@ def _json(value: Any) -> str:
 
 
 def episode_view(episode: Episode, decode: Decode | None = None) -> dict[str, Any]:
-    """What the page shows of an episode: plain finite JSON."""
+    """Returns what the page shows of an episode as JSON values; NaN and infinities become null."""
     return {
         "task": episode.task.task_id,
         "category": episode.task.category,
@@ -127,13 +131,13 @@ def _finite(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-# Where each episode of a trace begins, and what a list shows of it: one pass over the bytes, no episode is built.
+# The index: where each episode begins and what the list shows of it, from one pass over the bytes.
 
 HEAD = re.compile(
     rb'\{"schema":1,"task":(\{[^{}]*\}),"seed":(-?\d+),"sample":(-?\d+),"group":(-?\d+),"status":"(\w+)",'
     rb'"success":(true|false),"ret":("?[-\w.+]+"?),"score":("?[-\w.+]+"?),'
 )
-"""How our writer begins a line; others are parsed whole."""
+"""The first bytes of a line as TraceWriter writes it. Lines that begin otherwise are parsed as a whole."""
 VERDICTS = tuple(verdict.value for verdict in Verdict)
 _TURN = b'{"index":'
 SORTS = ("order", "task", "turns", "ret", "score", "invalid")
@@ -142,7 +146,7 @@ _INVALID = [VERDICTS.index(verdict.value) for verdict in Verdict if not verdict.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which episodes, in which order. Empty strings ask for nothing."""
+    """A query of the list: filters and order. An empty string means no filter."""
 
     text: str = ""
     """Part of the task's id."""
@@ -311,7 +315,7 @@ def _parsed(line: bytes) -> tuple[Any, ...] | None:
 VIEW = Path(__file__).with_name("trace_view.html")
 MOST_ROWS = 500
 MOST_ATTEMPTS = 24
-"""At one task, that the page offers beside the one that is shown."""
+"""Most attempts at one task that the page offers beside the one shown."""
 
 
 def create_app(runs: Mapping[str, TraceIndex], decode: Decode | None = None) -> Any:
@@ -398,7 +402,7 @@ def _gaps(episode: Episode, turn: Turn) -> list[float | None]:
 
 
 def _majority(scores: tuple[float, ...]) -> float:
-    """The score of most votes, 0 for a tie at the top: what a judge's verdict trains with."""
+    """Returns the score with most votes, or 0 for a tie; training uses the same rule for a judge's verdict."""
     counts = {score: scores.count(score) for score in scores}
     top = [score for score, count in counts.items() if count == max(counts.values())]
     return top[0] if len(top) == 1 else 0.0

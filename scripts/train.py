@@ -23,8 +23,6 @@ from turngym.envs.core.plugins import installed
 from turngym.envs.core.settings import from_table, read_toml, settings_of
 from turngym.scripts.options import CONFIG, flag, is_option, name_of, pop_option, section, width
 
-# Options of `turngym train`: those of its algorithm alone, from a command line and a configuration file.
-
 try:
     from turngym.scripts.options import list_presets
     from turngym.trainers.algorithm import BUILT_IN, GROUP, AlgorithmSpec, find_algorithm
