@@ -23,7 +23,6 @@ from turngym.envs.core.settings import json_object
 from turngym.envs.core.tables import columns, table_text
 from turngym.scripts.options import sft_argv
 
-
 FILE = "success.json"
 
 
