@@ -34,15 +34,6 @@ def test_an_unknown_verb_lists_the_known_ones(capsys: pytest.CaptureFixture[str]
     assert "quickstart" in text
 
 
-def test_an_old_option_is_answered_in_one_plain_line() -> None:
-    words = ["rollout", "--tasks", "1", "--batch", "1", "--max-turns", "1", "--env-kwargs", '{"config": "small"}']
-    done = subprocess.run([sys.executable, "-m", "turngym", *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if "--batch" in line]
-    assert said == ["turngym: --batch is now --slots; the old name will not be accepted any more"]
-    assert "FutureWarning" not in done.stderr
-
-
 def test_importing_envs_is_light() -> None:
     code = (
         "import sys, time; start = time.process_time(); import turngym.envs; spent = time.process_time() - start; "

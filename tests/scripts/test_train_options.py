@@ -1,4 +1,4 @@
-"""The command line of `turngym train`: each algorithm's own options, old names, configuration files."""
+"""The command line of `turngym train`: each algorithm's own options, configuration files."""
 
 from __future__ import annotations
 
@@ -86,26 +86,6 @@ def test_the_algorithm_is_a_word_an_option_or_the_reference() -> None:
         "turnopd",
     ]
     assert train.parse(["--algorithm=luffy", *NEEDED, "--luffy.n", "4"]).own.n == 4
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "value"),
-    [
-        (("--optimiser.lr", "1e-3"), ("optimizer", "lr"), 1e-3),
-        (("--optimizer.passes", "2"), ("optimizer", "ppo_epochs"), 2),
-        (("--turnopd.reliable-count", "3"), ("own", "n_min"), 3),
-        (("--turnopd.reliable_share=0.5",), ("own", "n_min_share"), 0.5),
-        (("--blunders", "0.5"), ("rollouts", "play", "mistakes"), 0.5),
-        (("--make", "{}"), ("rollouts", "play", "env_kwargs"), "{}"),
-        (("--batch", "8"), ("rollouts", "play", "slots"), 8),
-    ],
-)
-def test_old_names_are_warned_of(words: tuple[str, ...], name: tuple[str, ...], value: Any) -> None:
-    with pytest.warns(FutureWarning, match=words[0].partition("=")[0]):
-        found: Any = train.parse([*NEEDED, *words])
-    for part in name:
-        found = getattr(found, part)
-    assert found == value
 
 
 def test_flags_override_the_file_and_mistakes_in_it_are_named(tmp_path: Path) -> None:
