@@ -183,11 +183,3 @@ def test_noop_equals_leaving_the_invalid_actions_out(texts: list[str]) -> None:
         if step[2]:
             break
         assert noisy.admissible() == clean.admissible()
-
-
-def test_the_old_spelling_of_a_policy_is_understood_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="on_invalid='penalise' is now 'penalize'"):
-        old = gym.make("turngym/ALFWorld-v0", split="generated", on_invalid="penalise", penalty=-0.5)
-    guard = guard_of(old)
-    assert (guard.on_invalid, guard.penalty) == ("penalize", -0.5)
-    old.close()

@@ -85,6 +85,17 @@ def test_newest_takes_no_constraints_but_torchs(monkeypatch: pytest.MonkeyPatch,
     assert tests[-1] == "-x"
 
 
+def test_every_test_is_in_the_quick_or_the_long_job_and_ci_runs_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool, chosen = bootstrap(), []
+    monkeypatch.setattr(tool, "set_up_tests", lambda: None)
+    monkeypatch.setattr(tool, "run", lambda *words, check=True: chosen.append(words) or 0)
+    assert (tool.test([]), tool.long([])) == (0, 0)
+    tests = [" ".join(words[words.index("-m", 2) + 1 :]) for words in chosen if "pytest" in words]
+    assert tests == ["not long and not sglang", "long and not sglang"]
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert all(f"python3 scripts/bootstrap.py {job} " in ci for job in ("test", "long", "sglang"))
+
+
 def test_newest_names_what_the_bounds_hold_back() -> None:
     rows = [
         {"name": "Flask", "version": "3.1", "latest_version": "4.0.1"},
@@ -192,6 +203,7 @@ def test_the_source_distribution_is_the_checkout(sdist: Path) -> None:
         assert (sdist / name).read_bytes() == (ROOT / name).read_bytes()
 
 
+@pytest.mark.long
 def test_the_source_distribution_runs_its_tests(sdist: Path) -> None:
     tests = ["tests/project/test_floors.py", "tests/envs/test_guard.py", "tests/retrieval/test_lucene_words.py"]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=sdist, capture_output=True, text=True)

@@ -60,7 +60,7 @@ def start() -> Iterator[Callable[..., Any]]:
         yield make
 
 
-@pytest.mark.parametrize("kind", ["copy", "process", "servers"])
+@pytest.mark.parametrize("kind", ["copy", pytest.param("process", marks=pytest.mark.long), "servers"])
 def test_turns_during_an_update_have_the_old_weights_and_those_after_it_the_new(
     start: Any, tmp_path: Path, kind: str
 ) -> None:

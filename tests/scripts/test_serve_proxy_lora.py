@@ -47,7 +47,7 @@ def logprobs(folder: Path, turn: TurnRecord) -> Any:
     return LocalScorer(model=load_model(folder)).logprobs([ids], [where])[0]
 
 
-@pytest.mark.parametrize("kind", ["student", "copy", "process", "servers"])
+@pytest.mark.parametrize("kind", ["student", "copy", pytest.param("process", marks=pytest.mark.long), "servers"])
 def test_only_adapters_learn_and_what_answers_has_them(start: Any, tmp_path: Path, kind: str) -> None:
     with ExitStack() as held:
         more: dict[str, Any] = {"serve_from": "auto" if kind == "servers" else kind}

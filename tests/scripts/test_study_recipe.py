@@ -220,6 +220,7 @@ def test_cpu_seconds_are_those_of_the_commands() -> None:
     assert verb.children_cpu() - before > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_every_embedded_path_is_one_that_our_verbs_take(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

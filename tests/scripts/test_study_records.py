@@ -15,6 +15,7 @@ from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, 
 from turngym.trainers.metrics import read_metrics
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.long  # two cells of a study are trained and played
 WORDS = ["--worlds", "search", "--methods", "turnopd", "--seeds", "0", "--steps", "2", "--evaluations", "1"]
 WORDS += ["--episodes", "4", "--tasks", "3", "--samples", "2", "--parallel", "1"]
 

@@ -1,4 +1,4 @@
-"""The command line of `turngym train`: each algorithm's own options, old names, configuration files."""
+"""The command line of `turngym train`: each algorithm's own options, configuration files."""
 
 from __future__ import annotations
 

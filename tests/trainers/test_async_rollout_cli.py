@@ -76,6 +76,7 @@ def close(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
         assert [row[name] for row in ours] == pytest.approx([row[name] for row in theirs], rel=1e-3, abs=1e-4), name
 
 
+@pytest.mark.long
 def test_workers_and_threads_play_ahead_to_the_same_numbers(models: Path, tmp_path: Path) -> None:
     train.main(command(models, tmp_path / "thread", "--staleness", "1"))
     train.main(command(models, tmp_path / "process", "--staleness", "1", "--workers", "1"))

@@ -220,11 +220,6 @@ columns = st.lists(st.tuples(st.floats(-1, 5), st.integers(1, 64)), min_size=1, 
 probe_results = st.lists(st.tuples(columns, st.lists(st.integers(0, 49), max_size=12)), min_size=1, max_size=10)
 
 
-def test_a_return_no_longer_decides_success():
-    with pytest.warns(FutureWarning, match="success_threshold is ignored"):
-        assert DepthConfig(success_threshold=0.6).success_threshold == 0.6
-
-
 @repeatable
 @given(probe_results)
 def test_depth_stays_within_its_range(results):
@@ -240,10 +235,3 @@ def test_depth_stays_within_its_range(results):
         else:
             assert after == state
         state = after
-
-
-def test_the_old_threshold_is_ignored_and_said_where_it_stands() -> None:
-    with pytest.warns(FutureWarning) as said:
-        DepthConfig(success_threshold=0.5)
-    assert str(said[0].message) == "depth.success_threshold is ignored: success is the environment's own flag"
-    assert said[0].filename == __file__

@@ -193,18 +193,10 @@ def begun(folder: Path, packing: Any, *, resume: bool = False) -> list[dict[str,
     return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in read_metrics(folder)]
 
 
-@pytest.mark.parametrize("recorded", [False, None])
-def test_a_run_that_was_begun_without_it_goes_on_without_it(tmp_path: Path, recorded: bool | None) -> None:
-    """What older versions recorded: false, or nothing at all."""
+def test_a_run_that_was_begun_without_it_goes_on_without_it(tmp_path: Path) -> None:
     whole, folder = begun(tmp_path / "off", "off"), tmp_path / "off"
     for step in (2, 3):
         shutil.rmtree(folder / f"checkpoints/step_{step:06d}")
-    for path in folder.glob("checkpoints/step_*/state.json"):
-        state = json.loads(path.read_text())
-        del state["crc32"]
-        assert state["fingerprint"].pop("run.packing") == "off"
-        state["fingerprint"] |= {} if recorded is None else {"run.packing": recorded}
-        path.write_text(json.dumps(state))
     with pytest.raises(CheckpointError, match=r"run\.packing: checkpoint 'off', now 'on'"):
         begun(folder, "on", resume=True)
     assert begun(folder, "auto", resume=True) == whole
@@ -219,12 +211,6 @@ def test_what_a_run_goes_on_with(tmp_path: Path) -> None:
     begun(tmp_path / "on", "on")
     assert as_begun(RunConfig(), tmp_path / "on").packing == "on"
     assert as_begun(RunConfig(packing="off"), tmp_path / "on").packing == "off"
-
-
-def test_true_and_false_are_still_understood() -> None:
-    assert [RunConfig(packing=word).packing for word in (True, False)] == ["on", "off"]  # type: ignore[arg-type]
-    assert from_table(RunConfig, {"packing": False}, "test").packing == "off"
-    assert from_table(RunConfig, {"packing": True}, "test").packing == "on"
     with pytest.raises(SettingsError, match="valid: auto, on, off"):
         from_table(RunConfig, {"packing": "yes"}, "test")
 
