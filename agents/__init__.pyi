@@ -1,4 +1,4 @@
-"""The public names of `turngym.agents`; `__init__.py` imports each when it is first used, type checkers read this."""
+"""The public names of `turngym.agents`; `__init__.py` imports them when they are first used."""
 
 from .collect import ExpertCollect as ExpertCollect
 from .collect import LiveCollect as LiveCollect

@@ -1,9 +1,8 @@
-"""mkdocs hook, and the pages that list every file and every metric.
+"""mkdocs hook, and the page that lists every metric.
 
 README, CONTRIBUTING and CHANGELOG of the repository's root become pages of the site, their links adapted. The API pages
 get what they do not name themselves of their room's public names.
-`python docs/hooks.py` writes them anew: docs/tree.md from the first lines of the modules' docstrings, docs/metrics.md
-from the dictionaries in trainers/metrics.py.
+`python docs/hooks.py` writes docs/metrics.md anew from the dictionaries in trainers/metrics.py.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-ROOMS = ("envs", "retrieval", "agents", "trainers", "scripts")
 _IDENTIFIER = re.compile(r"^::: (\S+)$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
@@ -59,26 +57,6 @@ def page_text(text: str) -> str:
     """The Markdown of a file in the root, its links as they must read inside docs/."""
     pages = {**PAGES, "LICENSE": "license.md"}
     return _LINK.sub(lambda found: pages.get(found[1], found[1].removeprefix("docs/")), text)
-
-
-def tree_text() -> str:
-    """docs/tree.md: one line per module, folder by folder."""
-    parts = [
-        "# Every file",
-        "One line per module, the first of its docstring; data files are left out. Written by `python docs/hooks.py`,",
-        "and a test compares. Who may import whom: [architecture](architecture.md).",
-    ]
-    lines = ["\n\n".join([parts[0], "\n".join(parts[1:])])]
-    for room in ROOMS:
-        lines += [f"\n## {room}\n", first_line(ROOT / room / "__init__.py")]
-        for folder in sorted({path.parent for path in (ROOT / room).rglob("*.py")}):
-            name = folder.relative_to(ROOT).as_posix()
-            if folder != ROOT / room:
-                lines += [f"\n### {name}\n", first_line(folder / "__init__.py")]
-            lines += ["", "| | |", "| --- | --- |"]
-            modules = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
-            lines += [f"| `{path.name}` | {cell(first_line(path))} |" for path in modules]
-    return "\n".join(lines) + "\n"
 
 
 EQUATIONS = {
@@ -138,17 +116,10 @@ def _metrics_table(name: str) -> str:
     return "\n".join(rows)
 
 
-def first_line(path: Path) -> str:
-    """First line of a module's docstring, read without importing it."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return text.split("\n")[0]
-
-
 def cell(text: str) -> str:
     """Text as it stands in a cell of a Markdown table."""
     return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "tree.md").write_text(tree_text(), encoding="utf-8")
     (ROOT / "docs" / "metrics.md").write_text(metrics_text(), encoding="utf-8")

@@ -10,7 +10,7 @@ import lazy_loader as _lazy
 
 __getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
 
-from turngym.envs.registration import register as _register
+from turngym.envs.registration import register as _register  # noqa: E402 - after the lazy names
 
 for _env_id, _env_class in (
     ("turngym/ALFWorld-v0", "turngym.envs.alfworld.env:ALFWorldEnv"),

@@ -1,4 +1,4 @@
-"""The public names of `turngym.envs`; `__init__.py` imports each when it is first used, type checkers read this."""
+"""The public names of `turngym.envs`; `__init__.py` imports them when they are first used."""
 
 from .base import Outcome as Outcome
 from .base import Player as Player

@@ -1,4 +1,4 @@
-"""The public names of `turngym.retrieval`; `__init__.py` imports each when it is first used, type checkers read this."""
+"""The public names of `turngym.retrieval`; `__init__.py` imports them when they are first used."""
 
 from .bm25 import BM25Retriever as BM25Retriever
 from .client import HttpRetriever as HttpRetriever

@@ -175,7 +175,7 @@ def nightly(arguments: list[str]) -> int:
     tests = ["tests/adapters/test_verl.py", "tests/adapters/test_slime.py"]
     failed = run(str(PYTHON), "-m", "pytest", *tests, *arguments, check=False)
     words = ["--flips", "300", "--actions", "20000", "--kills", "20", "--twice", "10", "--requests", "2000"]
-    return run(str(PYTHON), "-m", "turngym.scripts", "bench", "faults", *words, check=False) or failed
+    return run(str(PYTHON), "tests/bench/faults.py", *words, check=False) or failed
 
 
 def main() -> int:

@@ -37,7 +37,7 @@ VERBS = {
     "plan": "turngym.scripts.plan",
     "pretrain": "turngym.scripts.pretrain",
     "serve": "turngym.scripts.serve",
-    "bench": "turngym.scripts.bench.main",
+    "bench": "turngym.scripts.bench",
     "study": "turngym.scripts.study.main",
 }
 """Each module has `main(argv) -> exit status`; the first line of its docstring is the verb's help."""

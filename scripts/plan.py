@@ -75,7 +75,7 @@ def notes(options: PlanOptions) -> list[str]:
         f"{_shape(options.student).episode_bytes(work.length, work.rollout_dtype) / 1e9:.2f} GB.",
         f"eval s: {work.eval_episodes} episodes, divided among the processes as those of a step are.",
         f"Times assume {work.compute_share:.0%} of the chip's operations and {work.decode_share:.0%} of its bandwidth, "
-        "and no waiting for the environments or the network: measure yours with `turngym bench loss` and `turngym "
+        "and no waiting for the environments or the network: measure yours with `turngym bench gpu` and `turngym "
         "bench rollout`, and say --compute-share and --decode-share.",
         *_ahead(options),
         "to play: the student's weights before it plays. update: weights for each pass, gradients back. top K: 50 ids "

@@ -1,4 +1,4 @@
-"""The public names of `turngym.trainers`; `__init__.py` imports each when it is first used, type checkers read this."""
+"""The public names of `turngym.trainers`; `__init__.py` imports them when they are first used."""
 
 from .algorithm import Algorithm as Algorithm
 from .algorithm import AlgorithmSpec as AlgorithmSpec

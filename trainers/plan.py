@@ -3,7 +3,7 @@
 Formulas hold for Qwen3-shaped and Qwen3.5-shaped models with SDPA attention, AdamW with float32 weights and moments
 sharded over all GPUs (FSDP2), and rollouts by the local engine on the same GPUs. Parameters and the engine's cache are
 exact; saved activations are exact for transformers 5 where all layers attend (a test counts them; layers with linear
-attention are priced as those); times rest on two assumed shares of the chip's peak, which `turngym bench loss` and
+attention are priced as those); times rest on two assumed shares of the chip's peak, which `turngym bench gpu` and
 `turngym bench rollout` measure on yours.
 """
 

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from turngym.agents.evaluation.statistics import Interval
-from turngym.scripts.bench.learn.rise import TaskMeans, over_seeds, rise
+from turngym.scripts.study.learn_results import TaskMeans, over_seeds, rise
 from turngym.scripts.study.methods import BASE
 from turngym.scripts.study.records import Cost, Evaluation, Record
 

@@ -1,4 +1,4 @@
-"""What the papers argue with, run again on tiny models: turnopd, regime, recipe."""
+"""Studies on tiny models: learn, scenarios, and what papers argue with: turnopd, regime, recipe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from turngym.scripts.main import dispatch
 
 VERBS = {
+    "learn": "turngym.scripts.study.learn",
     "regime": "turngym.scripts.study.regime",
     "recipe": "turngym.scripts.study.recipe.main",
+    "scenarios": "turngym.scripts.study.scenarios",
     "turnopd": "turngym.scripts.study.turnopd",
 }
 

@@ -14,7 +14,7 @@ from turngym.agents.evaluation.scores import Outcomes, task_means
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import write_json
 from turngym.envs.core.trace import iter_episodes
-from turngym.scripts.study.cells import RECORD, Cell
+from turngym.scripts.study.grid import RECORD, Cell
 from turngym.trainers.diagnostics.depth import TurnSums, full_depth_rows, turn_sums
 from turngym.trainers.metrics import read_metrics
 

@@ -19,12 +19,11 @@ from collections.abc import Sequence
 import tyro
 
 from turngym.envs.core.errors import TurngymError
-from turngym.scripts.study.cells import cells_of
+from turngym.scripts.study.grid import CellRunner, cells_of
 from turngym.scripts.study.merge import Study, merge_studies
 from turngym.scripts.study.options import StudyOptions, shortened
 from turngym.scripts.study.output import made_by, read_study, write_study
 from turngym.scripts.study.records import Record, read_record, write_record
-from turngym.scripts.study.runner import CellRunner
 
 
 def main(argv: Sequence[str]) -> int:

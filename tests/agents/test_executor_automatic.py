@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from turngym.agents import evaluate, load_world, play_episodes  # noqa: E402
-from turngym.agents.executor import options as automatic
-from turngym.agents.executor import options as cores
-from turngym.agents.executor import workers as open_workers
+from turngym.agents.executor import options as automatic  # noqa: E402
+from turngym.agents.executor import options as cores  # noqa: E402
+from turngym.agents.executor import workers as open_workers  # noqa: E402
 from turngym.agents.executor.options import (  # noqa: E402
     Choice,
     Playing,

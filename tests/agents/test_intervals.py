@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interval_coverage import MEASURES, RATES, Simulation, coverages, task_rates, true_pass
 
 from turngym.agents.evaluation.statistics import clustered, mean_bounds, mean_covered, paired_difference, upper_bound
-from turngym.scripts.bench import intervals
-from turngym.scripts.bench.intervals import RATES, Options, coverages, main, task_rates, true_pass
 
 
 @pytest.mark.parametrize(
@@ -96,14 +95,14 @@ def test_the_quick_form_agrees_with_the_ends() -> None:
     assert upper_bound([1.0, 1.0]) == 1.0
 
 
-OPTIONS = Options(correlations=(0.0, 0.3), repetitions=400, widths=10)
+OPTIONS = Simulation(correlations=(0.0, 0.3), repetitions=400, widths=10)
 
 
 @pytest.mark.long
 def test_they_hold_the_true_value_as_often_as_they_say() -> None:
     """100 tasks of 4 samples at every rate, 400 times (a standard error of 1.1 %), and not because they are wide."""
     found = list(coverages(OPTIONS))
-    assert {(one.measure, one.rate) for one in found} == {(m, rate) for m in intervals.MEASURES for rate in RATES}
+    assert {(one.measure, one.rate) for one in found} == {(m, rate) for m in MEASURES for rate in RATES}
     for one in found:
         assert one.covered >= 0.94, one
         # the normal approximation at a rate of 1/2 and correlation 0.3 has 13.6 points
@@ -120,12 +119,3 @@ def test_the_simulation_draws_what_it_says() -> None:
     assert rates.var() / 0.16 == pytest.approx(0.3, abs=5e-3)
     assert true_pass(0.2, 0.3, 2) == pytest.approx(float(np.mean(1 - (1 - rates) ** 2)), abs=3e-3)
     assert true_pass(0.2, 0.0, 2) == pytest.approx(1 - 0.8**2)
-
-
-def test_the_table_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--rates", "0", "0.5", "--correlations", "0", "0.3", "--repetitions", "20", "--widths", "2"]
-    assert main(words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split("|")[1].strip() == "measure"
-    assert lines[2] == "| avg | 0 | 100.0 (3.6) |  |"
-    assert len(lines) == 2 + 6

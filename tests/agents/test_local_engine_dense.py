@@ -18,7 +18,7 @@ from engine_requests import reference_ids, request  # noqa: E402
 from turngym.agents import load_world  # noqa: E402
 from turngym.agents.local_engine import decoder as dense_weights  # noqa: E402
 from turngym.agents.local_engine.cache import Segment, segments  # noqa: E402
-from turngym.agents.local_engine.decoder import (
+from turngym.agents.local_engine.decoder import (  # noqa: E402
     Linear,
     attention,
     dense_problem,

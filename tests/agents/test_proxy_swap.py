@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the serving copy is a torch model")
 
 from turngym.agents.proxy.config import ProxyError  # noqa: E402
-from turngym.agents.proxy.engine_queue import (
+from turngym.agents.proxy.engine_queue import (  # noqa: E402
     HeldResponse,
     ServingCopy,
 )

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from turngym.scripts import bench
 from turngym.scripts import main as command
-from turngym.scripts.bench import main as bench
 
 
 @pytest.mark.parametrize(("verb", "module"), [*command.VERBS.items(), *bench.VERBS.items()])

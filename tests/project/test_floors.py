@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections import Counter
 
 import import_graph
 import pytest
@@ -21,8 +20,6 @@ PART_MAY_USE = {
     "search": {"pyarrow"},
 }
 """What a single environment may import besides: small libraries, or extras where they are asked for."""
-MOST_MODULES = 16
-"""In one folder; what is more wants a folder of its own."""
 RETRIEVAL_MAY_USE = {"numpy", "regex", "faiss", "torch", "transformers", "flask", "httpx", "rich"}
 
 
@@ -115,12 +112,6 @@ def test_a_circle_is_found() -> None:
     edges = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"a", "d"}), "d": frozenset[str]()}
     assert import_graph.circles(edges) == [["a", "b", "c"]]
     assert import_graph.circles({"a": frozenset({"b"}), "b": frozenset[str]()}) == []
-
-
-def test_folders_stay_small() -> None:
-    count = Counter(path.parent for path in import_graph.modules().values() if path.name != "__init__.py")
-    crowded = [f"{folder.relative_to(ROOT)}: {number}" for folder, number in count.items() if number > MOST_MODULES]
-    assert not crowded, f"more than {MOST_MODULES} modules in a folder: {crowded}"
 
 
 def test_the_bottom_of_trainers_stays_at_the_bottom() -> None:

@@ -13,10 +13,8 @@ torch = pytest.importorskip("torch", reason="needs turngym[train]")
 from sglang_model import ModelServer  # noqa: E402
 
 from turngym.envs.core.errors import TurngymError  # noqa: E402
-from turngym.scripts.bench.gpu.main import GpuBench, checks, main, planned, rows  # noqa: E402
-from turngym.scripts.bench.gpu.measure import Phase, StepFigures, StepJob  # noqa: E402
-from turngym.scripts.bench.gpu.play import as_ids  # noqa: E402
-from turngym.trainers.plan import (
+from turngym.scripts.bench_gpu import GpuBench, Phase, StepFigures, StepJob, as_ids, checks, main, planned, table_rows  # noqa: E402
+from turngym.trainers.plan import (  # noqa: E402
     chip_named,
     shape_named,
 )
@@ -35,7 +33,7 @@ TINY = [
     "--response",
     "5",
 ]
-TINY += ["--system", "80", "--micro-tokens", "512", "--threads", "1", "--loss-tokens"]
+TINY += ["--system", "80", "--micro-tokens", "512", "--threads", "1"]
 
 
 def job(device: str = "cuda") -> StepJob:
@@ -131,7 +129,7 @@ def test_every_check_can_fail() -> None:
 
 def test_shares_by_hand() -> None:
     good = figures()
-    table = rows(good, planned(GpuBench(), good, job()), chip_named("H200"))
+    table = table_rows(good, planned(GpuBench(), good, job()), chip_named("H200"))
     assert table[0] == ["rollout", "50.00", "60.0", "3,840", "-"]
     # 4e15 / 20 s = 200 TFLOP/s of 700 that were measured and of 989 by the maker
     assert table[1] == ["teacher", "20.00", "70.0", "24,000", "200.00 TFLOP/s, 29%, 20% of H200's"]

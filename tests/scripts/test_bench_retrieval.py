@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from turngym.scripts.bench.retrieval import main as bench
-from turngym.scripts.bench.retrieval.cpu import cpu_seconds
-from turngym.scripts.bench.retrieval.duel import OURS, PEERS, distinct_queries
-from turngym.scripts.bench.retrieval.load import Tally
+from turngym.scripts import bench_retrieval as bench
+from turngym.scripts.bench_retrieval import OURS, PEERS, Tally, cpu_seconds, distinct_queries
 
 pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
 pytest.importorskip("waitress", reason="the bench needs turngym[serve]")

@@ -17,12 +17,11 @@ import pytest
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts import train
 from turngym.scripts.main import main
-from turngym.scripts.study import runner as running
-from turngym.scripts.study.cells import Cell, cells_of
+from turngym.scripts.study import grid as running
+from turngym.scripts.study.grid import Cell, CellRunner, cells_of
 from turngym.scripts.study.locks import FolderLock
 from turngym.scripts.study.methods import chosen_methods, fixed_depths, methods
 from turngym.scripts.study.options import StudyOptions, shortened
-from turngym.scripts.study.runner import CellRunner
 from turngym.trainers.algorithm import FixedDepth
 from turngym.trainers.algorithms.tcod import FrontToBack
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, Blend

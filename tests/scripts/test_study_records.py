@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from turngym.scripts.main import main
-from turngym.scripts.study.cells import Cell, cells_of
+from turngym.scripts.study.grid import Cell, cells_of
 from turngym.scripts.study.options import StudyOptions
 from turngym.scripts.study.records import make_record, pooled_sums, read_record
 from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, turn_sums

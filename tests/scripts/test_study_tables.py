@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from turngym.envs.core.errors import TurngymError
-from turngym.scripts.bench.learn.rise import over_seeds
 from turngym.scripts.main import main
 from turngym.scripts.study import tables
 from turngym.scripts.study.estimates import by_world, least_time, reached, same_step, total_cost
+from turngym.scripts.study.learn_results import over_seeds
 from turngym.scripts.study.merge import Study
 from turngym.scripts.study.output import made_by, read_study, write_study
 from turngym.scripts.study.records import Cost, Evaluation, Record, from_json, to_json

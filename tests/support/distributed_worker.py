@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from distributed_cases import command
 
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import CollectRequest
-from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
 from turngym.trainers.distributed import distribute_trainer, world_of
 from turngym.trainers.models import load_model

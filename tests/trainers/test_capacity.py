@@ -17,7 +17,7 @@ from turngym.envs.core.errors import TurngymError  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.scripts import plan  # noqa: E402
 from turngym.trainers.models import ModelError  # noqa: E402
-from turngym.trainers.plan import (
+from turngym.trainers.plan import (  # noqa: E402
     CHIPS,
     SHAPES,
     LinearShape,

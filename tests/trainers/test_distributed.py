@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
+from distributed_cases import CASES, difference, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_world import in_world
@@ -27,7 +28,6 @@ from turngym.agents.sglang.fleet import WeightVersions
 from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import CollectRequest
-from turngym.scripts.bench.distributed import CASES, difference, place
 from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints

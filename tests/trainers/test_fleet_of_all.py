@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import sglang_model
+from distributed_cases import command
 
 from turngym.envs.core.trace import read_episodes
-from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.world import SINGLE

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
+from distributed_cases import command
 
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.envs.core.protocols import GenerateRequest, Sampling
-from turngym.scripts.bench.distributed import command
 from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import CheckpointError, latest_checkpoint, latest_model, list_checkpoints

@@ -22,10 +22,9 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import print_table
-from turngym.scripts.bench.learn.text import write_text
-from turngym.scripts.bench.learn.words import shown
 from turngym.scripts.options import distill_argv
-from turngym.scripts.study.cells import replaced
+from turngym.scripts.study.grid import replaced, shown
+from turngym.scripts.study.learn import write_text
 from turngym.scripts.study.recipe.results import result_table
 from turngym.scripts.study.recipe.runs import RECIPES, PaperRun, find_recipe
 from turngym.scripts.study.recipe.steps import Embedded, Step, embedded_steps, paper_steps, render

@@ -1,5 +1,5 @@
-"""The native engine against TextWorld, byte for byte, on a small sample; `turngym bench alfworld --differential 324`
-plays the full one."""
+"""The native engine against TextWorld, byte for byte, on a small sample; `python
+tests/envs/alfworld/differential.py` plays the full one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import alfworld_house as houses
+import differential
 import pytest
+from differential import SCRIPTS, Play, compare, plan, run, summary
 
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.game import GameFolder
 from turngym.envs.alfworld.games import RealGames
-from turngym.envs.alfworld.reference import differential
-from turngym.envs.alfworld.reference.differential import Play, compare, plan, run, summary
-from turngym.envs.alfworld.reference.probes import SCRIPTS
 from turngym.envs.alfworld.textworld import Reference, acquire, release
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.guard import ActionGuard

@@ -108,8 +108,9 @@ def test_exported_games_are_the_same_games(tmp_path: Path, options: dict[str, st
 
 def test_textworld_loads_and_plays_exported_games(tmp_path: Path) -> None:
     pytest.importorskip("alfworld")
+    from differential import Play, compare
+
     from turngym.envs.alfworld.game import read_game_file
-    from turngym.envs.alfworld.reference.differential import Play, compare
     from turngym.envs.alfworld.textworld import acquire, release
 
     reference = acquire()

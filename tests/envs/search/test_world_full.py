@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from gold_recall import hop_recall, question_recall
 
 from turngym.envs.core.errors import TaskError
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
-from turngym.envs.search.recall import hop_recall, question_recall
 from turngym.envs.search.world import FAMILIES, FULL, WorldConfig, english, preset, relations
 from turngym.envs.search.world_questions import FictionalWorld, generate_world, open_world
 from turngym.retrieval.bm25 import BM25Retriever

@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from transcripts import parity, read_transcripts, replay
 
 from turngym.envs.webshop.env import ShopSession
 from turngym.envs.webshop.products import ShopDataError
 from turngym.envs.webshop.reward import DEFAULT_TAGGER, NounTagger
 from turngym.envs.webshop.shop import Shop, open_shop
-from turngym.envs.webshop.transcripts import parity, read_transcripts, replay
 
 PRICE_SEED = 7
 

@@ -1,0 +1,18 @@
+"""Measure this machine: rollouts, a training step on a GPU, the retrieval server, the training proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turngym.scripts.main import dispatch
+
+VERBS = {
+    "gpu": "turngym.scripts.bench_gpu",
+    "proxy": "turngym.scripts.bench_proxy",
+    "retrieval": "turngym.scripts.bench_retrieval",
+    "rollout": "turngym.scripts.bench_rollout",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    return dispatch("turngym bench", VERBS, argv)

@@ -1,1 +1,0 @@
-"""Benchmarks: ratios against a named peer, measured in one run."""

@@ -1,1 +1,0 @@
-"""`turngym bench learn`: what every algorithm teaches tiny students."""

@@ -1,1 +1,0 @@
-"""`turngym bench rollout`: the local engine against transformers' `generate`."""

@@ -1,0 +1,653 @@
+"""One training step of the paper's shapes on one device, phase by phase, against `turngym plan`; it checks itself.
+
+Models have random weights. Episodes are played in a real environment: its observations are what is read, what the
+student says is drawn from it and counts, what is done is a random admissible action. Then a teacher scores the episodes
+and the student is updated, by the trainer's own code.
+
+The checks: log-probabilities noted at sampling are the trainer's (to 0.06 in bfloat16, 1e-4 in float32), the loss is
+finite and the weights move, episodes have the turns asked for, memory stays below what `plan` says. The exit status
+is 1 where one fails. On a CPU the same code runs with tiny shapes and without figures of memory.
+
+A server is measured beside the local engine in a second call, by wall clock: the first one writes the student
+(`--save`), `turngym serve policy` serves that folder, and `--policy-server` names it.
+
+Examples:
+    turngym bench gpu --json gpu.json                          # H200, 1.7B student, 8B teacher, 64 episodes of 30 turns
+    turngym bench gpu --save student --policy-server 127.0.0.1:30000
+    turngym bench gpu --device cpu --student tiny --teacher tiny --episodes 4 --turns 3 --response 8
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import tyro
+
+from turngym.agents.playing.environments import EnvOptions, env_maker
+from turngym.agents.sglang.open_servers import TOLERANCE
+from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.protocols import GenerateRequest, Policy, Sampling
+from turngym.envs.core.tables import print_table
+from turngym.envs.core.task import Task, Verdict
+from turngym.envs.guard import guard_of
+from turngym.trainers.plan import Chip, Estimate, ModelShape, Workload, chip_named, estimate, shape_named
+
+# --- Playing with a model of random weights
+
+CHARACTERS = 4
+"""Characters of an observation that become one id: about what tokenizers make of English."""
+
+
+@dataclass(slots=True)
+class Played:
+    """One episode that is being played."""
+
+    env: Any
+    task: Task
+    number: int
+    ids: np.ndarray[Any, np.dtype[np.int32]]
+    """The history so far, ending with an observation."""
+    observation: str
+    """The last observation."""
+    turns: list[Turn] = field(default_factory=list)
+    fed: int = 0
+    """Ids of the history that belong to earlier turns."""
+
+    def request(self, response: int) -> GenerateRequest:
+        """Asks for the next `response` ids, drawn at temperature 1."""
+        sampling = Sampling(temperature=1.0, max_new_tokens=response)
+        stream = (self.number, len(self.turns))
+        return GenerateRequest(session=str(self.number), prompt_ids=self.ids, sampling=sampling, stream=stream)
+
+    def take(self, ids: Any, logprobs: Any, vocab: int, rng: np.random.Generator) -> bool:
+        """Adds the response as a turn and plays a random admissible action. Returns whether the episode goes on."""
+        guard = guard_of(self.env)
+        action = guard.base.sample_action(rng)
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        end = len(self.ids) + len(ids)
+        self.turns.append(
+            Turn(
+                index=len(self.turns),
+                observation=self.observation,
+                admissible=None,
+                response="",
+                action=action,
+                verdict=info["verdict"],
+                reward=float(reward),
+                prompt_span=(self.fed, len(self.ids)),
+                response_span=(len(self.ids), end),
+                logprobs=np.asarray(logprobs, np.float32),
+            )
+        )
+        self.ids, self.fed, self.observation = np.concatenate((self.ids, ids)), end, observation
+        over = bool(terminated or truncated)
+        if not over:
+            self.ids = np.concatenate((self.ids, as_ids(observation, vocab)))
+        return not over
+
+    def episode(self) -> Episode:
+        """Returns what was played, without the ids after the last response."""
+        return Episode(
+            task=self.task,
+            seed=0,
+            sample=0,
+            group=self.number,
+            segments=(self.ids[: self.fed],),
+            turns=tuple(self.turns),
+            status=Status.COMPLETED,
+            success=False,
+            episode_return=0.0,
+        )
+
+
+def as_ids(text: str, vocab: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Makes one id of every `CHARACTERS` characters; equal characters give equal ids."""
+    pieces = [text[at : at + CHARACTERS].encode() for at in range(0, len(text), CHARACTERS)] or [b" "]
+    return np.array([int.from_bytes(piece, "little") % vocab for piece in pieces], np.int32)
+
+
+def begin(envs: Sequence[Any], task_ids: Sequence[str], vocab: int, system: int) -> list[Played]:
+    """Starts an episode in each of `envs`. All begin with the same `system` made-up ids."""
+    shared = np.random.default_rng(0).integers(0, vocab, system).astype(np.int32)
+    rows = []
+    for number, env in enumerate(envs):
+        observation, _ = env.reset(options={"task": task_ids[number % len(task_ids)]})
+        ids = np.concatenate((shared, as_ids(observation, vocab)))
+        rows.append(Played(env=env, task=guard_of(env).base.task, number=number, ids=ids, observation=observation))
+    return rows
+
+
+def play(policy: Policy, rows: Sequence[Played], response: int, vocab: int) -> list[Episode]:
+    """Plays all episodes to their end, side by side. Every turn has `response` ids."""
+    active = list(rows)
+    streams = {row.number: np.random.default_rng((1, row.number)) for row in rows}
+    while active:
+        answers = policy.generate([row.request(response) for row in active])
+        active = [
+            row
+            for row, answer in zip(active, answers, strict=True)
+            if row.take(answer.ids, answer.logprobs, vocab, streams[row.number])
+        ]
+    return [row.episode() for row in rows]
+
+
+# --- One training step of OPD by the trainer's own code
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """The parts of one training step."""
+
+    student: Any
+    optimizer: Any
+    algorithm: Any
+    teacher: Any
+    forward: Any
+
+    def __call__(self, episodes: list[Episode]) -> tuple[float, float]:
+        """Seconds of the teacher's scores and of the update."""
+        begin = clock(self.forward.autocast)
+        targets = self.score(episodes)
+        scored = clock(self.forward.autocast)
+        self.update(episodes, targets)
+        return scored - begin, clock(self.forward.autocast) - scored
+
+    def score(self, episodes: list[Episode]) -> Any:
+        """Returns the teacher's targets."""
+        from turngym.trainers.algorithm import Scorers
+        from turngym.trainers.batch import pack
+
+        return self.algorithm.target_fn(pack(episodes), episodes, Scorers(student=self.teacher, teacher=self.teacher))
+
+    def update(self, episodes: list[Episode], targets: Any) -> Any:
+        """Takes one step of the optimizer and returns its `UpdateResult`."""
+        from turngym.trainers.batch import pack
+        from turngym.trainers.optimizer_step import update
+
+        batch = pack(episodes)
+        return update(
+            self.student,
+            self.optimizer,
+            batch,
+            targets=targets,
+            weight_N=self.algorithm.weight(batch, step=1, total_steps=1),
+            token_loss=self.algorithm.token_loss,
+            forward=self.forward,
+            lr=1e-6,
+        )
+
+
+def make_step(
+    student: Any, teacher: Any, *, micro_tokens: int, head_chunk: int, k: int, checkpointing: bool, vocab: int
+) -> TrainingStep:
+    """Makes a step of OPD. On a GPU the update runs in bfloat16 autocast. Both models know `vocab` ids."""
+    from turngym.trainers.algorithms import opd
+    from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
+    from turngym.trainers.optimizer_step import Forward, make_optimizer
+    from turngym.trainers.scorer import LocalScorer
+
+    run = RunConfig(max_turns=4, micro_tokens=micro_tokens, head_chunk=head_chunk)
+    return TrainingStep(
+        student=student,
+        optimizer=make_optimizer(student, OptimizerConfig()),
+        algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=k), run),
+        teacher=LocalScorer(model=teacher, max_tokens=micro_tokens, chunk=head_chunk, vocab_size=vocab),
+        forward=Forward(
+            micro_tokens=micro_tokens,
+            head_chunk=head_chunk,
+            autocast=next(student.parameters()).device.type != "cpu",
+            gradient_checkpointing=checkpointing,
+        ),
+    )
+
+
+def made_up_episodes(count: int, length: int, vocab: int, turns: int = 4) -> list[Episode]:
+    """Makes episodes of `length` random ids. Each turn is half observation, half response."""
+    rng = np.random.default_rng(0)
+    size = length // (2 * turns)
+    task = Task(env_id="bench", task_id="made-up", sha256="0" * 64, split="train", category="bench")
+    rows = []
+    for number in range(count):
+        played = tuple(
+            Turn(
+                index=place,
+                observation="",
+                admissible=None,
+                response="",
+                action="",
+                verdict=Verdict.OK,
+                reward=0.0,
+                prompt_span=(2 * place * size, (2 * place + 1) * size),
+                response_span=((2 * place + 1) * size, (2 * place + 2) * size),
+                logprobs=np.full(size, -1.0, np.float32),
+            )
+            for place in range(turns)
+        )
+        ids = rng.integers(0, vocab, 2 * turns * size).astype(np.int32)
+        rows.append(
+            Episode(
+                task=task,
+                seed=0,
+                sample=number,
+                group=number,
+                segments=(ids,),
+                turns=played,
+                status=Status.COMPLETED,
+                success=False,
+                episode_return=0.0,
+            )
+        )
+    return rows
+
+
+def matmul_rate(device: str, size: int = 0) -> float:
+    """Operations per second of the fastest of eight square matrix products: bfloat16 on a GPU, float32 on a CPU."""
+    import torch
+
+    on_cpu = device == "cpu"
+    size = size or (1024 if on_cpu else 8192)
+    left = torch.randn(size, size, device=device, dtype=torch.float32 if on_cpu else torch.bfloat16)
+    best = float("inf")
+    for _ in range(8):
+        begin = clock(not on_cpu)
+        left @ left
+        best = min(best, clock(not on_cpu) - begin)
+    return 2.0 * size**3 / best
+
+
+def clock(cuda: bool) -> float:
+    """Reads a clock in seconds: wall time after all work on the GPU has finished, or CPU time of this process."""
+    if not cuda:
+        return time.process_time()
+    import torch
+
+    # the calls that start kernels return before the kernels have finished
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+# --- The step in its three phases
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepJob:
+    """Sizes of the step; precisions as `turngym train` has them with `--rollout-dtype bfloat16 --teacher-dtype bfloat16
+    --autocast bfloat16` on a GPU, float32 throughout on a CPU."""
+
+    student: ModelShape
+    teacher: ModelShape
+    device: str
+    response: int
+    system: int
+    micro_tokens: int
+    head_chunk: int
+    k: int
+    checkpointing: bool
+    folder: Path | None = None
+    """Where the student lies, or will lie, for servers."""
+    policy_server: str = ""
+    """Servers that play it, too."""
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]:
+        """Of the weights that play and of the teacher's."""
+        return "float32" if self.on_cpu else "bfloat16"
+
+    @property
+    def vocab(self) -> int:
+        """Ids that both models know."""
+        return min(self.student.vocab, self.teacher.vocab)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Time and memory of one part of the step."""
+
+    seconds: float
+    """Wall clock on a GPU, CPU seconds on a CPU."""
+    peak: float
+    """Peak bytes allocated on the GPU; nan on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """Everything that was measured."""
+
+    rollout: Phase
+    served: Phase | None
+    """The same episodes' environments, played by a server."""
+    teacher: Phase
+    update: Phase
+    episodes: int
+    turns: int
+    tokens: int
+    """Of all episodes."""
+    sampled: int
+    """By the student."""
+    fed: int
+    """Prompt ids that the engine computed."""
+    gap: float
+    """Largest difference between a log-probability at sampling and the trainer's, nats, in the first episodes."""
+    served_gap: float
+    """The same of the server's; 0 without one."""
+    loss: float
+    moved: bool
+    """Whether the update changed the weights."""
+    matmul: float
+    """Operations per second of large products on the same device."""
+    teacher_flops: float
+    update_flops: float
+    """Operations of the model itself: recomputation takes time but is not counted."""
+
+
+def measure(job: StepJob, envs: Sequence[Any], task_ids: Sequence[str]) -> StepFigures:
+    """Play one episode in each of `envs`, score and update; the log-probabilities of two episodes are compared."""
+    import torch
+
+    from turngym.agents.local_engine.engine import LocalEngine
+    from turngym.trainers.plan import random_model
+
+    student = student_of(job)
+    engine = LocalEngine(student, max_batch=len(envs), dtype=job.dtype)
+    rows = begin(envs, task_ids, job.vocab, job.system)
+    episodes, rollout = _timed(job, partial(play, engine, rows, job.response, job.vocab))
+    fed = engine.fed_tokens
+    gap = _gap(student, episodes[:2], job)
+    del engine
+    served, served_gap = _served(job, student, envs, task_ids)
+    dtype = torch.float32 if job.on_cpu else torch.bfloat16
+    teacher = random_model(job.teacher, dtype=dtype, device=job.device, seed=1)
+    step = make_step(
+        student,
+        teacher,
+        micro_tokens=job.micro_tokens,
+        head_chunk=job.head_chunk,
+        k=job.k,
+        checkpointing=job.checkpointing,
+        vocab=job.vocab,
+    )
+    before = next(student.parameters()).detach().flatten()[:4096].clone()
+    # loads kernels and allocates the optimizer's state
+    step(made_up_episodes(1, min(1024, job.micro_tokens), job.vocab))
+    targets, scored = _timed(job, lambda: step.score(episodes))
+    result, updated = _timed(job, lambda: step.update(episodes, targets))
+    lengths = [len(episode.segments[0]) for episode in episodes]
+    sampled = sum(turn.response_length for episode in episodes for turn in episode.turns)
+    context = float(np.mean(lengths)) / 2
+    flops = [shape.forward_flops(sum(lengths), context, sampled) for shape in (job.student, job.teacher)]
+    first = next(student.parameters()).detach().flatten()[:4096]
+    return StepFigures(
+        rollout=rollout,
+        served=served,
+        served_gap=served_gap,
+        teacher=scored,
+        update=updated,
+        episodes=len(episodes),
+        turns=sum(len(episode.turns) for episode in episodes),
+        tokens=sum(lengths),
+        sampled=sampled,
+        fed=fed,
+        gap=gap,
+        loss=result.loss,
+        moved=not result.skipped and bool((first != before).any()),
+        matmul=matmul_rate(job.device),
+        teacher_flops=flops[1],
+        update_flops=3 * flops[0],
+    )
+
+
+def student_of(job: StepJob) -> Any:
+    """Makes a student of random weights and saves it to `job.folder`, or loads the one that is there."""
+    import torch
+
+    from turngym.agents.models import load_policy
+    from turngym.agents.worlds import load_world
+    from turngym.trainers.models import load_model
+    from turngym.trainers.plan import random_model
+
+    if job.folder is not None and (job.folder / "config.json").exists():
+        return load_model(job.folder, dtype="float32", device=job.device)
+    student: Any = random_model(job.student, dtype=torch.float32, device=job.device)
+    if job.folder is not None:
+        student.save_pretrained(job.folder)
+        # servers need a tokenizer, although only ids are exchanged
+        load_policy(load_world("alfworld").checkpoint("student"))[1].save_pretrained(job.folder)
+    return student
+
+
+def _served(job: StepJob, student: Any, envs: Sequence[Any], task_ids: Sequence[str]) -> tuple[Phase | None, float]:
+    from transformers import AutoTokenizer
+
+    from turngym.agents.sglang.client import PolicyServer
+    from turngym.agents.sglang.open_servers import eval_policy
+
+    if not job.policy_server:
+        return None, 0.0
+    if job.folder is None:
+        raise TurngymError("--policy-server needs --save: the folder with the weights that the server has")
+    tokenizer = AutoTokenizer.from_pretrained(job.folder)
+    policy = eval_policy(PolicyServer(policy_server=job.policy_server), job.folder, tokenizer, None)
+    try:
+        rows = begin(envs, task_ids, job.vocab, job.system)
+        start = time.perf_counter()
+        episodes = play(policy, rows, job.response, job.vocab)
+        seconds = time.perf_counter() - start
+    finally:
+        policy.fleet.close()
+    return Phase(seconds, float("nan")), _gap(student, episodes[:2], job)
+
+
+def _timed(job: StepJob, work: Callable[[], Result]) -> tuple[Result, Phase]:
+    import torch
+
+    if not job.on_cpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    start = clock(not job.on_cpu)
+    result = work()
+    seconds = clock(not job.on_cpu) - start
+    return result, Phase(seconds, float("nan") if job.on_cpu else float(torch.cuda.max_memory_allocated()))
+
+
+def _gap(student: Any, episodes: Sequence[Episode], job: StepJob) -> float:
+    """Between what the engine noted and what the float32 model says of the same ids."""
+    from turngym.trainers.scorer import LocalScorer
+
+    ids = [episode.segments[0] for episode in episodes]
+    places = [np.concatenate([np.arange(*turn.response_span) for turn in episode.turns]) for episode in episodes]
+    ours = LocalScorer(model=student, max_tokens=job.micro_tokens, chunk=job.head_chunk).logprobs(ids, places)
+    noted = [np.concatenate([turn.logprobs for turn in episode.turns]) for episode in episodes]
+    return max(float(np.abs(one - other).max()) for one, other in zip(ours, noted, strict=True))
+
+
+# --- The command
+
+GAP = {"bfloat16": 0.06, "float32": 1e-4}
+"""Most nats between a log-probability at sampling and the trainer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuBench:
+    """Sizes of the step."""
+
+    student: str = "1.7B"
+    """Shape of the student (tiny, 0.6B, 1.7B, 4B, 8B, ...)."""
+    teacher: str = "8B"
+    """Shape of the teacher."""
+    device: str = "cuda"
+    """`cuda` or `cpu`."""
+    chip: str = "H200"
+    """What the plan is made for: A100-40, A100-80, H100, H200 or H20."""
+    episodes: int = 64
+    """Played side by side."""
+    turns: int = 30
+    """Of each."""
+    response: int = 100
+    """Ids that the student says per turn."""
+    system: int = 300
+    """Ids before the first observation, the same in every episode."""
+    micro_tokens: int = 8192
+    """Tokens per forward and backward pass."""
+    head_chunk: int = 1024
+    """Rows of logits that exist at a time."""
+    k: int = 50
+    """Ids of the teacher's support."""
+    checkpointing: bool = True
+    """Recompute activations."""
+    threads: int = 4
+    """Of torch on the CPU."""
+    env: EnvOptions = field(
+        default_factory=lambda: EnvOptions(split="generated", env_kwargs='{"config": "small"}', on_invalid="noop")
+    )
+    """What is played; `--env.split valid_unseen --env.env-kwargs "{}" --env.data DIR` takes the real games."""
+    save: Path | None = None
+    """Folder of the student's weights: written if it has none, else read."""
+    policy_server: str = ""
+    """SGLang servers that play the weights of `--save`, measured too."""
+    json: Path | None = None
+    """Also write all figures here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition that a step must meet."""
+
+    what: str
+    holds: bool
+    found: str
+
+
+def checks(found: StepFigures, job: StepJob, turns: int, plan: Estimate | None) -> list[Check]:
+    """Returns all checks; the check of memory needs a plan."""
+    most = GAP[job.dtype]
+    listed = [
+        Check(f"log-probabilities at sampling are the trainer's to {most:g}", found.gap <= most, f"{found.gap:.1e}"),
+        Check("the loss is finite", math.isfinite(found.loss), f"{found.loss:.4f}"),
+        Check("the weights have moved", found.moved, str(found.moved)),
+        Check(f"episodes have {turns} turns", found.turns == turns * found.episodes, f"{found.turns} in all"),
+    ]
+    if found.served is not None:
+        holds = found.served_gap <= TOLERANCE["auto"]
+        listed.append(Check("the server's log-probabilities are the trainer's", holds, f"{found.served_gap:.1e}"))
+    if plan is not None:
+        peak = max(phase.peak for phase in (found.rollout, found.teacher, found.update))
+        held = f"{peak / 1e9:.1f} of {plan.peak / 1e9:.1f} GB"
+        listed.append(Check("memory is at most what is planned", peak <= plan.peak, held))
+    return listed
+
+
+def planned(bench: GpuBench, found: StepFigures, job: StepJob) -> Estimate:
+    """What `turngym plan` says of a step of these sizes."""
+    length = found.tokens / found.turns
+    work = Workload(
+        episodes=found.episodes,
+        turns=bench.turns,
+        observation=max(1, round(length - bench.response)),
+        response=bench.response,
+        micro_tokens=bench.micro_tokens,
+        head_chunk=bench.head_chunk,
+        checkpointing=bench.checkpointing,
+        slots=found.episodes,
+        rollout_dtype=job.dtype,
+        teacher_dtype=job.dtype,
+        precision="float32" if job.on_cpu else "autocast",
+    )
+    return estimate(job.student, job.teacher, chip_named(bench.chip), 1, work)
+
+
+def table_rows(found: StepFigures, plan: Estimate | None, chip: Chip) -> list[list[str]]:
+    """The table's lines; shares are of what the same device reaches in large products, and of the chip's peak."""
+    lines = [["rollout", *_cells(found.rollout), _rate(found.sampled, found.rollout), "-"]]
+    if found.served is not None:
+        lines.append(["rollout, server", *_cells(found.served), _rate(found.sampled, found.served), "-"])
+    for name, phase, flops in (
+        ("teacher", found.teacher, found.teacher_flops),
+        ("update", found.update, found.update_flops),
+    ):
+        done = flops / phase.seconds
+        peak = "" if plan is None else f", {done / chip.flops:.0%} of {chip.name}'s"
+        share = f"{done / 1e12:.2f} TFLOP/s, {done / found.matmul:.0%}{peak}"
+        lines.append([name, *_cells(phase), _rate(found.tokens, phase), share])
+    if plan is not None:
+        for name, seconds, held in (
+            ("planned: rollout", plan.rollout_s, plan.rollout),
+            ("planned: teacher", plan.teacher_s, plan.scoring),
+            ("planned: update", plan.update_s, plan.update),
+        ):
+            lines.append([name, f"{seconds:.2f}", f"{(plan.states + held) / 1e9:.1f}", "-", "-"])
+    return lines
+
+
+def _cells(phase: Phase) -> list[str]:
+    return [f"{phase.seconds:.2f}", "-" if math.isnan(phase.peak) else f"{phase.peak / 1e9:.1f}"]
+
+
+def _rate(tokens: int, phase: Phase) -> str:
+    return f"{tokens / phase.seconds:,.0f}"
+
+
+HEADER = ["phase", "seconds", "peak GB", "tokens/s", "share of large products"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym bench gpu`; the exit status is 1 where a check fails."""
+    bench = tyro.cli(GpuBench, args=list(argv), prog="turngym bench gpu", description=__doc__)
+    import torch
+
+    if bench.device != "cpu" and not torch.cuda.is_available():
+        raise TurngymError(f"--device {bench.device}: torch sees no GPU here; valid: cpu")
+    torch.set_num_threads(bench.threads)
+    job = StepJob(
+        student=shape_named(bench.student),
+        teacher=shape_named(bench.teacher),
+        device=bench.device,
+        response=bench.response,
+        system=bench.system,
+        micro_tokens=bench.micro_tokens,
+        head_chunk=bench.head_chunk,
+        k=bench.k,
+        checkpointing=bench.checkpointing,
+        folder=bench.save,
+        policy_server=bench.policy_server,
+    )
+    make = env_maker(bench.env.env, **{**bench.env.kwargs(), "max_turns": bench.turns})
+    envs = [make() for _ in range(bench.episodes)]
+    try:
+        found = measure(job, envs, guard_of(envs[0]).task_ids())
+    finally:
+        for env in envs:
+            env.close()
+    plan = None if job.on_cpu else planned(bench, found, job)
+    name = bench.device if job.on_cpu else torch.cuda.get_device_name()
+    size = f"{found.episodes} episodes, {found.turns} turns, {found.tokens:,} tokens, {found.fed:,} read to play"
+    title = f"{bench.student} student, {bench.teacher} teacher on {name}: {size}"
+    print_table((HEADER, table_rows(found, plan, chip_named(bench.chip))), title)
+    listed = checks(found, job, bench.turns, plan)
+    for check in listed:
+        print(f"{'ok' if check.holds else 'FAILED':>6}  {check.what}: {check.found}", flush=True)
+    if bench.json is not None:
+        figures = {
+            "device": name,
+            "cpus": os.cpu_count(),
+            "step": asdict(found),
+            "plan": None if plan is None else asdict(plan),
+            "checks": [asdict(check) for check in listed],
+        }
+        bench.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return int(not all(check.holds for check in listed))

@@ -1,0 +1,452 @@
+"""Measures the retrieval server against an endpoint that does per request what Search-R1's does.
+
+The bench builds an index of made-up passages with the hashing encoder and serves it by `turngym serve retrieval` and by
+the peer below, each in a process of its own. It asks all servers the same kind of queries in turns: one client, then
+many at once. The peer runs with faiss' default threads and with one thread in each request; the faster of the two is
+what ours is compared with. No query comes twice, so caches do not help; encoding is part of every request on all
+sides. CPU time is the servers'. Clients, servers and whatever else runs share the machine's cores, so only ratios mean
+much.
+
+The peer models Search-R1's retrieval_server.py: a synchronous endpoint, which FastAPI runs in a pool of 40 threads.
+Each request encodes its own queries, calls `index.search` on them alone, looks the passages up one by one in a list and
+pairs them with scores. Not modeled are uvicorn and pydantic (both sides run in waitress and Flask, so that the ratio is
+about batching and threads, not about web frameworks), the `datasets` library, whose rows cost more than a list's, and a
+neural encoder.
+
+Examples:
+    turngym bench retrieval
+    turngym bench retrieval --passages 200000 --clients 128 --json retrieval.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import tyro
+
+from turngym.envs.core.errors import TurngymError
+from turngym.retrieval.core import Passage, RetrievalError
+
+# --- Made-up passages and queries
+
+
+def zipf_passages(count: int, *, words: int = 100, vocabulary: int = 500_000, seed: int = 0) -> Iterator[Passage]:
+    """Passages of `words` words whose frequencies fall off as in English text (rank ** -1), 4 to 9 letters each."""
+    rng = np.random.default_rng(seed)
+    weight = np.cumsum(1 / np.arange(1, vocabulary + 1))
+    weight /= weight[-1]
+    names = zipf_words(vocabulary)
+    for start in range(0, count, 1000):
+        drawn = np.searchsorted(weight, rng.random((min(1000, count - start), words)))
+        for row, places in enumerate(drawn.tolist()):
+            text = [names[place] for place in places]
+            yield Passage(id=str(start + row), title=" ".join(text[-2:]), text=" ".join(text))
+
+
+def zipf_queries(count: int, *, words: int = 8, vocabulary: int = 500_000, seed: int = 1) -> list[str]:
+    """Questions: words half as skewed as the text, since people ask for what is rare."""
+    rng = np.random.default_rng(seed)
+    weight = np.cumsum(np.arange(1, vocabulary + 1) ** -0.7)
+    names = zipf_words(vocabulary)
+    drawn = np.searchsorted(weight / weight[-1], rng.random((count, words)))
+    return [" ".join(names[place] for place in row) for row in drawn.tolist()]
+
+
+def zipf_words(count: int) -> list[str]:
+    """Different words of consonants and vowels in turn, short ones first."""
+    first, second = "bcdfghklmnprstvz", "aeiou"
+    words = []
+    for number in range(count):
+        rest, word = number + 16 * 5 * 16, ""
+        while rest:
+            rest, letter = divmod(rest, 16 if len(word) % 2 == 0 else 5)
+            word += (first if len(word) % 2 == 0 else second)[letter]
+        words.append(word + "q")
+    return words
+
+
+# --- Clients
+
+TIMEOUT = 60.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """The answers of one measurement."""
+
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    """Seconds, in order of arrival."""
+    errors: list[str] = field(default_factory=list)
+    found: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Query to the ids found, for the first queries."""
+    cpu: float = 0.0
+    """Seconds of CPU time of the server."""
+    answered: int = 0
+    """Queries that the CPU time was spent on, including those that warm the server."""
+
+    @property
+    def rate(self) -> float:
+        """Queries per second."""
+        return len(self.latencies) / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_ms(self) -> float:
+        """The server's milliseconds of CPU time for each query."""
+        return 1000 * self.cpu / self.answered if self.answered else float("nan")
+
+    def milliseconds(self, percent: float) -> float:
+        """A percentile of the latencies."""
+        return float(np.percentile(self.latencies, percent)) * 1000 if self.latencies else float("nan")
+
+    def add(self, other: Tally) -> None:
+        """Adds another measurement of the same server."""
+        self.seconds += other.seconds
+        self.latencies += other.latencies
+        self.errors += other.errors
+        self.found |= other.found
+        self.cpu += other.cpu
+        self.answered += other.answered
+
+
+def load(
+    url: str, queries: Iterator[str], *, clients: int, seconds: float, topk: int = 3, keep: int = 0, warm: int = 0
+) -> Tally:
+    """Lets `clients` ask one query after the other, each on its own connection, for `seconds` after `warm` answers."""
+    return asyncio.run(_load(url, queries, clients, seconds, topk, keep, warm))
+
+
+async def _load(
+    url: str, queries: Iterator[str], clients: int, seconds: float, topk: int, keep: int, warm: int
+) -> Tally:
+    # the clock starts when every client is connected and warm
+    tally, begin = Tally(), asyncio.Barrier(clients + 1)
+    until = [float("inf")]
+
+    async def one() -> None:
+        ask = _Connection(url, topk)
+        for _ in range(warm):
+            await ask(next(queries))
+        await begin.wait()
+        while time.perf_counter() < until[0]:
+            query, began = next(queries), time.perf_counter()
+            try:
+                ids = await asyncio.wait_for(ask(query), TIMEOUT)
+            except Exception as error:
+                tally.errors.append(f"{type(error).__name__}: {error}")
+                ask = _Connection(url, topk)
+                continue
+            tally.latencies.append(time.perf_counter() - began)
+            if len(tally.found) < keep:
+                tally.found[query] = ids
+        ask.close()
+
+    workers = [asyncio.create_task(one()) for _ in range(clients)]
+    try:
+        await begin.wait()
+        began = time.perf_counter()
+        until[0] = began + seconds
+        await asyncio.gather(*workers)
+        # until the last answer: what was under way at the end counts, with the time that it took
+        tally.seconds = time.perf_counter() - began
+    finally:
+        for worker in workers:
+            worker.cancel()
+    return tally
+
+
+class _Connection:
+    """One keep-alive connection, written by hand: a client library would use up the cores that are measured."""
+
+    def __init__(self, url: str, topk: int) -> None:
+        parts = urlsplit(url)
+        self._address = (parts.hostname or "", parts.port or 80)
+        self._head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        self._topk = topk
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def __call__(self, query: str) -> tuple[str, ...]:
+        """Asks one query and returns the ids found.
+
+        Raises:
+            ValueError: the status is not 200, or the number of documents is not `topk`.
+        """
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(*self._address)
+        reader, writer = self._streams
+        body = json.dumps({"queries": [query], "topk": self._topk, "return_scores": True}).encode()
+        writer.write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = int(head.split("content-length:", 1)[1].split("\r\n", 1)[0])
+        answer = await reader.readexactly(length)
+        if not head.startswith("http/1.1 200"):
+            raise ValueError(answer[:200].decode("utf-8", "replace"))
+        ids = tuple(entry["document"]["id"] for entry in json.loads(answer)["result"][0])
+        if len(ids) != self._topk:
+            raise ValueError(f"{len(ids)} documents instead of {self._topk}")
+        return ids
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+
+
+# --- CPU time of a server
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of process `pid` and its descendants, ended ones included; NaN without /proc."""
+    found: dict[int, tuple[int, int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # the name of a program may have spaces and parentheses
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        found[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    if pid not in found:
+        return float("nan")
+    tree = {pid}
+    while more := {child for child, (parent, _) in found.items() if parent in tree} - tree:
+        tree |= more
+    return float(sum(found[member][1] for member in tree)) / os.sysconf("SC_CLK_TCK")
+
+
+# --- The peer
+
+THREADS = 40
+"""Size of FastAPI's thread pool for endpoints that are plain functions."""
+
+
+def make_peer(folder: Path, threads: int = 0) -> Any:
+    """Makes the peer's endpoint over an index folder of ours: the same faiss file, passages and encoder.
+
+    `threads` is the number of faiss threads in each request; 0 leaves faiss' default, all cores.
+    """
+    import faiss
+    from flask import Flask, Response, request
+
+    from turngym.retrieval.corpus import PassageStore
+    from turngym.retrieval.encoders import HashingEncoder
+    from turngym.retrieval.index import ENCODER, FAISS, PASSAGES
+
+    store = PassageStore(folder / PASSAGES)
+    corpus = [{"id": passage.id, "contents": passage.contents} for passage in store]
+    encoder = HashingEncoder.load(folder / ENCODER)
+    index = faiss.read_index(str(folder / FAISS))
+    app = Flask("peer", root_path=str(folder), instance_path=str(folder.resolve()), static_folder=None)
+
+    @app.post("/retrieve")
+    def retrieve() -> Response:
+        if threads:
+            # the setting belongs to the calling thread, and the pool has many
+            faiss.omp_set_num_threads(threads)
+        asked = json.loads(request.get_data())
+        vectors = encoder.encode_queries(asked["queries"])
+        scores, rows = index.search(vectors, asked["topk"] or 3)
+        result = [
+            [{"document": corpus[row], "score": score} for row, score in zip(*found, strict=True)]
+            for found in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+        return Response(json.dumps({"result": result}), mimetype="application/json")
+
+    return app
+
+
+def serve_peer() -> int:
+    from waitress import create_server
+
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+    app = make_peer(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    server = create_server(
+        app, host="127.0.0.1", port=0, threads=THREADS, connection_limit=1000, asyncore_use_poll=True
+    )
+    print(f"ready: http://127.0.0.1:{server.effective_port}/retrieve", flush=True)
+    server.run()
+    return 0
+
+
+# --- The load test
+
+RATE_TARGET, P99_TARGET, SINGLE_TARGET = 5.0, 1000.0, 0.95
+"""Targets: ratio of queries per second; p99 in ms; ratio of a single client's median latencies (5 % for noise)."""
+WORDS = 50_000
+"""Vocabulary of made-up passages and queries."""
+OURS = "turngym"
+PEERS = {"Search-R1 per request": "0", "the same, 1 thread each": "1"}
+"""Number of faiss threads in each request of the peer; 0 is faiss' default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server in a server_process of its own."""
+
+    url: str
+    pid: int
+
+
+def load_test(config: RetrievalBench, figures: dict[str, Any]) -> bool:
+    """Measures all servers with one client and with many. Returns whether the targets are met."""
+    print(f"load test: {config.passages:,} x {config.dim} Flat, {config.clients} clients, top 3")
+    print(f"  {os.cpu_count()} cores, load average before {os.getloadavg()[0]:.1f}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = config.index or Path(scratch) / "index"
+        build_load_index(config, folder, Path(scratch))
+        peer = [sys.executable, "-m", "turngym.scripts.bench_retrieval", str(folder)]
+        verb = ["serve", "retrieval", "--index", str(folder), "--port", "0"]
+        commands = {name: [*peer, threads] for name, threads in PEERS.items()}
+        commands[OURS] = [sys.executable, "-m", "turngym.scripts.main", *verb]
+        with ExitStack() as stack:
+            sides = {name: stack.enter_context(server_process(command)) for name, command in commands.items()}
+            one, many = measure(config, sides)
+    return report(config, one, many, figures)
+
+
+def build_load_index(config: RetrievalBench, folder: Path, scratch: Path) -> None:
+    """Builds the index unless `folder` has it."""
+    from turngym.retrieval.index import BuildPlan, build_index
+
+    if folder.exists():
+        return
+    corpus = scratch / "corpus.jsonl"
+    with corpus.open("w", encoding="utf-8") as file:
+        for passage in zipf_passages(config.passages, vocabulary=WORDS, seed=config.seed):
+            file.write(json.dumps({"id": passage.id, "contents": passage.contents}) + "\n")
+    build_index(BuildPlan(corpus=corpus, out=folder, kind="dense", dim=config.dim, factory="Flat"))
+
+
+def distinct_queries(seed: int, number: int) -> list[str]:
+    """Makes up to `number` questions, none twice, so that no cache of answers helps."""
+    return list(dict.fromkeys(zipf_queries(number, vocabulary=WORDS, seed=seed + 1)))
+
+
+@contextmanager
+def server_process(command: list[str]) -> Iterator[Server]:
+    """Starts a server and yields it as soon as it has printed its address."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            line = server.stdout.readline() if server.stdout is not None else ""
+            if not line.startswith("ready: "):
+                raise TurngymError(f"{' '.join(command[1:4])} ended before it was ready: {line.strip()}")
+            yield Server(line.split()[1].rstrip(","), server.pid)
+        finally:
+            server.terminate()
+
+
+def measure(config: RetrievalBench, sides: dict[str, Server]) -> tuple[dict[str, Tally], dict[str, Tally]]:
+    """Measures all servers in turns. Returns (one client, many clients), each by the name of the server."""
+    one, many = ({name: Tally() for name in sides} for _ in range(2))
+    # more than any server answers in the time
+    queries = distinct_queries(config.seed, 1000 + int(5000 * config.seconds * config.rounds))
+    streams = {name: iter(queries) for name in sides}
+    for turn in range(config.rounds):
+        for name, server in sides.items():
+            asked = streams[name]
+            one[name].add(asking(server, asked, clients=1, seconds=config.seconds / 3, keep=50, warm=5))
+            many[name].add(asking(server, asked, clients=config.clients, seconds=config.seconds, warm=1))
+            rates = f"{one[name].rate:,.0f} and {many[name].rate:,.0f} queries/s"
+            print(f"  turn {turn + 1} of {config.rounds}, {name}: {rates}", flush=True)
+    return one, many
+
+
+def asking(server: Server, queries: Iterator[str], *, clients: int, warm: int, **more: Any) -> Tally:
+    """Calls `load` and adds the server's CPU time."""
+    before = cpu_seconds(server.pid)
+    tally = load(server.url, queries, clients=clients, warm=warm, **more)
+    tally.cpu, tally.answered = cpu_seconds(server.pid) - before, len(tally.latencies) + clients * warm
+    return tally
+
+
+def report(config: RetrievalBench, one: dict[str, Tally], many: dict[str, Tally], figures: dict[str, Any]) -> bool:
+    """Prints the table and compares with the faster peer. Returns whether all targets are met."""
+    print(f"  {'':30} {'queries/s':>10} {'p50 ms':>9} {'p99 ms':>9} {'CPU ms':>9} {'errors':>7}")
+    for clients, tallies in ((1, one), (config.clients, many)):
+        for name, tally in tallies.items():
+            row = (tally.rate, tally.milliseconds(50), tally.milliseconds(99), tally.cpu_ms, len(tally.errors))
+            names = ("rate", "p50_ms", "p99_ms", "cpu_ms", "errors")
+            figures[f"load/{clients}/{name}"] = dict(zip(names, row, strict=True))
+            cells = f"{row[0]:10,.0f} {row[1]:9,.1f} {row[2]:9,.1f} {row[3]:9.2f} {row[4]:7}"
+            print(f"  {clients:>3} x {name:<24} {cells}")
+    best = max(PEERS, key=lambda name: many[name].rate)
+    same = [one[OURS].found[query] == ids for query, ids in one[best].found.items() if query in one[OURS].found]
+    print(f"  the peer is {best!r}, the faster of its settings under {config.clients} clients")
+    print(f"  both found the same passages in {sum(same)} of {len(same)} queries asked of both")
+    errors = [error for tally in (*one.values(), *many.values()) for error in tally.errors]
+    for error in sorted(set(errors))[:3]:
+        print(f"  error: {error}")
+    ratio, p99 = many[OURS].rate / many[best].rate, many[OURS].milliseconds(99)
+    cpu = many[best].cpu_ms / many[OURS].cpu_ms
+    single = min(one[name].milliseconds(50) for name in PEERS) / one[OURS].milliseconds(50)
+    figures |= {"load/peer": best, "load/ratio": ratio, "load/cpu_ratio": cpu, "load/single": single}
+    figures |= {"load/average": os.getloadavg()[0]}
+    print(f"  {config.clients} clients, CPU time of the servers for each query: {cpu:.2f}x")
+    return all(
+        [
+            verdict(f"{config.clients} clients, queries/s", ratio, "x", ratio >= RATE_TARGET, f"{RATE_TARGET:g}x"),
+            verdict("p99", p99, " ms", p99 < P99_TARGET, f"below {P99_TARGET:g} ms"),
+            verdict("single client, speed", single, "x", single >= SINGLE_TARGET, "no slower; 0.95x for noise"),
+            verdict("errors", len(errors), "", not errors, "none"),
+            verdict("same passages", sum(same), f" of {len(same)}", all(same) and bool(same), "all"),
+        ]
+    )
+
+
+def verdict(name: str, value: float, unit: str, met: bool, target: str) -> bool:
+    shown = f"{value:,.2f}" if unit == "x" else f"{value:,.0f}"
+    print(f"  {name}: {shown}{unit} (target {target}: {'met' if met else 'MISSED'})", flush=True)
+    return met
+
+
+# --- The command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalBench:
+    """What to measure."""
+
+    passages: int = 50_000
+    """Passages in the index."""
+    dim: int = 384
+    """Dimensions of the vectors."""
+    clients: int = 64
+    """Clients that ask at the same time."""
+    seconds: float = 8.0
+    """Length of each measurement with many clients; a single client gets a third of it."""
+    rounds: int = 2
+    """How often each server is measured; servers take turns."""
+    index: Path | None = None
+    """Folder that keeps the index for the next call; a temporary one by default."""
+    json: Path | None = None
+    """Also write all figures here."""
+    seed: int = 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `turngym bench retrieval`; the exit status is 1 if a target is missed."""
+    config = tyro.cli(RetrievalBench, args=list(argv), prog="turngym bench retrieval", description=__doc__)
+    figures: dict[str, Any] = {}
+    try:
+        met = load_test(config, figures)
+    except RetrievalError as error:
+        raise TurngymError(str(error)) from error
+    if config.json is not None:
+        config.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":  # the peer, in a process of its own: INDEX_FOLDER [THREADS]
+    sys.exit(serve_peer())

@@ -1,0 +1,349 @@
+"""Flips one random bit of a file and reads the file: the reader must refuse it, report it, or be unaffected.
+
+The first part writes and reads a small file of every kind that this package knows. The second does the same as
+versions before checksums did, so that a test can show what the checksums find. The third flips bits and judges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from tally import Tally
+
+from turngym.envs.core.errors import TurngymError
+from turngym.retrieval.core import RetrievalError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a reader returned."""
+
+    items: Mapping[str, bytes]
+    """A digest of each thing that was read, by name."""
+    problems: int = 0
+    """How many problems the reader reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A kind of file that this package writes and reads."""
+
+    name: str
+    write: Callable[[Path], None]
+    """Writes into an empty folder."""
+    read: Callable[[Path], Reading]
+    """Reads the whole folder back."""
+
+
+# --- Files of every kind: how each is written and read back
+
+
+def _digest(*parts: Any) -> bytes:
+    return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def write_trace(folder: Path) -> None:
+    from turngym.agents import play_episodes
+
+    kwargs = {"config": "small"}
+    path = folder / "t.jsonl"
+    play_episodes("turngym/ALFWorld-v0", "expert", tasks=12, env_kwargs=kwargs, out=path, progress=False)
+
+
+def read_trace(folder: Path) -> Reading:
+    from turngym.envs.core.trace import episode_to_json
+    from turngym.envs.core.trace import read_trace as read
+
+    episodes, problems = read(folder / "t.jsonl")
+    return Reading(items={e.task.task_id: _digest(episode_to_json(e)) for e in episodes}, problems=len(problems))
+
+
+def write_records(folder: Path) -> None:
+    from turngym.agents.proxy.turn_records import Recorder
+
+    rng, recorder = np.random.default_rng(0), Recorder(folder)
+    for number in range(60):
+        ids, logprobs = rng.integers(50_000, size=12).tolist(), rng.random(12, np.float32).astype(str).tolist()
+        said = {"messages": [{"role": "user", "content": f"question {number}"}], "text": f"answer {number}"}
+        recorder.write({"kind": "turn", "session": f"{number:032x}-{number}", **said, "ids": ids, "logprobs": logprobs})
+    recorder.close()
+
+
+def read_records(folder: Path) -> Reading:
+    from turngym.agents.proxy.turn_records import RecordProblem, iter_records
+
+    items, problems = {}, 0
+    for number, record in enumerate(iter_records(folder)):
+        if isinstance(record, RecordProblem):
+            problems += 1
+        else:
+            items[f"{record.get('session', number)}"] = _digest(json.dumps(record, sort_keys=True))
+    return Reading(items=items, problems=problems)
+
+
+def write_index(folder: Path) -> None:
+    from turngym.retrieval.index import BuildPlan, build_index
+
+    rng = np.random.default_rng(0)
+    words = [f"w{number}" for number in range(300)]
+    rows = (f"t{row} " + " ".join(rng.choice(words, 40)) for row in range(300))
+    corpus = folder.with_suffix(".jsonl")
+    corpus.write_text("".join(json.dumps({"id": str(n), "contents": text}) + "\n" for n, text in enumerate(rows)))
+    build_index(BuildPlan(corpus=corpus, out=folder / "index", kind="bm25"))
+
+
+def read_index(folder: Path) -> Reading:
+    from turngym.retrieval.corpus import PassageStore
+    from turngym.retrieval.open import open_retriever
+
+    store = PassageStore(folder / "index" / "passages")
+    items = {str(row): _digest(p.id, p.title, p.text) for row, p in enumerate(store)}
+    hits = open_retriever(str(folder / "index")).search(["w1 w2", "w3 t7", "w250 w9"], k=20)
+    items |= {f"q{n}": _digest([(hit.passage.id, hit.score) for hit in found]) for n, found in enumerate(hits)}
+    return Reading(items=items)
+
+
+def write_shop(folder: Path) -> None:
+    _open_shop(folder).close()
+
+
+def read_shop(folder: Path) -> Reading:
+    shop = _open_shop(folder)
+    try:
+        items = {str(row): _digest(product) for row, product in enumerate(shop.products)}
+        items |= {f"p{row}": _digest(shop.price(product.asin)) for row, product in enumerate(shop.products)}
+        items |= {f"g{row}": _digest(goal) for row, goal in enumerate(shop.goals)}
+        items |= {f"s{word}": _digest(shop.search(word)) for word in ("mug", "blue shirt", "lamp")}
+        return Reading(items=items)
+    finally:
+        shop.close()
+
+
+def _open_shop(folder: Path) -> Any:
+    from turngym.envs.webshop.shop import open_shop
+
+    return open_shop("embedded", storage="mapped", cache=folder)
+
+
+def write_model(folder: Path) -> None:
+    from turngym.agents import load_world
+    from turngym.envs.core.files import write_sums
+
+    shutil.copytree(load_world("alfworld").checkpoint("student"), folder / "model")
+    write_sums(folder / "model")
+
+
+def read_model(folder: Path) -> Reading:
+    from turngym.agents.models import load_policy
+    from turngym.agents.rendering.chat_settings import ChatSettings
+
+    model, tokenizer = load_policy(folder / "model", "cpu")
+    items = {name: _digest(value.numpy().tobytes()) for name, value in model.state_dict().items()}
+    words = tokenizer("go to the desk <think> x </think>")["input_ids"]
+    others = (model.config.to_dict(), words, tokenizer.chat_template, ChatSettings.load(folder / "model"))
+    return Reading(items={**items, "others": _digest(others)})
+
+
+def write_checkpoint(folder: Path) -> None:
+    from turngym.trainers.checkpoint import save_checkpoint
+
+    model, optimizer = _learner(3)
+    save_checkpoint(folder, model=model, optimizer=optimizer, state={"step": 3, "depth": {"cap": 4}, "seconds": 1.5})
+
+
+def read_checkpoint(folder: Path) -> Reading:
+    from turngym.trainers.checkpoint import latest_checkpoint, load_checkpoint, read_state
+
+    checkpoint = latest_checkpoint(folder)
+    model, optimizer = _learner(4)
+    load_checkpoint(checkpoint, model=model, optimizer=optimizer)
+    items = {name: _digest(value.numpy().tobytes()) for name, value in model.state_dict().items()}
+    moments = [value.numpy().tobytes() for state in optimizer.state.values() for value in state.values()]
+    return Reading(items={**items, "moments": _digest(moments), "state": _digest(read_state(checkpoint))})
+
+
+def _learner(seed: int) -> tuple[Any, Any]:
+    """Returns a small model and its optimizer after one update, so that the optimizer has moments to store."""
+    import torch
+
+    from turngym.trainers.models import tiny_qwen3
+
+    model: Any = tiny_qwen3(64, width=16, layers=1, heads=2, seed=seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.arange(8)[None]).logits.sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+TARGETS = (
+    Target(name="trace", write=write_trace, read=read_trace),
+    Target(name="proxy records", write=write_records, read=read_records),
+    Target(name="index", write=write_index, read=read_index),
+    Target(name="mapped shop", write=write_shop, read=read_shop),
+    Target(name="model folder", write=write_model, read=read_model),
+    Target(name="checkpoint", write=write_checkpoint, read=read_checkpoint),
+)
+
+
+# --- The same files without checksums
+
+
+def _without_line_checksums(write: Callable[[Path], None], name: str) -> Callable[[Path], None]:
+    def written(folder: Path) -> None:
+        write(folder)
+        path = folder / name
+        path.write_text("".join(line.rpartition(',"crc"')[0] + "}\n" for line in path.read_text().splitlines()))
+
+    return written
+
+
+def _drop_fields(path: Path, *names: str) -> dict[str, Any]:
+    """Rewrites a JSON file without some of its fields and returns what is left."""
+    content: dict[str, Any] = json.loads(path.read_text())
+    content = {name: value for name, value in content.items() if name not in names}
+    path.write_text(json.dumps(content))
+    return content
+
+
+def _drop_files(folder: Path, *patterns: str) -> None:
+    for pattern in patterns:
+        for path in folder.rglob(pattern):
+            path.unlink()
+
+
+def write_old_index(folder: Path) -> None:
+    write_index(folder)
+    _drop_files(folder, "*.crc.npy")
+    for path in folder.rglob("passages.json"):
+        _drop_fields(path, "crc32")
+    manifest = folder / "index" / "manifest.json"
+    content = _drop_fields(manifest, "crc32")
+    # the stored hashes of the files changed above would not match any more
+    files = {name: facts for name, facts in content["files"].items() if (folder / "index" / name).is_file()}
+    files = {name: facts for name, facts in files.items() if not name.endswith("passages.json")}
+    manifest.write_text(json.dumps({**content, "files": files}))
+
+
+def read_old_index(folder: Path) -> Reading:
+    """Older versions stored hashes of files, but only `turngym index verify` compared them."""
+    with patch("turngym.retrieval.mapped.CHECKED", -1):
+        return read_index(folder)
+
+
+def write_old_shop(folder: Path) -> None:
+    write_shop(folder)
+    for path in folder.rglob("manifest.json"):
+        if "report" in json.loads(path.read_text()):
+            _drop_fields(path, "crc32", "files")
+    _drop_files(folder, "products.crc.npy")
+
+
+def write_old_model(folder: Path) -> None:
+    write_model(folder)
+    _drop_files(folder, "turngym.sums")
+
+
+def write_old_checkpoint(folder: Path) -> None:
+    write_checkpoint(folder)
+    _drop_files(folder, "turngym.sums")
+    for path in folder.rglob("state.json"):
+        _drop_fields(path, "crc32")
+
+
+OLDER = {
+    "trace": (_without_line_checksums(write_trace, "t.jsonl"), read_trace),
+    "proxy records": (_without_line_checksums(write_records, "records.jsonl"), read_records),
+    "index": (write_old_index, read_old_index),
+    "mapped shop": (write_old_shop, read_shop),
+    "model folder": (write_old_model, read_model),
+    "checkpoint": (write_old_checkpoint, read_checkpoint),
+}
+"""The writer and the reader without checksums, by the name of the target."""
+
+
+# --- Flipping bits
+
+BAD = ("taken quietly", "traceback")
+
+
+def flip_all(folder: Path, flips: int, seed: int, *, checksums: bool = True) -> Iterator[Tally]:
+    """Flips `flips` bits, one at a time, in each kind of file. Places are drawn from all bytes of its files.
+
+    Without `checksums`, files are written and read as older versions did.
+    """
+    for number, target in enumerate(TARGETS):
+        if not checksums:
+            write, read = OLDER[target.name]
+            target = Target(name=f"{target.name} without checksums", write=write, read=read)
+        place = folder / f"{number}"
+        place.mkdir(parents=True)
+        target.write(place)
+        yield flip_target(target, place, flips, np.random.default_rng([seed, number]))
+
+
+def flip_target(target: Target, place: Path, flips: int, rng: np.random.Generator) -> Tally:
+    """Flips bits in the files of one target; each file is restored before the next flip."""
+    tally = Tally(what=f"bit flip: {target.name}", bad=BAD)
+    before = _read(target, place)
+    assert isinstance(before, Reading), f"{target.name} cannot be read as it was written: {before}"
+    paths = sorted(path for path in place.rglob("*") if path.is_file() and path.stat().st_size)
+    ends = np.cumsum([path.stat().st_size for path in paths])
+    for _ in range(flips):
+        # draw a place among all bytes of the folder, then find its file and the offset within it
+        where = int(rng.integers(ends[-1]))
+        number = int(np.searchsorted(ends, where, side="right"))
+        offset = where - (int(ends[number - 1]) if number else 0)
+        path, bit = paths[number], int(rng.integers(8))
+        whole = path.read_bytes()
+        changed = bytearray(whole)
+        changed[offset] ^= 1 << bit
+        _write_new_inode(path, bytes(changed))
+        after = _read(target, place)
+        tally.count(judge(before, after), f"{path.relative_to(place)}, byte {offset}, bit {bit}: {after!r:.200}")
+        _write_new_inode(path, whole)
+    return tally
+
+
+def judge(before: Reading, after: Reading | Exception) -> str:
+    """Names the outcome of reading a damaged file.
+
+    `taken quietly` is the failure to look for: other contents were read, or something is missing, and the reader
+    reported nothing.
+    """
+    if isinstance(after, TurngymError | RetrievalError):
+        return "refused"
+    if isinstance(after, Exception):
+        return "traceback"
+    if any(before.items.get(name) != content for name, content in after.items.items()):
+        return "taken quietly"
+    if len(after.items) == len(before.items):
+        return "harmless"
+    return "named" if after.problems else "taken quietly"
+
+
+def _read(target: Target, place: Path) -> Reading | Exception:
+    # some readers report damage as a warning: it counts as a problem like those they return
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = target.read(place)
+        except Exception as error:
+            return error
+    ours = sum(issubclass(one.category, UserWarning) and "damaged" in str(one.message) for one in said)
+    return replace(found, problems=found.problems + ours)
+
+
+def _write_new_inode(path: Path, content: bytes) -> None:
+    """Replaces the file under a new inode, because the old one may still be memory-mapped."""
+    scratch = path.with_name(f".{path.name}.flip")
+    scratch.write_bytes(content)
+    scratch.replace(path)

@@ -1,0 +1,182 @@
+"""Breaks things on purpose and counts what goes wrong: bits, kills, second starts, actions, requests.
+
+Examples:
+    python tests/bench/faults.py
+    python tests/bench/faults.py --only files actions --flips 200 --actions 20000 --seed 7
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import gymnasium as gym
+import numpy as np
+import tyro
+from tally import Tally, cpu_spent, fault_table, tally_of
+
+from turngym.envs.core.tables import markdown
+from turngym.envs.core.task import Verdict
+
+Part = Literal["files", "actions", "kills", "twice", "coverage", "servers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How often each fault is tried. The defaults take a few minutes of one core."""
+
+    only: tuple[Part, ...] = get_args(Part)
+    """The parts to run."""
+    flips: int = 25
+    """Flipped bits for each kind of file."""
+    checksums: bool = True
+    """With --no-checksums, files are written and read as before there were checksums, to show what they are for."""
+    actions: int = 1500
+    """Senseless actions for each environment."""
+    kills: int = 2
+    """Kills (SIGKILL) for each kind of work."""
+    twice: int = 2
+    """Second starts for each kind of work."""
+    evaluations: int = 300
+    """Simulated evaluations for each true rate and correlation; 95 % of their intervals must hold the true rate."""
+    requests: int = 200
+    """Malformed requests for each server, over sockets."""
+    inside: int = 1000
+    """Malformed requests for each server inside its own process, without sockets."""
+    seed: int = 0
+    """Seed of places, bits, actions and moments."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the parts asked for and prints a table; the exit status is 1 if anything failed."""
+    description = (__doc__ or "").split("\n")[0]
+    options = tyro.cli(Options, args=list(argv), prog="python tests/bench/faults.py", description=description)
+    found = []
+    for tally in run_parts(options):
+        found.append(tally)
+        print(f"{tally.what}: {tally.failures} failures in {tally.tries} tries", file=sys.stderr, flush=True)
+    print(markdown(fault_table(found)))
+    for one in found:
+        print("\n".join(one.notes), end="\n" if one.notes else "")
+    print(f"{sum(one.failures for one in found)} failures in {sum(one.tries for one in found)} tries")
+    return 1 if any(one.failures for one in found) else 0
+
+
+def run_parts(options: Options) -> Iterator[Tally]:
+    """Yields the tally of each kind of fault as soon as it is known, with the CPU time that it took."""
+    with tempfile.TemporaryDirectory(prefix="turngym-faults-") as scratch:
+        before = cpu_spent()
+        for tally in _parts(options, Path(scratch)):
+            now = cpu_spent()
+            tally.seconds, before = now - before, now
+            yield tally
+
+
+def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
+    # each part is imported only if it is asked for: torch and the servers take seconds to import
+    if "files" in options.only:
+        from damaged_files import flip_all
+
+        yield from flip_all(scratch / "files", options.flips, options.seed, checksums=options.checksums)
+    if "actions" in options.only:
+        yield from fuzz_all(options.actions, options.seed)
+    if "kills" in options.only:
+        from killed_work import kills
+
+        yield from kills(scratch / "kills", options.kills, options.seed)
+    if "twice" in options.only:
+        from killed_work import second_starts
+
+        yield from second_starts(scratch / "twice", options.twice)
+    if "coverage" in options.only:
+        yield _coverage(options)
+    if "servers" in options.only:
+        from server_faults import run_server_faults
+
+        for row in run_server_faults(options.requests, options.seed, inside=options.inside):
+            yield row.tally()
+
+
+def _coverage(options: Options) -> Tally:
+    """Counts the simulations in which fewer than 95 % of the intervals hold the true value.
+
+    The limit is 95 % less three standard errors, so that chance alone hardly ever fails a simulation.
+    """
+    from interval_coverage import Simulation, coverages
+
+    n = options.evaluations
+    simulation = Simulation(tasks=50, repetitions=n, widths=1, rates=(0.02, 0.5, 0.98), seed=options.seed)
+    limit = 0.95 - 3 * (0.95 * 0.05 / n) ** 0.5
+    tally = tally_of("interval coverage", ("too narrow",), {})
+    for one in coverages(simulation):
+        note = f"{one.measure} at rate {one.rate}, correlation {one.correlation}: {100 * one.covered:.1f} % hold it"
+        tally.count("held" if one.covered >= limit else "too narrow", note)
+    return tally
+
+
+# --- Senseless actions in every environment
+
+ENVIRONMENTS = {"turngym/ALFWorld-v0": {"config": "small"}, "turngym/WebShop-v0": {}, "turngym/Search-v0": {}}
+"""Environment ids and their arguments; all play in generated worlds."""
+BAD_ANSWERS = ("raised", "wrong answer")
+FRAGMENTS = (
+    *("", " ", "\n", "\t", "\x00", "\ud800", "\u202e", "\ufb00", "\u0130", "go to", "search[", "click[", "take"),
+    *("1e999", "-1", "[", "]", "{}", "<", ">", "%s", "${x}", "../", "None", "<action>", "</action>", "<tool_call>"),
+)
+"""Pieces of actions, markup and Unicode that code which handles text may stumble over."""
+
+
+def fuzz_all(actions: int, seed: int) -> Iterator[Tally]:
+    """Plays `actions` senseless actions in each environment. None may raise, and each must get a verdict."""
+    for number, (name, kwargs) in enumerate(ENVIRONMENTS.items()):
+        yield fuzz(name, kwargs, actions, np.random.default_rng([seed, number]))
+
+
+def fuzz(name: str, kwargs: dict[str, Any], actions: int, rng: np.random.Generator) -> Tally:
+    """Plays `actions` senseless actions in one environment."""
+    import turngym.envs  # noqa: F401 - registers the ids
+
+    tally = Tally(what=f"senseless actions: {name}", bad=BAD_ANSWERS)
+    env = gym.make(name, disable_env_checker=True, **kwargs)
+    done, info = True, dict[str, Any]()
+    try:
+        for _ in range(actions):
+            if done:
+                _, info = env.reset(seed=int(rng.integers(2**31)))
+            action = senseless(rng, info.get("admissible_actions") or ("look",))
+            try:
+                observation, reward, terminated, truncated, info = env.step(action)
+            except Exception as error:  # that is what is looked for
+                tally.count("raised", f"{action!r:.80}: {type(error).__name__}: {error}")
+                done = True
+                continue
+            done = terminated or truncated
+            whole = isinstance(observation, str) and math.isfinite(reward) and info["verdict"] in list(Verdict)
+            outcome = Verdict(info["verdict"]).value if whole else "wrong answer"
+            tally.count(outcome, f"{action!r:.80}: {observation!r:.80}")
+    finally:
+        env.close()
+    return tally
+
+
+def senseless(rng: np.random.Generator, possible: Any) -> str:
+    """Draws one of four sorts: fragments of syntax, random characters, a damaged or a very long admissible action."""
+    sort = int(rng.integers(4))
+    if sort == 0:
+        return "".join(FRAGMENTS[place] for place in rng.integers(len(FRAGMENTS), size=int(rng.integers(1, 8))))
+    if sort == 1:
+        return "".join(chr(code) for code in rng.integers(0x110000, size=int(rng.integers(1, 40))))
+    action = str(possible[int(rng.integers(len(possible)))])
+    if sort == 2 and action:
+        place = int(rng.integers(len(action)))
+        return action[:place] + FRAGMENTS[int(rng.integers(len(FRAGMENTS)))] + action[place + int(rng.integers(2)) :]
+    return action * int(rng.integers(1, 2000))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

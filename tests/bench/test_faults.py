@@ -1,0 +1,165 @@
+"""The fault benches find the faults that they look for, and find none in this package."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import damaged_files
+import faults
+import killed_work
+import numpy as np
+import pytest
+from damaged_files import Reading, Target, flip_target, judge
+from killed_work import Done, Started
+
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.trace import TraceWriter, read_trace
+from turngym.envs.guard import ActionGuard
+
+
+def test_outcomes_of_a_changed_byte() -> None:
+    whole = Reading(items={"a": b"1", "b": b"2"})
+    assert judge(whole, Reading(items={"a": b"1", "b": b"2"})) == "harmless"
+    assert judge(whole, Reading(items={"a": b"1"}, problems=1)) == "named"
+    assert judge(whole, Reading(items={"a": b"1"})) == "taken quietly"
+    assert judge(whole, Reading(items={"a": b"1", "b": b"3"}, problems=1)) == "taken quietly"
+    assert judge(whole, Reading(items={"a": b"1", "b": b"2", "c": b"3"})) == "taken quietly"
+    assert judge(whole, TurngymError("x")) == "refused"
+    assert judge(whole, KeyError("x")) == "traceback"
+
+
+@pytest.mark.parametrize("name", ["trace", "proxy records", "index", "model folder", "checkpoint"])
+def test_what_older_versions_wrote_is_taken_quietly(tmp_path: Path, name: str) -> None:
+    """What the flips are there to find."""
+    write, read = damaged_files.OLDER[name]
+    write(tmp_path)
+    tally = flip_target(Target(name=name, write=write, read=read), tmp_path, 15, np.random.default_rng(0))
+    assert tally.tries == 15
+    assert tally.failures >= tally.outcomes["taken quietly"] > 2
+    assert any(note.startswith(f"bit flip: {name}: taken quietly: ") for note in tally.notes)
+
+
+@pytest.mark.long
+def test_no_changed_byte_is_taken_quietly(tmp_path: Path) -> None:
+    found = list(damaged_files.flip_all(tmp_path, 6, seed=3))
+    assert [one.what for one in found] == [f"bit flip: {target.name}" for target in damaged_files.TARGETS]
+    assert all(one.tries == 6 for one in found)
+    assert [one.notes for one in found if one.failures] == []
+
+
+@pytest.mark.long
+def test_senseless_actions_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(faults.fuzz_all(60, seed=0))
+    assert [one.tries for one in found] == [60, 60, 60]
+    assert [one.notes for one in found if one.failures] == []
+
+    def broken(self: ActionGuard, action: str) -> None:
+        raise ValueError(action)
+
+    monkeypatch.setattr(ActionGuard, "step", broken)
+    tally = next(iter(faults.fuzz_all(5, seed=0)))
+    assert tally.outcomes == {"raised": 5}
+
+
+@pytest.mark.long
+def test_a_killed_writer_of_records_and_a_lost_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    assert killed_work.KILLS["proxy records"](tmp_path / "a", 0.2) == ("whole", "")
+    # says what it has not written
+    monkeypatch.setattr(killed_work, "RECORDS", killed_work.RECORDS.replace('"step": number', '"step": number // 2'))
+    (tmp_path / "b").mkdir()
+    assert killed_work.KILLS["proxy records"](tmp_path / "b", 0.2)[0] == "lost"
+
+
+@pytest.mark.long
+def test_a_trace_that_a_kill_cost_an_episode_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(killed_work, "_kill", lambda argv, begun, moment: killed_work._run(argv))
+    assert killed_work.KILLS["trace"](tmp_path, 0.0) == ("whole", "")
+    episodes = read_trace(tmp_path / "t.jsonl")[0]
+
+    def lose(argv: list[str]) -> object:
+        (tmp_path / "t.jsonl").unlink()
+        with TraceWriter(tmp_path / "t.jsonl") as writer:
+            for one in episodes[1:]:
+                writer.write(one)
+        return type("Done", (), {"returncode": 0, "stderr": ""})
+
+    monkeypatch.setattr(killed_work, "_kill", lambda argv, begun, moment: None)
+    monkeypatch.setattr(killed_work, "_run", lose)
+    assert killed_work.KILLS["trace"](tmp_path, 0.0)[0] == "lost"
+
+
+def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    assert killed_work.SECOND_STARTS["proxy records"](tmp_path / "a") == ("turned away", "")
+    monkeypatch.setattr("turngym.envs.core.files.locked_file", lambda path: nullcontext())
+    (tmp_path / "b").mkdir()
+    assert killed_work.SECOND_STARTS["proxy records"](tmp_path / "b") == ("both wrote", "")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "done", "wrote", "outcome"),
+    [
+        (True, Done(2, "t.jsonl is in use by process 7 on here"), False, "turned away"),
+        (True, Done(2, "t.jsonl is in use by process 7 on here"), True, "touched"),
+        (True, Done(0, ""), True, "both wrote"),
+        (True, Done(1, "Traceback (most recent call last): is in use by process 7"), False, "traceback"),
+        (False, Done(0, ""), True, "had ended"),
+    ],
+)
+def test_outcomes_of_a_second_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, done: Done, wrote: bool, outcome: str
+) -> None:
+    seen: list[list[str]] = []
+
+    class Fake:
+        def __init__(self, argv: list[str]) -> None:
+            seen.append(argv)
+
+        def over(self) -> bool:
+            return True
+
+        def stop(self) -> bool:
+            return stopped
+
+        def end(self, seconds: float) -> Done:
+            if wrote:
+                (tmp_path / "more").write_text("x")
+            return done
+
+        def kill(self) -> None:
+            seen.append(["killed"])
+
+    monkeypatch.setattr(killed_work, "Started", Fake)
+    found, note = killed_work.SECOND_STARTS["trace"](tmp_path)
+    assert found == outcome
+    assert ("more" in note) == (outcome == "touched")
+    assert seen[-1] == ["killed"]
+    assert [argv[-1] for argv in seen[1:-1]] == ["--append"] * stopped
+
+
+@pytest.mark.long
+def test_a_process_is_stopped_and_killed(tmp_path: Path) -> None:
+    """And what it writes to standard error is told."""
+    process = Started(["serve", "webshop", "--profile", "embedded-small", "--port", "0", "--out", str(tmp_path / "o")])
+    assert process.stop()
+    process.kill()
+    assert process.over()
+    assert not process.stop()
+    done = Started(["panel", "show", "nothing-like-it"]).end(120)
+    assert done.returncode == 2
+    assert "nothing-like-it" in done.stderr
+
+
+def test_the_command_counts_failures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "actions", "coverage", "--actions", "20", "--evaluations", "40"]
+    assert faults.main(argv) == 0
+    said = capsys.readouterr().out
+    assert "| senseless actions: turngym/Search-v0 | 20 | 0 |" in said
+    assert "| interval coverage | " in said
+    assert said.rstrip().endswith("tries")
+    bad = faults.tally_of("x", ("lost",), {"lost": 2, "whole": 1})
+    monkeypatch.setattr(faults, "_parts", lambda options, scratch: iter([bad]))
+    assert faults.main(["--only", "files"]) == 1
+    assert "| x | 3 | 2 | lost 2, whole 1 |" in capsys.readouterr().out

@@ -1,0 +1,97 @@
+"""`turngym bench rollout` on a toy size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+from turngym.scripts.bench_rollout import (
+    HEADER,
+    TINY,
+    Keeping,
+    KeptCache,
+    PlayedWay,
+    Side,
+    Tally,
+    build_model,
+    cells,
+    main,
+    whole_history,
+)
+
+SIZES = "--system 5 --observation 2 4 --response 1 3 --larger.layers 0 --half-billion.layers 0 --play.episodes 0"
+TOY = "--tiny.layers 1 --tiny.width 32 --tiny.vocab 50 --tiny.turns 2 3 --tiny.batches 2"
+
+
+@pytest.mark.long
+def test_bench_prints_ratios_to_both_peers_and_equal_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(f"{SIZES} {TOY} --tiny.history-turns 2".split()) == 0
+    out = capsys.readouterr().out
+    assert "tiny (1 layers, width 32)" in out
+    assert "larger" not in out
+    assert "tokens per CPU second" in out
+    # two ways of keeping the cache on every turn, the whole history on two
+    assert "12/12" in out
+    assert "16/16" in out
+
+
+@pytest.mark.parametrize("keeping", ["packed", "dynamic", "static"])
+def test_the_peer_that_keeps_its_cache_feeds_only_what_is_new(keeping: Keeping) -> None:
+    model = build_model(replace(TINY, layers=1, width=32, vocab=50), 64, 0)
+    fed: list[tuple[int, ...]] = []
+    model.model.embed_tokens.register_forward_pre_hook(lambda module, inputs: fed.append(tuple(inputs[0].shape)))
+    peer, rng = KeptCache(model, 2, 64, keeping), np.random.default_rng(0)
+    history = [np.empty(0, np.int32)] * 2
+    for turn, (counts, limits) in enumerate((((9, 4), (2, 5)), ((3, 5), (4, 1)), ((2, 2), (3, 3)))):
+        new = [rng.integers(0, 50, count).astype(np.int32) for count in counts]
+        fed.clear()
+        answers = peer.answer(new, limits)
+        # the id that was drawn last has not been fed
+        assert fed == [(2, max(counts) + bool(turn)), *[(2, 1)] * (max(limits) - 1)]
+        history = [np.concatenate(pair) for pair in zip(history, new, strict=True)]
+        assert [ids.tolist() for ids in answers] == [ids.tolist() for ids in whole_history(model, history, limits)]
+        history = [np.concatenate(pair) for pair in zip(history, answers, strict=True)]
+
+
+def test_cells_by_hand() -> None:
+    tally = Tally(3, 8, engine=Side(100, 2.0), responses=9, equal=9)
+    tally.kept = {"static": Side(100, 8.0), "packed": Side(100, 5.0)}
+    assert cells(tally) == ["3", "8", "50", "20 (packed)", "2.50x", "-", "-", "9/9"]
+    assert len(cells(tally)) == len(HEADER)
+    tally.history, tally.equal, tally.gap = Side(30, 3.0), 8, 2e-7
+    assert cells(tally)[5:] == ["10", "5.0x", "8/9 (gap 2e-07)"]
+
+
+@pytest.mark.long
+def test_whole_rollouts_by_environments_turns_engine_and_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    none = "--tiny.layers 0 --larger.layers 0 --half-billion.layers 0"
+    sizes = f"{none} --play.episodes 3 --play.slots 1 3 --play.depths 1 3 --play.repeats 1"
+    assert main(f"{sizes} --play.workers 1".split()) == 0
+    out = capsys.readouterr().out
+    assert "3 of 3 episodes have the ids of this process's" in out
+    for line in ("kept keys and values, 3 environments, 3 turns", "kept keys and values, 1 environments, 3 turns"):
+        assert line in out
+    for line in (
+        "kept keys and values, 3 environments, 1 turns",
+        "recompute, 3",
+        "expert (no model), 3",
+        "1 processes, 3",
+    ):
+        assert line in out
+    assert "1.00x" in out
+
+
+def test_a_row_by_hand() -> None:
+    base = PlayedWay(
+        name="a", slots=4, depth=9, workers=0, seconds=2.0, tokens=60, turns=20, history=31.5, env_seconds=0.5
+    )
+    fast = PlayedWay(
+        name="b", slots=4, depth=9, workers=2, seconds=0.5, tokens=30, turns=10, history=30.0, env_seconds=0.2
+    )
+    assert base.cells(base) == ["a", "4", "9", "32", "30", "10", "25 %", "1.00x"]
+    assert fast.cells(base) == ["b", "4", "9", "30", "60", "20", "20 %", "2.00x"]
+    assert replace(base, tokens=0).cells(base)[3:5] == ["-", "-"]
