@@ -9,7 +9,7 @@ from typing import Any
 from turngym.agents.rendering.chat_settings import ChatSettings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.errors import AgentError
-from turngym.envs.core.files import check_sums, lacking
+from turngym.envs.core.files import check_sums, missing_weights
 from turngym.envs.core.settings import FILE, SettingsError, read_toml
 from turngym.envs.core.task import ToolSpec
 
@@ -37,7 +37,7 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
         # transformers explains at length; the first line names the cause
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AgentError(f"cannot load the model in {folder}: {first}") from error
-    if said := lacking(loading):
+    if said := missing_weights(loading):
         raise AgentError(f"cannot load the model in {folder}: {said}; they would be random")
     return model.to(target).eval(), tokenizer
 

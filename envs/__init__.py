@@ -3,14 +3,14 @@
     import gymnasium, turngym.envs
     env = gymnasium.make("turngym/ALFWorld-v0")
 
-The names in `__all__` may be relied on; each is imported when it is first used.
+`__init__.pyi` lists the public names; each is imported when it is first used.
 """
 
 import lazy_loader as _lazy
 
-__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
+from turngym.envs.registration import register as _register
 
-from turngym.envs.registration import register as _register  # noqa: E402 - after the lazy names
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
 
 for _env_id, _env_class in (
     ("turngym/ALFWorld-v0", "turngym.envs.alfworld.env:ALFWorldEnv"),

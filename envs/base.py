@@ -299,7 +299,7 @@ class TextEnv(gym.Env[str, str], ABC):
         check(state, ENVIRONMENT, self.env_id)
         self._require_task(state["task"])
         closed = self._phase == "closed"
-        kept = Kept(self, self.get_state() if self._phase in ("playing", "over") else None)
+        kept = SnapshotGuard(self, self.get_state() if self._phase in ("playing", "over") else None)
         try:
             self._open_again()
             self._restore(state)
@@ -430,7 +430,7 @@ def check(state: Any, keys: Mapping[str, tuple[type, ...]], where: str) -> None:
         )
 
 
-class Kept:
+class SnapshotGuard:
     """How an object stands, to be put back: its attributes, and the snapshot of the episode that it is in."""
 
     def __init__(self, target: Any, snapshot: Any) -> None:

@@ -12,7 +12,7 @@ from gymnasium.utils import RecordConstructorArgs
 from turngym.envs import base as snapshots
 from turngym.envs.base import ResetNeeded, TextEnv, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
-from turngym.envs.core.errors import TurngymError, did_you_mean, finite, nearest, whole
+from turngym.envs.core.errors import TurngymError, checked_int, did_you_mean, finite, nearest
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.spaces import printable
 
@@ -230,7 +230,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
 def limit_of_turns(max_turns: object) -> int | None:
     """`max_turns` as a number of at least 1, or None. Raises TurngymError."""
-    return None if max_turns is None else whole("max_turns", max_turns, 1, none="no limit")
+    return None if max_turns is None else checked_int("max_turns", max_turns, 1, none="no limit")
 
 
 def listed(actions: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
     from turngym.retrieval import open_retriever
     hits = open_retriever("bm25:corpus.jsonl").search(["who wrote Hamlet"], 3)
 
-The names in `__all__` may be relied on; each is imported when it is first used.
+`__init__.pyi` lists the public names; each is imported when it is first used.
 """
 
 import lazy_loader as _lazy

@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from cachetools import LRUCache
+
 from turngym.retrieval.core import Hit, RetrievalError, RetrieverUnavailable, renew_in_children
-from turngym.retrieval.lru import LRU
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply, request_body
 
 # Circuit breaker: a dead server is not asked again by every episode.
@@ -119,7 +120,7 @@ class HttpRetriever:
         """Connections, locks and memory of this process alone."""
         self._lock = threading.Lock()
         self._http: Any = None
-        self._memory: LRU[tuple[str, int], tuple[Hit, ...]] = LRU(self.settings.cache)
+        self._memory: LRUCache[tuple[str, int], tuple[Hit, ...]] = LRUCache(self.settings.cache)
         self._random = random.Random(self.settings.seed)
         self._breaker = Breaker(self.settings.breaker_failures, self.settings.breaker_cooldown, self._clock)
 
@@ -154,13 +155,17 @@ class HttpRetriever:
             raise RetrievalError(f"k is {k!r}; it must be a whole number, at least 1")
         until = self._clock() + self.settings.deadline
         keys = [(normalize(query[: self.settings.max_query_chars]), k) for query in queries]
-        known = {key: found for key in keys if (found := self._memory.get(key)) is not None}
+        with self._lock:
+            known = {key: found for key in keys if (found := self._memory.get(key)) is not None}
         missing = [key for key in dict.fromkeys(keys) if key not in known]
         for start in range(0, len(missing), self.settings.chunk):
             part = missing[start : start + self.settings.chunk]
             for key, hits in zip(part, self._ask([query for query, _ in part], k, until), strict=True):
                 known[key] = tuple(hits)
-                self._memory.put(key, known[key])
+                # an LRUCache of size 0 refuses every entry
+                if self.settings.cache:
+                    with self._lock:
+                        self._memory[key] = known[key]
         return [list(known[key]) for key in keys]
 
     def close(self) -> None:

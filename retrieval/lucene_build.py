@@ -224,7 +224,7 @@ class Expected:
     content: str
 
 
-class Workshop:
+class BuildFolder:
     """`<target>.building`; a context manager. What a killed build left in it is offered run by run.
 
     Raises:
@@ -239,7 +239,7 @@ class Workshop:
         self._left: list[Expected] = []
         self._lock: IO[bytes] | None = None
 
-    def __enter__(self) -> Workshop:
+    def __enter__(self) -> BuildFolder:
         if self.target.exists() and not _replaceable(self.target):
             raise RetrievalError(f"{self.target} exists and is no BM25 index; name an empty or a new folder")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -353,9 +353,9 @@ def build_index(
             if progress is not None and content.count % _PROGRESS == 0:
                 progress(content.count)
         return _in_memory(builder.finish(), settings, content)
-    with Workshop(folder) as workshop:
-        _write_runs(docs, workshop, content, progress)
-        _assemble(workshop, settings, content)
+    with BuildFolder(folder) as build:
+        _write_runs(docs, build, content, progress)
+        _assemble(build, settings, content)
     return None
 
 
@@ -418,13 +418,13 @@ def _in_memory(run: Run, settings: Settings, content: ContentHash) -> Parts:
 
 
 def _write_runs(
-    docs: Iterable[tuple[str, str]], workshop: Workshop, content: ContentHash, progress: Progress | None
+    docs: Iterable[tuple[str, str]], build: BuildFolder, content: ContentHash, progress: Progress | None
 ) -> None:
     """Read all documents into runs; runs that are there already are kept while the documents are the same."""
     builder, held = RunBuilder(), []
     for name, text in docs:
         key = content.update(name, text)
-        expected = workshop.expected
+        expected = build.expected
         if expected is None:
             builder.add(key, text)
         else:
@@ -432,22 +432,22 @@ def _write_runs(
             held.append((key, text))
             if content.count == expected.documents:
                 if content.hexdigest() == expected.content:
-                    workshop.accept()
+                    build.accept()
                 else:
-                    workshop.forget()
+                    build.forget()
                     _add_all(builder, held)
                 held = []
         if builder.tokens >= RUN_TOKENS:
-            workshop.save(builder.finish(), content.count, content.hexdigest())
+            build.save(builder.finish(), content.count, content.hexdigest())
             builder = RunBuilder(builder.memo)
         if progress is not None and content.count % _PROGRESS == 0:
             progress(content.count)
     if held:
-        workshop.forget()
+        build.forget()
         _add_all(builder, held)
     # no documents at all are one empty run, for merging needs one
-    if len(builder) or not workshop.runs:
-        workshop.save(builder.finish(), content.count, content.hexdigest())
+    if len(builder) or not build.runs:
+        build.save(builder.finish(), content.count, content.hexdigest())
 
 
 def _add_all(builder: RunBuilder, held: Sequence[tuple[bytes, str]]) -> None:
@@ -455,10 +455,10 @@ def _add_all(builder: RunBuilder, held: Sequence[tuple[bytes, str]]) -> None:
         builder.add(key, text)
 
 
-def _assemble(workshop: Workshop, settings: Settings, content: ContentHash) -> None:
+def _assemble(build: BuildFolder, settings: Settings, content: ContentHash) -> None:
     """Merge the runs into the final files and put them in place."""
-    runs = [Run.load(path) for path in workshop.runs]
-    final = workshop.fresh()
+    runs = [Run.load(path) for path in build.runs]
+    final = build.fresh()
     merge(runs, final)
     with BlobWriter(final / "ids") as ids:
         for run in runs:
@@ -472,4 +472,4 @@ def _assemble(workshop: Workshop, settings: Settings, content: ContentHash) -> N
     starts, rows, tfs = (map_array(final / f"{name}.npy") for name in ("starts", "rows", "tfs"))
     np.save(final / "peaks.npy", peaks_of(starts, rows, tfs, inverses))
     write_manifest(final, settings, statistics)
-    workshop.publish()
+    build.publish()

@@ -13,11 +13,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from cachetools import LRUCache
 from flask import Flask, Response
 
 from turngym.retrieval.batching import Found, MicroBatcher
 from turngym.retrieval.core import RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
-from turngym.retrieval.lru import LRU
 from turngym.retrieval.wire import FINGERPRINT_HEADER, BadRequest, ServerSettings, normalize, read_request, reply_body
 
 # Counts and latencies of a running server.
@@ -118,7 +118,7 @@ class RetrievalService:
         """Everything that a forked child must have for itself."""
         self._lock = threading.Lock()
         self._flights: dict[Key, Future[Found]] = {}
-        self._memory: LRU[Key, Found] = LRU(self.settings.cache)
+        self._memory: LRUCache[Key, Found] = LRUCache(self.settings.cache)
         self.stats = Stats()
         self._batcher = MicroBatcher(
             self._retriever.search,
@@ -170,8 +170,9 @@ class RetrievalService:
 
     def _landed(self, key: Key, flight: Future[Found]) -> None:
         with self._lock:
-            if flight.exception() is None:
-                self._memory.put(key, flight.result())
+            # an LRUCache of size 0 refuses every entry
+            if flight.exception() is None and self.settings.cache:
+                self._memory[key] = flight.result()
             if self._flights.get(key) is flight:
                 del self._flights[key]
 
@@ -223,7 +224,7 @@ REASONS = {200: "OK", 400: "Bad Request", 422: "Unprocessable Entity", 503: "Ser
 """Of what `Answer` gives."""
 
 
-def past(flask: WsgiApp, service: RetrievalService, answer: Answer) -> WsgiApp:
+def fast_retrieve(flask: WsgiApp, service: RetrievalService, answer: Answer) -> WsgiApp:
     """`flask`, except for well-formed search requests, which get from `answer` what they would have got from Flask.
 
     Everything that needs a refusal of HTTP's own (another method, type or address, a body without a length or too
@@ -315,7 +316,7 @@ def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings
         headers = {"Allow": ", ".join(sorted(allowed))} if allowed else None
         return _json(_dump({"error": said.get(status, str(error)), "valid": ROUTES}), status, headers)
 
-    app.wsgi_app = past(app.wsgi_app, service, _retrieve)  # type: ignore[assignment, method-assign]
+    app.wsgi_app = fast_retrieve(app.wsgi_app, service, _retrieve)  # type: ignore[assignment, method-assign]
     return app
 
 

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import turngym
-from turngym.envs.core.errors import TurngymError, no_room
+from turngym.envs.core.errors import TurngymError, is_disk_full
 
 VERBS = {
     "quickstart": "turngym.scripts.quickstart",
@@ -146,7 +146,7 @@ def resume_hint(verb: str, argv: Sequence[str]) -> str:
 
 def system_failure(error: Exception) -> str | None:
     """Explains a failure of the operating system or a missing package in one line; None for any other exception."""
-    if no_room(error):
+    if is_disk_full(error):
         where = getattr(error, "filename", None)
         return f"no room left on the disk{'' if where is None else f' for {where}'}: make room and run it again"
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):

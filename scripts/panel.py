@@ -24,7 +24,7 @@ from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
-from turngym.envs.core.errors import TurngymError, whole
+from turngym.envs.core.errors import TurngymError, checked_int
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
@@ -241,7 +241,7 @@ def _export_prompts(command: ExportPrompts) -> int:
 
 def _export_games(command: ExportGames) -> int:
     if command.limit is not None:
-        whole("--limit", command.limit, 1)
+        checked_int("--limit", command.limit, 1)
     panel = None if command.panel is None else load_panel(command.panel)
     given = json_object("--env-kwargs", command.env_kwargs)
     if panel is not None and (plain_id(panel.env_id) != ALFWorldEnv.env_id or given):

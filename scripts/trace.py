@@ -24,7 +24,7 @@ from turngym.agents.serving import DrainingServer, trace_front
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Verdict
-from turngym.envs.core.trace import TraceError, TraceProblem, TraceWriter, is_sealed, iter_trace
+from turngym.envs.core.trace import TraceError, TraceProblem, TraceWriter, has_checksum, iter_trace
 from turngym.envs.spaces import printable
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, load_decoder
 
@@ -265,7 +265,7 @@ def _verify(path: Path) -> int:
     if len(damaged) > SHOWN:
         print(f"{path}: and {len(damaged) - SHOWN} more", file=sys.stderr)
     with path.open("rb") as file:
-        unsealed = whole - sum(is_sealed(line) for line in file) + len(damaged)
+        unsealed = whole - sum(has_checksum(line) for line in file) + len(damaged)
     notes = [f"{len(damaged)} damaged"] if damaged else []
     notes += ["the last line is torn"] if torn else []
     notes += [f"{unsealed} without a checksum"] if unsealed > 0 else []

@@ -22,7 +22,7 @@ from turngym.envs.channels import split_thought
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Verdict
-from turngym.envs.core.trace import TraceError, check_seal, episode_from_json
+from turngym.envs.core.trace import TraceError, check_checksum, episode_from_json
 from turngym.envs.spaces import printable
 
 # The self-contained page: data as escaped JSON inside a template, no network access.
@@ -294,7 +294,7 @@ def _facts(line: bytes) -> tuple[Any, ...] | None:
     if head is None or not line.endswith(b"\n"):
         return _parsed(line)
     try:
-        check_seal(line)
+        check_checksum(line)
         task = json.loads(head[1])
     except ValueError:
         return None

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import FILE, check_sums, lacking
+from turngym.envs.core.files import FILE, check_sums, missing_weights
 
 HUB_WORD = re.compile(r"[A-Za-z0-9][\w.-]*")
 
@@ -150,7 +150,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu",
     except Exception as error:  # readers of damaged files raise anything, safetensors an error of its own
         first = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise ModelError(f"cannot load a causal language model from {path}: {first}") from error
-    if said := lacking(loading):
+    if said := missing_weights(loading):
         raise ModelError(f"cannot load a causal language model from {path}: {said}; they would be random")
     return model.to(target).eval()
 

@@ -12,7 +12,7 @@ from typing import Any
 from turngym.agents.evaluation.scores import EACH, Outcome, Outcomes, Scores
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.settings import loaded_versions
-from turngym.envs.core.tables import whole_file
+from turngym.envs.core.tables import atomic_write
 
 FORMAT, VERSION = "turngym-results", 2
 """Version 1 had neither of the two, nor versions, date, tokens and episodes; its settings stood at the top."""
@@ -111,7 +111,7 @@ def episode_rows(outcomes: Outcomes) -> Iterator[dict[str, Any]]:
 def write_results(path: str | Path, head: Mapping[str, Any], outcomes: Outcomes) -> None:
     """Write `results_json` with the rows of its episodes, one after the other, as `write_json` would all of it."""
     before, after = _indented({**head, "episodes": []}, 0).split('\n "episodes": []', 1)
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         file.write(f'{before}\n "episodes": [')
         comma = ""
         for row in episode_rows(outcomes):

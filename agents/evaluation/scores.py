@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference, pass_at_k
 from turngym.envs.core.episode import SHORT, Episode, Status
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.tables import Table, _percent
+from turngym.envs.core.tables import Table
 from turngym.envs.core.task import Task, Verdict
 
 
@@ -414,3 +414,7 @@ def _success_row(name: str, scores: Scores, names: Sequence[str], samples: Seque
     for own in (str(overall.avg), str(best)):
         cells += [own if n == overall.samples else "-" for n in samples]
     return [name, *cells, str(overall.avg.tasks)]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.proxy.config import ProxyError
 from turngym.envs.core.files import FolderInUseError, locked_file
-from turngym.envs.core.trace import check_seal, is_sealed, seal
+from turngym.envs.core.trace import add_checksum, check_checksum, has_checksum
 
 Tools = tuple[Mapping[str, Any], ...]
 """Functions in the OpenAI form."""
@@ -260,7 +260,7 @@ class Recorder:
     def write(self, record: Mapping[str, Any]) -> float:
         """Append a record; when that was."""
         content = {"v": SCHEMA, **record, "at": round(self._now(), 3)}
-        line = seal(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
+        line = add_checksum(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
         with self._lock:
             self._file.write(line)
             self._file.flush()
@@ -296,13 +296,13 @@ def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
                     continue
             elif found["v"] > SCHEMA:
                 raise ProxyError(f"{path}, line {number}: records of version {found['v']}; this reads up to {SCHEMA}")
-            sealed = sealed or is_sealed(line)
+            sealed = sealed or has_checksum(line)
             yield found
 
 
 def _record(number: int, line: bytes) -> dict[str, Any] | RecordProblem:
     try:
-        check_seal(line)
+        check_checksum(line)
         record = json.loads(line)
         if not isinstance(record["v"], int) or not isinstance(record["kind"], str):
             raise ValueError("its version or kind is not one")

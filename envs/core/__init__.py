@@ -1,1 +1,1 @@
-"""What every room needs: tasks, episodes, traces, protocols, errors, settings."""
+"""The kernel: what every room needs. Tasks, episodes, traces, protocols, errors, settings, plug-ins, tables."""

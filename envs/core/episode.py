@@ -1,4 +1,11 @@
-"""Turn and Episode: one played task as token segments with turn-indexed spans."""
+"""Turn and Episode: one played task as token segments, with the span of every turn in them.
+
+    segment 0   [ system, task, turn 0's prompt | turn 0's response | turn 1's prompt | turn 1's response ]
+                  prompt_span of turn 0           response_span       prompt_span       response_span
+
+The ids of a segment only grow: a turn appends its observation and its response. A second segment begins where the
+history was rewritten. Agents that have no token ids leave `segments` empty.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Task, Verdict
 
 Span = tuple[int, int]
-"""Half-open range of positions in a segment's token ids."""
+"""Half-open range of positions in the token ids of a segment."""
 Origin = Literal["policy", "demonstration", "noise"]
 """Who chose a response: the policy, a demonstrator, or injected noise (never trained on)."""
 
@@ -28,7 +35,7 @@ class Status(StrEnum):
     TRUNCATED_TOKENS = "truncated_tokens"
     """The context was full."""
     TRUNCATED_DEPTH = "truncated_depth"
-    """A trainer's depth cap: trains, but says nothing about success."""
+    """A trainer's depth cap ended it: it can be trained on, but says nothing about success."""
     ERROR_ENV = "error_env"
     ERROR_ENGINE = "error_engine"
     ERROR_TIMEOUT = "error_timeout"
@@ -39,11 +46,11 @@ class Status(StrEnum):
 
 
 SHORT = "short_turns"
-"""In `meta` of an episode whose depth cap was its own, below that of its step (TurnOPD's partial probes): that cap."""
+"""Key in `meta` for the depth cap of an episode that had a smaller one than its step (TurnOPD's partial probes)."""
 
 
 class EpisodeError(TurngymError):
-    """An episode whose parts contradict each other."""
+    """The parts of an episode contradict each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,51 +63,51 @@ class TopK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One observation, the agent's response to it, and what the environment made of it.
+    """One observation, the agent's response to it, and how the environment judged it.
 
     Spans index the ids of segment `segment`: `prompt_span` covers the ids that this turn added before the response
-    (template, observation, generation prompt), `response_span` the R ids of the response. Text-only agents leave
-    both empty.
+    (template, observation, generation prompt), `response_span` the R ids of the response. Both are (0, 0) for agents
+    without token ids.
     """
 
     index: int
     """0-based."""
     observation: str
     admissible: tuple[str, ...] | None
-    """What was admissible when the agent answered; None where any text may be (open action spaces)."""
+    """What was admissible when the agent answered; None in open action spaces."""
     response: str
     action: str | None
-    """The action read from the response; None when malformed."""
+    """The action read from the response; None if it was malformed."""
     verdict: Verdict
     reward: float
     segment: int = 0
     prompt_span: Span = (0, 0)
     response_span: Span = (0, 0)
     logprobs: NDArray[np.float32] | None = None
-    """Behavior log-probabilities of the sampled ids, as sampled (temperature included), float32 [R]; or None."""
+    """Behavior log-probabilities of the sampled ids, float32 [R], at the sampling temperature; None if unknown."""
     finish: str = "stop"
     """Why generation ended: `stop`, `length`, `scripted`, `aborted`."""
     policy_version: int = 0
-    """Of the weights that drew the response; the oldest of them, where they changed while it was drawn."""
+    """Version of the weights that drew the response; the oldest one if they changed while it was drawn."""
     version_spans: tuple[tuple[int, int, int], ...] = ()
-    """(policy version, start, end) of each stretch of response ids, in order, where more than one version drew them."""
+    """(policy version, start, end) of each stretch of response ids, in order; empty if one version drew them all."""
     origin: Origin = "policy"
     begun: int = 0
-    """The first so many ids of the response are a demonstrator's, where the policy was made to go on from there."""
+    """How many ids at the start of the response are a demonstrator's; the policy continued from there."""
     progress: float | None = None
-    """The environment's own measure after the turn, in [0, 1]: share of goals met, else its score; None if unknown."""
+    """The environment's measure after the turn, in [0, 1]: share of goals met, or else its score; None if unknown."""
     judge_votes: tuple[str | None, ...] | None = None
-    """What a judge wrote about the turn, vote by vote; None stands for a vote that failed."""
+    """What a judge wrote about the turn, one text per vote; None stands for a vote that failed."""
     judge_cut: int = 0
     """How many of the votes ended at the judge's limit on tokens."""
     judge_scores: tuple[float, ...] | None = None
-    """The votes that could be read. None means never scored; a score of 0.0 was scored."""
+    """The votes that could be read. None means never scored, which differs from a score of 0.0."""
     hint: str | None = None
-    """What a judge would have told the policy, knowing what came next."""
+    """What a judge, knowing what came next, would have told the policy."""
     hint_prompt_ids: NDArray[np.int32] | None = None
     """int32 [P]: the turn's prompt with `hint` in it, for a teacher; its length is independent of `prompt_span`."""
     excluded: str | None = None
-    """Why the turn is not trained on although the policy chose it; None where it may be. Its ids stay inputs."""
+    """Why the turn is not trained on although the policy chose it; None if it may be. Its ids stay inputs."""
     teacher: TopK | None = None
 
     @property
@@ -110,42 +117,53 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One played task. Checked on construction: turns contiguous, spans ordered and disjoint, rows aligned."""
+    """One played task.
+
+    Construction checks that turns count 0, 1, 2, ..., that spans are ordered and disjoint, and that every array of a
+    turn has one row per response id. Raises EpisodeError.
+    """
 
     task: Task
     seed: int
     sample: int
     """0-based number of this attempt at the task."""
     group: int
-    """Attempts that are compared with each other (GRPO groups) share it."""
+    """Number shared by the attempts that are compared with each other (GRPO groups)."""
     segments: tuple[NDArray[np.int32], ...]
-    """Token ids; one array unless the history was rewritten. Empty for text-only agents."""
+    """Token ids, int32; one array unless the history was rewritten. Empty for agents without token ids."""
     turns: tuple[Turn, ...]
     status: Status
     success: bool
     episode_return: float
     """Sum of rewards."""
     score: float = 0.0
-    """The environment's own graded score in [0, 1] at the end."""
+    """The environment's graded score in [0, 1] at the end."""
     system: str = ""
     """The system message the agent saw."""
     final_observation: str = ""
-    """What the environment said after the last turn."""
+    """The observation after the last turn."""
     timings: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase (`env`, `generate`); informative, never part of equality of runs."""
+    """Seconds by phase (`env`, `generate`). They are informative: equal runs may differ in them."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-able extras: agent name, temperature, error text."""
+    """Extras that JSON can hold: agent name, temperature, error text."""
 
     def __post_init__(self) -> None:
-        cursor = [0] * len(self.segments)
         segment = 0
+        # where the next turn of each segment may begin
+        cursor = [0] * len(self.segments)
         for position, turn in enumerate(self.turns):
             where = f"episode {self.task.task_id} sample {self.sample}, turn {position}"
             if turn.index != position:
                 raise EpisodeError(f"{where}: index is {turn.index}; turns must count 0, 1, 2, ...")
+            # the turn of an agent without token ids
             if turn.response_span == (0, 0) and turn.prompt_span == (0, 0):
                 continue
-            segment = _check_segment(turn, segment, len(self.segments), where)
+            if not segment <= turn.segment < len(self.segments):
+                raise EpisodeError(
+                    f"{where}: segment {turn.segment} is not in {segment}..{len(self.segments) - 1}; "
+                    "segments only go forward"
+                )
+            segment = turn.segment
             cursor[segment] = _check_spans(turn, cursor[segment], len(self.segments[segment]), where)
 
     @property
@@ -162,15 +180,8 @@ class Episode:
         return self.segments[turn.segment][slice(*turn.response_span)]
 
 
-def _check_segment(turn: Turn, current: int, count: int, where: str) -> int:
-    if not current <= turn.segment < count:
-        raise EpisodeError(
-            f"{where}: segment {turn.segment} is not in {current}..{count - 1}; segments only go forward"
-        )
-    return turn.segment
-
-
 def _check_spans(turn: Turn, cursor: int, length: int, where: str) -> int:
+    """Checks the spans and arrays of one turn in a segment of `length` ids; returns where its response ends."""
     (p0, p1), (r0, r1) = turn.prompt_span, turn.response_span
     if not cursor <= p0 <= p1 <= r0 <= r1 <= length:
         raise EpisodeError(
@@ -187,8 +198,7 @@ def _check_spans(turn: Turn, cursor: int, length: int, where: str) -> int:
 
 
 def next_state(episode: Episode, turn: Turn) -> str | None:
-    """What followed `turn`: the next observation, or what the environment said last; None where nothing did."""
-    following = turn.index + 1
-    if following < episode.depth:
-        return episode.turns[following].observation
+    """The observation that followed `turn`; None if there was none."""
+    if turn.index + 1 < episode.depth:
+        return episode.turns[turn.index + 1].observation
     return episode.final_observation or None

@@ -1,4 +1,8 @@
-"""Numbers that callers give: what is not one is a clear error, not a TypeError somewhere inside."""
+"""The errors that turngym raises on purpose, and the helpers that make their texts useful.
+
+A text says what is wrong, which value it was, where it was, and what would be valid. `checked_int` and `finite` check
+numbers that callers give, `full_disk` explains a full disk, and `did_you_mean` names the nearest valid values.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +18,28 @@ from pathlib import Path
 
 
 class TurngymError(Exception):
-    """Base of every error that turngym raises on purpose; its text says what, which value, where, what is valid."""
+    """Base of every error that turngym raises on purpose."""
 
 
 class TaskError(TurngymError):
-    """A task that does not exist, cannot be played, or is not the task that its hash promises."""
+    """A task does not exist, cannot be played, or is not the task that its hash promises."""
 
 
 class EnvBackendError(TurngymError):
-    """The machinery behind an environment failed (a dead server, a full disk): an episode status, not an action."""
+    """What an environment runs on failed (a dead server, a full disk). It is an episode status, not an action."""
 
 
 class AgentError(TurngymError):
-    """An agent that does not fit the environment it is asked to play."""
+    """An agent does not fit the environment that it is asked to play."""
 
 
-def whole(name: str, value: object, least: int, *, none: str = "", error: type[TurngymError] = TurngymError) -> int:
-    """`value` as an int of at least `least`; NumPy's integers count. `none` says what None would mean, if it may be."""
+def checked_int(
+    name: str, value: object, least: int, *, none: str = "", error: type[TurngymError] = TurngymError
+) -> int:
+    """Returns `value` as an int of at least `least`; NumPy's integers are accepted, bools are not.
+
+    Raises `error` otherwise. `none` says in its text what None would mean, where None is allowed.
+    """
     otherwise = f", or None for {none}" if none else ""
     # True is an Integral
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -41,19 +50,19 @@ def whole(name: str, value: object, least: int, *, none: str = "", error: type[T
     return int(value)
 
 
-def finite(name: str, value: object, *, error: type[TurngymError] = TurngymError) -> float:
-    """`value` as a float, which is neither infinite nor NaN."""
+def finite(name: str, value: object) -> float:
+    """Returns `value` as a float. Raises TurngymError if it is no number, infinite or NaN."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise error(f"{name} is {value!r}; it must be a number, such as -0.1")
+        raise TurngymError(f"{name} is {value!r}; it must be a number, such as -0.1")
     return float(value)
 
 
-# A disk without room, said in words that help: each library that writes has its own way of failing.
-
 # EFBIG is what a limit on the size of files (ulimit -f) gives
-NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-WORDS = ("no space left", "disk quota", "file too large", "failed writing file", "unexpected pos", "os error 28")
-"""safetensors and torch.save raise errors of their own, without a number."""
+_DISK_FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# safetensors and torch.save raise errors of their own, which have a text but no error number
+_DISK_FULL_TEXTS = (
+    *("no space left", "disk quota", "file too large", "failed writing file", "unexpected pos", "os error 28"),
+)
 
 
 @contextmanager
@@ -64,14 +73,14 @@ def full_disk(
     *,
     then: str = "Make room and continue with --resume",
 ) -> Iterator[None]:
-    """Turn a failure to write `what` under `path` for want of room into one error of class `kind`.
+    """Turns a failure to write `what` under `path` because the disk is full into one error of class `kind`.
 
-    `then` says what helps.
+    `then` is the last sentence of the error: what the user can do.
     """
     try:
         yield
     except Exception as error:
-        if not no_room(error):
+        if not is_disk_full(error):
             raise
         free = shutil.disk_usage(path).free / 2**20 if path.exists() else 0.0
         raise kind(
@@ -80,45 +89,50 @@ def full_disk(
         ) from error
 
 
-def no_room(error: BaseException) -> bool:
-    """Whether `error`, or one that led to it, says that a disk or a quota is full."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in NUMBERS:
+def is_disk_full(error: BaseException) -> bool:
+    """Whether `error`, or an error that caused it, says that a disk or a quota is full."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _DISK_FULL_CODES:
             return True
-        if any(word in str(seen).lower() for word in WORDS):
+        if any(text in str(cause).lower() for text in _DISK_FULL_TEXTS):
             return True
         # a library's own error often has the system's behind it
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
-# Did you mean: the nearest valid values to a wrong one, quick enough for lists of 100,000 ids.
-
-# all three are bounds on work: difflib is quadratic, and every gram is sought in every candidate
-_GRAMS = 100
-_QUERY = 200
+# These bound the work of `nearest`, for difflib takes quadratic time and every trigram is sought in every candidate.
+_MAX_GRAMS = 100
+_MAX_CHARS = 200
 _FINALISTS = 16
 _SMALL = 300
-"""So many candidates are all compared: a short word with a typo may share no trigram with what was meant."""
+"""Up to this many candidates are all compared: a short word with a typo may share no trigram with what was meant."""
 
 
 def nearest(query: str, candidates: Iterable[str], n: int = 1, cutoff: float = 0.4) -> list[str]:
-    """The up to `n` candidates most like `query`, best first; ties keep the candidates' order.
+    """The up to `n` candidates most like `query`, best first; equally good ones keep the candidates' order.
 
-    Shared trigrams choose finalists, `difflib` ranks them. Only candidates at least `cutoff` similar (0 to 1) count.
+    Only candidates that are at least `cutoff` similar (0 to 1, by `difflib`) count. It is quick enough for lists of
+    100,000 ids: in long lists, the number of shared trigrams chooses the few that difflib compares.
     """
-    query = query[:_QUERY].casefold()
+    query = query[:_MAX_CHARS].casefold()
     pool = list(candidates)
     if len(pool) > _SMALL:
-        pool = _finalists(query, pool)
-    # from 200 characters on, autojunk takes common letters for noise
+        size = min(3, max(1, len(query)))
+        # sorted, because the order of a set of str differs between processes and the stride below picks from it
+        grams = sorted({query[start : start + size] for start in range(max(1, len(query) - size + 1))})
+        # spread over a long query, instead of only its beginning
+        grams = grams[:: -(-len(grams) // _MAX_GRAMS)]
+        shared = ((sum(gram in text.casefold() for gram in grams), -index) for index, text in enumerate(pool))
+        pool = [pool[-negative] for _, negative in nlargest(_FINALISTS, shared)]
+    # from 200 characters on, autojunk would ignore common letters
     matcher = SequenceMatcher(autojunk=False)
     # difflib indexes its second sequence and keeps that while the first one changes
     matcher.set_seq2(query)
     best: list[tuple[float, int, str]] = []
     for index, text in enumerate(pool):
-        matcher.set_seq1(text[:_QUERY].casefold())
+        matcher.set_seq1(text[:_MAX_CHARS].casefold())
         # the quick ratios are upper bounds: most candidates never need the slow one
         floor = max(cutoff, best[-1][0]) if len(best) == n else cutoff
         if matcher.real_quick_ratio() >= floor and matcher.quick_ratio() >= floor and matcher.ratio() >= floor:
@@ -127,27 +141,6 @@ def nearest(query: str, candidates: Iterable[str], n: int = 1, cutoff: float = 0
 
 
 def did_you_mean(query: str, candidates: Iterable[str], n: int = 3) -> str:
-    """An ending for error texts: ` Did you mean 'a' or 'b'?`, or nothing when nothing is near."""
-    found = nearest(query, candidates, n)
-    if not found:
-        return ""
-    return " Did you mean " + " or ".join(repr(text) for text in found) + "?"
-
-
-def _finalists(query: str, pool: list[str]) -> list[str]:
-    grams = _grams(query)
-    scored = ((_shared(grams, text.casefold()), -index) for index, text in enumerate(pool))
-    return [pool[-negative] for _, negative in nlargest(_FINALISTS, scored)]
-
-
-def _shared(grams: list[str], text: str) -> int:
-    return sum(gram in text for gram in grams)
-
-
-def _grams(query: str) -> list[str]:
-    size = min(3, max(1, len(query)))
-    # sorted: the order of a set of str differs between processes, and the stride below picks from it
-    grams = sorted({query[start : start + size] for start in range(max(1, len(query) - size + 1))})
-    # spread over a long query instead of cut at its end
-    step = -(-len(grams) // _GRAMS)
-    return grams[::step]
+    """The end of an error text: ` Did you mean 'a' or 'b'?`, or nothing if no candidate is near."""
+    near = nearest(query, candidates, n)
+    return " Did you mean " + " or ".join(repr(text) for text in near) + "?" if near else ""

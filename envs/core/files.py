@@ -1,14 +1,19 @@
-"""One writer at a time: a lock on a folder or a file, which ends with its process and says who holds it."""
+"""How files of ours are kept safe: one writer at a time, checksums of what was written, and whole model weights.
+
+- `locked_folder` and `locked_file` let one process write at a time and tell the next one who that is.
+- `write_sums` records the checksums of a model or checkpoint folder, and `check_sums` refuses a damaged one.
+- `weights_hash` names the weights of a folder, and `missing_weights` says which of them were never loaded.
+"""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shlex
 import socket
 import sys
+import warnings
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,42 +22,41 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.trace import check_seal, seal
+from turngym.envs.core.trace import add_checksum, check_checksum
 
 LOCK = ".turngym.lock"
-"""In a folder that is written to; the lock of a file NAME is `.NAME.lock` beside it. Gone when the writer is."""
-UNABLE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
-"""What flock says on file systems that have no locks."""
-_held: set[int] = set()
-"""Descriptors of the locks of this process."""
+"""The lock file of a folder; the lock of a file NAME is `.NAME.lock` beside it. It is deleted when the writer ends."""
 
 
 class FolderInUseError(TurngymError):
-    """Another process writes there."""
+    """Another process is writing to the folder or file."""
 
 
 @contextmanager
 def locked_folder(folder: str | Path | None) -> Iterator[None]:
-    """The only writer of `folder`, which is made if need be; None: nothing is locked.
+    """Makes the caller the only writer of `folder`, which is created if needed. None locks nothing.
 
-    A killed process leaves its lock file, but not its lock: the next one gets it at once. Nothing but the lock file is
-    written, and a folder that was made here and is still empty at the end goes with it.
+    A killed process leaves its lock file behind, but the operating system drops the lock, so the next process gets it
+    at once. A folder that was created here and is still empty at the end is removed again. Where the file system has
+    no locks (some network disks), a warning says so and the caller goes on without one.
 
-    Raises FolderInUseError, which names the holder, where another process (or another call in this one) has it;
-    TurngymError where the lock file cannot be written.
+    Raises:
+        FolderInUseError: another process, or another call in this one, has the lock; the error names the holder.
+        TurngymError: the lock file cannot be written.
     """
     if folder is None:
         yield
         return
-    folder = Path(folder)
-    with _locked(folder / LOCK, folder):
+    with _locked(Path(folder) / LOCK, Path(folder)):
         yield
 
 
 @contextmanager
 def locked_file(path: str | Path | None) -> Iterator[None]:
-    """The only writer of the file `path`, as `locked_folder`."""
+    """Makes the caller the only writer of the file `path`; otherwise as `locked_folder`."""
     if path is None:
         yield
         return
@@ -62,116 +66,70 @@ def locked_file(path: str | Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(lock: Path, what: Path) -> Iterator[None]:
-    made = _make(lock.parent, what)
-    number = -1
+def _locked(path: Path, target: Path) -> Iterator[None]:
+    # innermost first, which is the order in which they can be removed
+    created = [folder for folder in path.parents if not folder.exists()]
+    # not thread-local: a run may be closed by another thread than the one that opened it
+    lock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
-        number = _acquire(lock, what)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        except OSError as error:
+            blocked = isinstance(error, FileExistsError | NotADirectoryError)
+            why = "a file is where a folder must be" if blocked else error.strerror
+            raise TurngymError(f"{target} cannot be written: {why} ({path}); choose another place") from error
+        try:
+            lock.acquire()
+        except Timeout:
+            raise FolderInUseError(
+                f"{target} is in use by {_holder(path)}: wait until it has ended, or choose another place"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            warnings.warn(
+                f"{path} cannot be locked ({error}): make sure that no other process writes to {target}", stacklevel=4
+            )
+        # the lock belongs to the open file, so the name may be written through another one
+        path.write_text(json.dumps(_this_process()) + "\n", encoding="utf-8")
         yield
     finally:
-        if number in _held:  # not in a forked child
-            # while it is ours: whoever waits with this file open sees that its name is gone, and opens another
-            lock.unlink(missing_ok=True)
-            _held.discard(number)
-            os.close(number)
-        for folder in made:
-            with suppress(OSError):  # something was written in it
+        # filelock releases the lock in a forked child, which must not delete its parent's file
+        if lock.is_locked:
+            # deleted while the lock is held: whoever waits with this file open sees that its name is gone
+            path.unlink(missing_ok=True)
+            lock.release()
+        for folder in created:
+            with suppress(OSError):  # not empty, because something was written in it
                 folder.rmdir()
 
 
-def _make(folder: Path, what: Path) -> list[Path]:
-    """Folders that did not exist, innermost first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        blocked = isinstance(error, FileExistsError | NotADirectoryError)
-        why = "a file is where a folder must be" if blocked else error.strerror
-        raise TurngymError(f"{what} cannot be written: {why} ({folder}); choose another place") from error
-    return missing
-
-
-def _acquire(lock: Path, what: Path) -> int:
-    """The descriptor of the locked file, with the holder's name in it."""
-    while True:
-        try:
-            number = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
-        except OSError as error:
-            raise TurngymError(f"{what} cannot be written: {error.strerror} ({lock}); choose another place") from error
-        try:
-            _flock(number, lock, what)
-            # the holder before removes the file: what was locked then may have no name any more
-            if _same_file(number, lock):
-                os.ftruncate(number, 0)
-                os.pwrite(number, _holder(), 0)
-                _held.add(number)
-                return number
-        except BaseException:
-            os.close(number)
-            raise
-        os.close(number)
-
-
-def _flock(number: int, lock: Path, what: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        return
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FolderInUseError(
-            f"{what} is in use by {_described(lock)}: wait until it has ended, or choose another place"
-        ) from None
-    except OSError as error:
-        if error.errno not in UNABLE:
-            raise
-
-
-def _same_file(number: int, lock: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(number), lock.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _holder() -> bytes:
+def _this_process() -> dict[str, Any]:
     program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name  # python -m turngym
-    words = [name or "python", *sys.argv[1:]]
+    # `python -m turngym` has turngym/__main__.py as its program
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    command = shlex.join([name or "python", *sys.argv[1:]])
     start = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"host": socket.gethostname(), "pid": os.getpid(), "start": start, "command": shlex.join(words)}
-    return json.dumps(content).encode() + b"\n"
+    return {"host": socket.gethostname(), "pid": os.getpid(), "start": start, "command": command}
 
 
-def _described(lock: Path) -> str:
-    """Who wrote `lock`, for people."""
+def _holder(path: Path) -> str:
+    """The process that wrote the lock file `path`, for an error message."""
     try:
-        holder = json.loads(lock.read_text(encoding="utf-8"))
+        holder = json.loads(path.read_text(encoding="utf-8"))
         command = " ".join(str(holder["command"]).split())
         short = command if len(command) <= 160 else f"{command[:157]}..."
         return f"process {holder['pid']} on {holder['host']} since {holder['start']} ({short})"
     except (OSError, ValueError, LookupError, TypeError):
-        return "another process"  # it is just about to write its name
+        # it has the lock and is about to write its name
+        return "another process"
 
 
-def _let_go() -> None:
-    for number in _held:
-        with suppress(OSError):
-            os.close(number)
-    _held.clear()
-
-
-# a forked child would hold the lock after its parent was killed
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
-
-# Checksums of the files of a folder of ours (a model, a checkpoint), in a file beside them.
+# Checksums of the files of a model or checkpoint folder, in one file beside them.
 
 FILE = "turngym.sums"
-"""Sizes and CRC-32s by file name; a folder without it (of another program, of an older version) is not compared."""
+"""Holds sizes and CRC-32s by file name. A folder without it, such as another program's model, is not checked."""
 CHEAP = 1 << 32
-"""Up to this many bytes a folder is compared whenever it is loaded: a second or two, less than reading it."""
+"""Folders of up to this many bytes are checked whenever they are loaded: a second or two, less than reading them."""
 _BLOCK = 1 << 24
 
 
@@ -180,13 +138,15 @@ class ChangedFileError(TurngymError):
 
 
 def write_sums(folder: Path, *, without: Collection[str] = ()) -> Path:
-    """Write `turngym.sums` for all files under `folder`, except those under the names `without`."""
-    names = [name for name in _files(folder) if name.partition("/")[0] not in without]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # crc32 lets other threads run
+    """Writes `turngym.sums` for all files under `folder` except those under the names `without`."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    names = [name for name in names if name != FILE and name.partition("/")[0] not in without]
+    # crc32 releases the interpreter lock, so the files are read in parallel
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         facts = dict(zip(names, pool.map(lambda name: _describe(folder / name), names), strict=True))
     path, scratch = folder / FILE, folder / f"{FILE}.writing"
     try:
-        scratch.write_text(seal(json.dumps({"files": facts})) + "\n", encoding="ascii")
+        scratch.write_text(add_checksum(json.dumps({"files": facts})) + "\n", encoding="ascii")
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
@@ -194,26 +154,26 @@ def write_sums(folder: Path, *, without: Collection[str] = ()) -> Path:
 
 
 def changed_files(folder: Path, *, limit: float = float("inf")) -> list[str]:
-    """What is wrong with the files that `turngym.sums` names; empty without it.
+    """Lists what is wrong with the files that `turngym.sums` names, missing ones too; empty without that file.
 
-    Sizes are always compared, contents while they are no more than `limit` bytes together. Missing files are reported.
+    Sizes are always compared, contents only while the files have at most `limit` bytes together.
     """
     facts = read_sums(folder)
-    contents = sum(size for size, _ in facts.values()) <= limit
+    compare_contents = sum(size for size, _ in facts.values()) <= limit
     problems = []
     for name, (size, checksum) in sorted(facts.items()):
         path = folder / name
         if not path.is_file():
             problems.append(f"{name} is missing")
-        elif (found := path.stat().st_size) != size:
-            problems.append(f"{name} has {found} bytes, {size} were written")
-        elif contents and _describe(path)[1] != checksum:
+        elif (actual := path.stat().st_size) != size:
+            problems.append(f"{name} has {actual} bytes, {size} were written")
+        elif compare_contents and _describe(path)[1] != checksum:
             problems.append(f"{name} was changed after it was written (its checksum differs)")
     return problems
 
 
 def check_sums(folder: str | Path) -> None:
-    """Raises ChangedFileError where a folder that is about to be loaded is not as it was written."""
+    """Raises ChangedFileError if a folder that is about to be loaded is not as it was written."""
     folder = Path(folder)
     if problems := changed_files(folder, limit=CHEAP):
         raise ChangedFileError(
@@ -223,24 +183,19 @@ def check_sums(folder: str | Path) -> None:
 
 
 def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
-    """(bytes, CRC-32) by file name; empty without `turngym.sums`. Raises ChangedFileError where that is damaged."""
+    """(bytes, CRC-32) by file name; empty without `turngym.sums`. Raises ChangedFileError if that file is damaged."""
     path = folder / FILE
     if not path.is_file():
         return {}
     try:
         line = path.read_bytes()
-        check_seal(line)
-        found: Any = json.loads(line)["files"]
-        return {name: (int(size), int(checksum)) for name, (size, checksum) in found.items()}
+        check_checksum(line)
+        files: Any = json.loads(line)["files"]
+        return {name: (int(size), int(checksum)) for name, (size, checksum) in files.items()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ChangedFileError(
             f"{path} is damaged ({error}); delete it if the other files there are known to be whole"
         ) from error
-
-
-def _files(folder: Path) -> list[str]:
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in names if name != FILE)
 
 
 def _describe(path: Path) -> tuple[int, int]:
@@ -251,11 +206,8 @@ def _describe(path: Path) -> tuple[int, int]:
     return size, checksum
 
 
-# The weights in a folder: a short name for them, and whether all are there.
-
-
 def weights_hash(folder: str | Path) -> str:
-    """16 hex digits over the configuration and weight files of a model folder."""
+    """Names the weights of a model folder: 16 hex digits over its configuration and weight files."""
     digest = hashlib.sha256()
     for path in sorted(Path(folder).glob("*")):
         if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
@@ -265,11 +217,11 @@ def weights_hash(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def lacking(loading: Mapping[str, Collection[str]]) -> str:
-    """What to say of weights that a model has and its files have not; empty where they hold all.
+def missing_weights(loading: Mapping[str, Collection[str]]) -> str:
+    """Says which weights of a model its files lack, as a clause for an error; empty if they have all.
 
-    `loading`: what transformers tells of a load (`output_loading_info`). It fills such weights with random numbers and
-    says so in a warning. Weights that are tied to others are not among them.
+    `loading` is what transformers returns with `output_loading_info`. Transformers fills such weights with random
+    numbers and only warns. Weights that are tied to others are not counted as missing.
     """
     missing = sorted(loading["missing_keys"])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

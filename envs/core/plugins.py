@@ -1,15 +1,16 @@
-"""Finds what other packages bring: by built-in name, by `package.module:name`, or by entry point.
+"""How turngym finds what other packages bring: an agent, a player, a judge, an algorithm, a reward, an encoder.
 
-A seam is a group of entry points. What stands behind each group, and what it is called with:
+`find` takes a built-in name, `package.module:name`, or the name of an entry point. Each group of entry points calls
+what it finds in its own way:
 
-- `turngym.agents`: `make(env, options) -> Agent`; `env` is the environment, closed, to be asked for its tool and
-  players (turngym.agents.open_agent.MakeAgent)
-- `turngym.players`: `make(guard) -> Player`, one for every episode (turngym.envs.base.Player: `act() -> str | None`,
-  `observe(action)`; turngym.agents.playing.scripted.named_player)
+- `turngym.agents`: `make(env, options) -> Agent`; `env` is the closed environment, to be asked for its tool and players
+  (turngym.agents.open_agent)
+- `turngym.players`: `make(guard) -> Player`, called once per episode (turngym.envs.base.Player;
+  turngym.agents.playing.scripted.named_player)
 - `turngym.judges`: `make(context) -> Judge` (turngym.agents.judges.judges.JudgeContext;
   turngym.envs.core.protocols.Judge)
 - `turngym.algorithms`: an algorithm's specification (turngym.trainers)
-- `turngym.rewards`: a function `Episode -> float` (turngym.envs.core.plugins)
+- `turngym.rewards`: a function `Episode -> float` (`find_reward` below)
 - `turngym.encoders`: `make(device) -> Encoder` (turngym.retrieval.encoders, which has a finder of its own)
 """
 
@@ -34,16 +35,21 @@ PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 
 class PluginError(TurngymError):
-    """Something from another package that is not there, or cannot be imported."""
+    """Something of another package does not exist or cannot be imported."""
+
+
+class MissingExtra(TurngymError, ImportError):
+    """A library that an adapter needs is not installed."""
 
 
 def find(group: str, name: str, built_in: Mapping[str, Any], *, known: Iterable[str] = ()) -> Any:
-    """What `name` stands for: a built-in, an object as `package.module:name`, or an entry point of `group`.
+    """Returns the object that `name` stands for: a built-in, `package.module:name`, or an entry point of `group`.
 
-    Built-in names come first, so that no package can change what they mean. `known` are further names for the error.
+    Built-in names come first, so that no package can change what they mean. `known` are further valid names, which the
+    error lists.
 
     Raises:
-        PluginError: nothing of that name, a module that cannot be imported, or one without such an object.
+        PluginError: nothing has that name, the module cannot be imported, or it has no such object.
     """
     if name in built_in:
         return built_in[name]
@@ -53,9 +59,9 @@ def find(group: str, name: str, built_in: Mapping[str, Any], *, known: Iterable[
     points = {point.name: point for point in entry_points(group=group)}
     if name in points:
         return _load(what, name, points[name])
-    every = [*built_in, *known, *(other for other in sorted(points) if other not in built_in)]
-    valid = ", ".join([*every, "package.module:name"])
-    raise PluginError(f"unknown {what} {name!r}; {what}s are: {valid}.{did_you_mean(name, every)}")
+    names = [*built_in, *known, *(other for other in sorted(points) if other not in built_in)]
+    valid = ", ".join([*names, "package.module:name"])
+    raise PluginError(f"unknown {what} {name!r}; {what}s are: {valid}.{did_you_mean(name, names)}")
 
 
 def is_path(name: str) -> bool:
@@ -64,34 +70,41 @@ def is_path(name: str) -> bool:
 
 
 def installed(group: str) -> tuple[str, ...]:
-    """Names that installed packages bring to `group`; nothing is imported."""
+    """Names that installed packages bring to `group`. Nothing is imported."""
     return tuple(sorted({point.name for point in entry_points(group=group)}))
 
 
 def _load(what: str, name: str, point: EntryPoint) -> Any:
     try:
         # not EntryPoint.load, which raises a bare AttributeError for a name that the module lacks
-        found: Any = importlib.import_module(point.module)
+        value: Any = importlib.import_module(point.module)
     except ImportError as error:
         raise PluginError(f"{what} {name!r}: cannot import {point.module!r} ({error})") from error
     for part in point.attr.split(".") if point.attr else ():
-        if not hasattr(found, part):
-            hint = did_you_mean(part, [other for other in dir(found) if not other.startswith("_")])
+        if not hasattr(value, part):
+            hint = did_you_mean(part, [other for other in dir(value) if not other.startswith("_")])
             raise PluginError(f"{what} {name!r}: {point.value.partition(':')[0]} has no {part!r}.{hint}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
-# A verifiable reward: a function of the whole episode, by name, in the place of the environment's return.
+def need(module: str, what: str, extra: str) -> Any:
+    """Imports `module`, which `what` needs and the extra `extra` installs. Raises MissingExtra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        advice = f"pip install 'turngym[{extra}]'" if extra else "see docs/adapters.md for how to install it"
+        raise MissingExtra(f"{what} needs {module.partition('.')[0]}: {advice} ({error})") from error
+
 
 REWARDS = "turngym.rewards"
-"""Entry points of reward functions that other packages bring."""
+"""The group of entry points for reward functions."""
 RewardFunction = Callable[[Episode], float]
-"""What an episode is worth: a finite number, made of the episode alone."""
+"""Computes a finite number from the whole episode, which replaces the environment's return."""
 
 
 class RewardError(TurngymError):
-    """A reward function that fails, or whose answer is no finite number."""
+    """A reward function failed, or its answer is no finite number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +115,7 @@ class NamedReward:
     function: RewardFunction
 
     def __call__(self, episode: Episode) -> float:
-        """What `episode` is worth. Raises RewardError that names the function, the episode and what it answered."""
+        """The reward of `episode`. Raises RewardError, which names the function, the episode and the answer."""
         where = f"--reward {self.name}: episode {episode.task.task_id} sample {episode.sample}"
         try:
             value = self.function(episode)
@@ -115,27 +128,11 @@ class NamedReward:
 
 
 def find_reward(name: str) -> NamedReward:
-    """The reward function called `name`: `package.module:function`, or an entry point of `turngym.rewards`.
+    """Finds the reward function `name`: `package.module:function`, or an entry point of `turngym.rewards`.
 
-    Raises PluginError where there is none of that name, or it cannot be called.
+    Raises PluginError if there is none of that name or it cannot be called.
     """
     function = find(REWARDS, name, {})
     if not callable(function):
         raise PluginError(f"reward {name!r} is {function!r}; valid: a function of an episode")
     return NamedReward(name, function)
-
-
-# Importing a trainer where it is used.
-
-
-class MissingExtra(TurngymError, ImportError):
-    """A library that an adapter needs and this environment lacks."""
-
-
-def need(module: str, what: str, extra: str) -> Any:
-    """The module called `module`; `what` needs it and the extra `extra` installs it. Raises MissingExtra."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        advice = f"pip install 'turngym[{extra}]'" if extra else "see docs/adapters.md for how to install it"
-        raise MissingExtra(f"{what} needs {module.partition('.')[0]}: {advice} ({error})") from error

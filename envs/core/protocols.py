@@ -1,9 +1,9 @@
-"""The seams between rooms: what a policy, a scorer and a rollout source must offer."""
+"""What rooms must offer each other: policies that sample ids, scorers, rollout sources, and judges."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -26,42 +26,40 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     """Ids that end the response; the stop id is part of it."""
     stop_text: tuple[str, ...] = ()
-    """Strings that end the response as soon as the decoded tail contains one (`</action>`, `</tool_call>`)."""
+    """Strings (`</action>`, `</tool_call>`) that end the response as soon as its decoded end contains one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One continuation to draw. `prompt_ids` is the whole history; engines reuse what they hold for `session`."""
+    """One continuation to draw."""
 
     session: str
-    """Stable over the turns of one episode's segment; an engine may keep its KV cache under it."""
+    """The same for all turns of an episode's segment; an engine may keep its KV cache under it."""
     prompt_ids: NDArray[np.int32]
+    """The whole history, int32 [P]."""
     sampling: Sampling
     stream: tuple[int, ...]
-    """Entropy of this request's own random stream, for example (seed, task number, sample, turn)."""
+    """Seeds this request's own random stream, for example (seed, task number, sample, turn)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What was drawn: `ids` int32 [R]; `logprobs` float32 [R] of those ids under softmax(logits / temperature)."""
+    """The drawn `ids`, int32 [R], and their `logprobs`, float32 [R], under softmax(logits / temperature)."""
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     finish: str
-    """`stop` or `length`; `aborted` where a `Watch` wanted no more, or the engine was told to break off."""
+    """`stop` or `length`; `aborted` if a `Watch` wanted no more or the engine was told to break off."""
     policy_version: int = 0
-    """Of the weights that drew the ids; the oldest of them, where the weights changed in between."""
+    """Version of the weights that drew the ids; the oldest one if they changed in between."""
     version_spans: tuple[tuple[int, int, int], ...] = ()
-    """(policy version, start, end) of each stretch of ids, in order, where more than one version drew them."""
+    """(policy version, start, end) of each stretch of ids, in order; empty if one version drew them all."""
     origin: Origin = "policy"
-    """`demonstration` where a teacher drew the ids in the policy's place."""
+    """`demonstration` if a teacher drew the ids in the policy's place."""
 
 
 class PartialFailure(RuntimeError):
-    """Some requests of a batch failed for good, each for itself; what the others gave is not lost.
-
-    `results` has for every request, in order, its generation or its error.
-    """
+    """Some requests of a batch failed for good. `results` has the generation or the error of each request, in order."""
 
     def __init__(self, results: Sequence[Generation | BaseException]) -> None:
         self.results = tuple(results)
@@ -70,12 +68,12 @@ class PartialFailure(RuntimeError):
 
 
 class Policy(Protocol):
-    """An engine that continues token ids. Results depend on each request alone, never on its batch."""
+    """Continues token ids. The result of a request depends on that request alone, never on its batch."""
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]: ...
 
     def release(self, session: str) -> None:
-        """Forget `session`; unknown sessions are fine."""
+        """Forgets `session`. Unknown sessions are fine."""
 
 
 class Engine(Policy, Protocol):
@@ -83,60 +81,60 @@ class Engine(Policy, Protocol):
 
     @property
     def max_length(self) -> int:
-        """Most ids of prompt and response together."""
+        """The most ids that prompt and response may have together."""
 
     def weights_changed(self, version: int) -> None:
-        """The model has new weights: what is generated from now on is theirs, as `version`."""
+        """Is called when the model has new weights; later generations carry `version`."""
 
 
 class WeightSource(Protocol):
-    """A model in training, as whoever samples with its weights elsewhere reads it."""
+    """A model in training, read by whoever samples with its weights in another place."""
 
     def save(self, folder: Path) -> None:
-        """Write the weights as they are now, adapters merged in, as a model that can be loaded."""
+        """Writes the present weights, adapters merged in, as a model that can be loaded."""
 
     def named_weights(self) -> Iterable[tuple[str, Any]]:
-        """Every weight as it is now, adapters merged in, under the name that the saved model gives it."""
+        """Every present weight, adapters merged in, under its name in the saved model."""
 
     def scorer(self) -> Scorer:
-        """What scores ids with these weights."""
+        """A scorer with these weights."""
 
 
 class WeightSink(Protocol):
-    """Whoever samples with a student's weights elsewhere, and must get the new ones."""
+    """Samples with a student's weights in another place, so it must get the new ones."""
 
     def publish(self, version: int) -> None:
-        """Hand on the weights as they are now; returns when all that is sampled from now on is sampled with them."""
+        """Hands over the present weights; once it returns, everything is sampled with them."""
 
     def close(self) -> None:
-        """Nothing will be published any more."""
+        """Is called when nothing more will be published."""
 
 
-class Watch(Protocol):
-    """Hears every id of one request when it is drawn, with its log-probability; must not raise, and not take long."""
+Watch = Callable[[int, float], bool]
+"""Is called with every id of one request and its log-probability when the id is drawn, possibly in another thread.
 
-    def __call__(self, token: int, logprob: float, /) -> bool:
-        """False: nobody wants the rest; the request may end here as `aborted`."""
+It must be quick and must not raise. It returns False if nobody wants the rest; the request may then end as `aborted`.
+"""
 
 
 @runtime_checkable
 class StreamingPolicy(Policy, Protocol):
-    """A policy that says what it draws while it draws; whoever holds a `Policy` may ask whether it is one."""
+    """A policy that reports ids while it draws them."""
 
     def stream(self, requests: Sequence[GenerateRequest], watches: Sequence[Watch | None]) -> list[Generation]:
-        """What `generate` returns, each watch having heard the ids of its request, possibly from another thread."""
+        """Returns what `generate` returns, after each watch was called with the ids of its request."""
 
 
 class Scorer(Protocol):
-    """A model that scores given ids. `positions` are the indices of the ids to score; position 0 cannot be scored."""
+    """Scores given ids. `positions` are the indices of the ids to score; position 0 cannot be scored."""
 
     def topk(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]], k: int) -> list[TopK]:
-        """The K most likely ids at each position, given the ids before it; most likely first."""
+        """The K most likely ids at each position, given the ids before it, most likely first."""
 
     def logprobs(
         self, ids: Sequence[NDArray[np.int32]], positions: Sequence[NDArray[np.int64]]
     ) -> list[NDArray[np.float32]]:
-        """Log-probability of the id that stands at each position, given the ids before it."""
+        """Log-probability of the id at each position, given the ids before it."""
 
 
 class SupportScorer(Scorer, Protocol):
@@ -220,7 +218,7 @@ class Collect(Protocol):
 
 
 Question = Literal["score", "hint", "both"]
-"""What a judge is asked: was a turn good, what should the policy have been told beforehand, or both."""
+"""What a judge is asked: whether a turn was good, what the policy should have been told beforehand, or both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,38 +226,41 @@ class JudgeRequest:
     """One response and what came next, to be judged with hindsight."""
 
     name: str
-    """Unique and stable, for example "shop/3 seed 0 sample 1, turn 2": names the random streams and errors."""
+    """Unique and stable, for example "shop/3 seed 0 sample 1, turn 2"; it seeds random streams and names errors."""
     kind: Question
     """`score`: was it good (1), bad (-1) or neither (0)? `hint`: what should the policy have been told beforehand?
-    Judges are asked one of these; `both` is made of two such requests, and its votes of both answers (`joined`)."""
+    Judges are asked one of these; `both` makes two such requests and joins the two answers (`joined`)."""
     response: str
     next_state: str
     next_role: str = "user"
     """Who speaks next: `user`, or `tool` for the result of an action."""
     before: str = ""
-    """What the response answered."""
+    """What the response answers."""
     episode: Episode | None = None
-    """Where the request comes from an environment: what rules and experts may look at, at `turn`."""
+    """The episode if the request comes from an environment, so that rules and experts can look at it."""
     turn: int = 0
+    """Index of the judged turn in `episode`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgment:
-    """Votes as they were written, unread; None for a vote that failed, and `error` says why the first did."""
+    """The texts of a judge's votes."""
 
     votes: tuple[str | None, ...]
+    """One text per vote; None for a vote that failed."""
     error: str = ""
+    """Why the first failed vote failed."""
     cut: int = 0
-    """How many of the votes ended at the judge's limit on tokens, perhaps before they came to a decision."""
+    """How many votes ended at the judge's limit on tokens, perhaps before they came to a decision."""
 
 
 def joined(score: str | None, hint: str | None) -> str | None:
-    """One vote of a judge's two answers as they were written, was it good and what to tell; None where neither came."""
+    """Joins a judge's answers about score and hint into one vote; None if there is neither."""
     return None if score is None and hint is None else json.dumps({"score": score, "hint": hint})
 
 
 def separate(vote: str) -> tuple[str | None, str | None]:
-    """(the answer about the score, that about the hint) of a `joined` vote; (None, None) for any other text."""
+    """Splits a `joined` vote into the answers about score and hint; (None, None) for any other text."""
     try:
         answers = json.loads(vote)
     except ValueError:
@@ -271,7 +272,7 @@ def separate(vote: str) -> tuple[str | None, str | None]:
 
 
 class Judge(Protocol):
-    """Writes votes. A vote depends on its request alone; one that fails is None, never an exception or a score."""
+    """Writes votes. A vote depends on its request alone; a failed vote is None, never an exception or a score."""
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        """One judgment per request, in order, all with the same number of votes."""
+        """Returns one judgment per request, in order, all with the same number of votes."""

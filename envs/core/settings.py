@@ -1,7 +1,14 @@
-"""Nested settings (frozen dataclasses) as flat tables: TOML files, keyword arguments, and errors that name the key.
+"""Settings: frozen dataclasses that can be written as TOML, read back, and checked with errors that name the key.
 
-A field that is a dataclass is a table of its own, `[optimizer]`, unless it is flat (`field(metadata=FLAT)`): then its
-settings stand beside the others. None is written as "none" where it is not the default, for TOML has no null.
+    class Run:                    learning_rate = 0.1     # a field of its own
+        learning_rate: float      steps = 100             # of the flat group `schedule`
+        schedule: Schedule        [optimizer]             # of the group `optimizer`
+        optimizer: Optimizer      beta = 0.9
+
+A field that is a dataclass becomes a table of its own, unless it is flat (`field(metadata=FLAT)`): then its settings
+stand beside the others. TOML has no null, so None is written as "none" where it is not the default. `write_config`
+adds where the numbers of a run come from: command line, versions, commit, machine. `strict_json` reads JSON from
+outside.
 """
 
 from __future__ import annotations
@@ -23,41 +30,30 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from turngym.envs.core.errors import TurngymError, did_you_mean
 
-
-def json_object(flag: str, text: str) -> dict[str, Any]:
-    """A JSON object given on the command line."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise TurngymError(f"{flag} {text!r} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TurngymError(f'{flag} {text!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
-    return value
-
-
 T = TypeVar("T")
 FLAT: Mapping[str, Any] = types.MappingProxyType({"flat": True})
 PROVENANCE = "provenance"
-"""The table of a configuration file that says where it came from, and sets nothing."""
+"""The table of a configuration file that says where it came from. It sets nothing."""
 NONE = "none"
 _NO_VALUE = object()
 
 
 class SettingsError(TurngymError, ValueError):
-    """A setting that does not exist, or has a value of another kind."""
+    """A setting does not exist, or its value has the wrong type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One field of a settings class; `group` is the class that is a table, or is flat."""
+    """One field of a settings class."""
 
     name: str
     type: Any
     default: Any
-    """MISSING where a value must be given."""
+    """MISSING if a value must be given."""
     group: type[Any]
+    """The dataclass that has the field."""
     table: str
-    """Dotted name of the table; empty at the top."""
+    """Dotted name of the TOML table; empty at the top."""
 
     @property
     def key(self) -> str:
@@ -65,7 +61,7 @@ class Setting:
 
 
 def settings_of(cls: type[Any], table: str = "") -> Iterator[Setting]:
-    """Every single setting of a settings class, depth first, in the order of its fields."""
+    """Yields every single setting of a settings class, depth first, in the order of its fields."""
     for name, kind, flat, default in _fields(cls):
         inner = _dataclass(kind)
         if inner is not None:
@@ -76,7 +72,7 @@ def settings_of(cls: type[Any], table: str = "") -> Iterator[Setting]:
 
 
 def to_table(value: Any) -> dict[str, Any]:
-    """A settings object as a nested table of plain values, as TOML and keyword arguments have it."""
+    """Turns a settings object into a nested table of plain values."""
     table: dict[str, Any] = {}
     for name, kind, flat, default in _fields(type(value)):
         item = getattr(value, name)
@@ -94,19 +90,18 @@ def from_table(
     where: str,
     *,
     missing: Any = _NO_VALUE,
-    hint: Mapping[str, str] | None = None,
 ) -> T:
-    """A settings object from a nested table, each value checked against the type of its field.
+    """Makes a settings object from a nested table; each value is checked against the type of its field.
 
-    `where` names the source in errors, `hint` says of keys that do not exist here where they do. A setting without
-    default that the table lacks gets `missing`, or is an error. Raises SettingsError.
+    `where` names the source in errors. A setting without a default that the table lacks gets `missing` if that is
+    given, and is an error otherwise. Raises SettingsError.
     """
-    _check_keys(cls, table, where, "", hint or {})
+    _check_keys(cls, table, where, "")
     return _build(cls, table, where, "", missing)
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """The settings of a file, without what it says about its provenance. Raises SettingsError."""
+    """Reads the settings of a TOML file, without its provenance. Raises SettingsError."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -118,7 +113,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 
 def to_toml(table: Mapping[str, Any], name: str = "") -> str:
-    """A nested table as TOML: values first, then the tables within."""
+    """Writes a nested table as TOML: values first, then the tables inside it."""
     lines = [f"{_key(key)} = {_toml(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
     parts = ["\n".join(([f"[{name}]"] if name and lines else []) + lines)] if lines else []
     for key, value in table.items():
@@ -128,7 +123,7 @@ def to_toml(table: Mapping[str, Any], name: str = "") -> str:
 
 
 def _fields(cls: type[Any]) -> Iterator[tuple[str, Any, bool, Any]]:
-    """(name, type, whether flat, default or MISSING) of each field."""
+    """Yields (name, type, whether flat, default or MISSING) of each field."""
     hints = get_type_hints(cls, include_extras=True)
     for item in fields(cls):
         kind, flat = hints[item.name], bool(item.metadata.get("flat"))
@@ -147,20 +142,19 @@ def _dataclass(kind: Any) -> type[Any] | None:
 
 
 def _names(cls: type[Any]) -> dict[str, Any]:
-    """What may stand in the table of `cls`: name -> type."""
-    found: dict[str, Any] = {}
+    """The keys that the table of `cls` may have, with their types."""
+    names: dict[str, Any] = {}
     for name, kind, flat, _ in _fields(cls):
         inner = _dataclass(kind)
-        found.update(_names(inner) if flat and inner is not None else {name: kind})
-    return found
+        names.update(_names(inner) if flat and inner is not None else {name: kind})
+    return names
 
 
-def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str, hint: Mapping[str, str]) -> None:
+def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str) -> None:
     known = _names(cls)
     for key, value in table.items():
         if key not in known:
-            said = f" {hint[key]}" if key in hint else did_you_mean(str(key), known)
-            raise SettingsError(f"{where}: there is no setting {above}{key!s}.{said}")
+            raise SettingsError(f"{where}: there is no setting {above}{key!s}.{did_you_mean(str(key), known)}")
         inner = _dataclass(known[key])
         if inner is not None and not isinstance(value, inner):
             if not isinstance(value, Mapping):
@@ -168,7 +162,7 @@ def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str
                 raise SettingsError(
                     f"{where}: {above}{key} is {shown}; valid: a table of settings, or {inner.__name__}"
                 )
-            _check_keys(inner, value, where, f"{above}{key}.", {})
+            _check_keys(inner, value, where, f"{above}{key}.")
 
 
 def _build(cls: type[T], table: Mapping[str, Any], where: str, above: str, missing: Any) -> T:
@@ -189,7 +183,7 @@ def _build(cls: type[T], table: Mapping[str, Any], where: str, above: str, missi
             values[name] = missing
     try:
         return cls(**values)
-    # a ValueError itself, but one that names its setting already
+    # a SettingsError is a ValueError too, but one that names its setting already
     except SettingsError:
         raise
     except ValueError as error:
@@ -197,15 +191,13 @@ def _build(cls: type[T], table: Mapping[str, Any], where: str, above: str, missi
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
-    """`value` as `kind`; SettingsError that names the setting where it is none."""
+    """Returns `value` as the type `kind`. Raises SettingsError, which names the setting."""
     origin, inside = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
     if origin in (Union, types.UnionType):
-        return _either(inside, value, name)
+        return _convert_union(inside, value, name)
     if origin is Literal:
-        if isinstance(value, bool) and "on" in inside:
-            return "on" if value else "off"  # a choice that once was true or false
         if value not in inside:
             names = ", ".join(map(str, inside))
             raise SettingsError(f"{name} is {value!r}; valid: {names}.{did_you_mean(str(value), map(str, inside))}")
@@ -220,8 +212,9 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     # TOML's `1` is a whole number; True is one to Python
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
+    # a setting that is JSON on the command line may be a table elsewhere
     if kind is str and isinstance(value, Mapping):
-        return json.dumps(value)  # a setting that is JSON on the command line may be a table elsewhere
+        return json.dumps(value)
     if kind is str and isinstance(value, Path):
         return str(value)
     plain = isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
@@ -230,22 +223,22 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     raise SettingsError(f"{name} is {value!r}; valid: {type_name(kind)}")
 
 
-def _either(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
+def _convert_union(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
     if type(None) in kinds and (value is None or value == NONE):
         return None
-    rest = [kind for kind in kinds if kind is not type(None)]
-    error: SettingsError | None = None
-    for kind in rest:
-        try:
-            return _convert(kind, value, name)
-        except SettingsError as found:
-            error = error or found
-    assert error is not None
-    raise error
+    first: SettingsError | None = None
+    for kind in kinds:
+        if kind is not type(None):
+            try:
+                return _convert(kind, value, name)
+            except SettingsError as error:
+                first = first or error
+    assert first is not None
+    raise first
 
 
 def type_name(kind: Any) -> str:
-    """A type in the words of a settings file."""
+    """The name of a type for people who write a settings file."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return " or ".join(type_name(item) for item in inside)
@@ -283,18 +276,19 @@ def _toml(value: Any) -> str:
     return repr(value) if isinstance(value, int | float) else _text(str(value))
 
 
-# Where numbers come from: command line, versions, commit, machine; written beside a run's configuration.
-
 FILE = "config.toml"
 PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld", "sglang", "peft", "ray")
 """Packages whose versions may change numbers; those that are not installed are left out."""
 
 
 def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict[str, Any]:
-    """What is known about this process: a table for `write_config`. `command` is the command line, in words or as
-    it is to be shown; by default argv. `about`: what else is known, such as the seed."""
+    """Where the numbers of this process come from, as a table for `write_config`.
+
+    `command` is the command line as argv or as one string, by default that of this process. `about` has further facts,
+    such as the seed.
+    """
     commit = git_commit(Path(__file__).resolve().parent)
-    versions = {name: found for name in PACKAGES if (found := _version(name)) is not None}
+    versions = {name: known for name in PACKAGES if (known := _version(name)) is not None}
     return {
         "command": command if isinstance(command, str) else shlex.join(sys.argv if command is None else command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -308,16 +302,13 @@ def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict
 
 
 def loaded_versions() -> dict[str, str]:
-    """Versions of what this process has loaded: Python, turngym, and those of `PACKAGES` that are in use."""
-    found = {name: _version(name) for name in PACKAGES if name == "turngym" or name in sys.modules}
-    return {"python": platform.python_version(), **{name: known for name, known in found.items() if known is not None}}
+    """Versions of Python, turngym, and those of `PACKAGES` that this process has imported."""
+    versions = {name: _version(name) for name in PACKAGES if name == "turngym" or name in sys.modules}
+    return {"python": platform.python_version(), **{name: known for name, known in versions.items() if known}}
 
 
 def write_config(path: Path, config: Any, command: str | Sequence[str] | None = None, **about: Any) -> None:
-    """Write the complete settings `config`, an object or its table, as a TOML file with their provenance.
-
-    `--config` reads it back.
-    """
+    """Writes all settings of `config`, an object or its table, and their provenance as TOML, for `--config` to read."""
     settings = config if isinstance(config, Mapping) else to_table(config)
     table: Mapping[str, Any] = {**settings, PROVENANCE: provenance(command, **about)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -325,11 +316,11 @@ def write_config(path: Path, config: Any, command: str | Sequence[str] | None = 
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout that `folder` is in, with `+changes` if files differ; None outside of one."""
+    """The commit of the checkout that `folder` is in, with `+changes` if files differ; None outside a checkout."""
     try:
         commit, changes = (
-            subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True)
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            subprocess.run(["git", "-C", str(folder), *argv], capture_output=True, text=True, timeout=10, check=True)
+            for argv in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -343,20 +334,31 @@ def _version(package: str) -> str | None:
         return None
 
 
-# JSON from outside, read strictly: what comes through can be computed with, shown in an error, and written again.
+# JSON from outside is read strictly: whatever is accepted can be computed with, shown in an error, and written again.
 
 MAX_DEPTH = 64
-"""Arrays and objects inside each other. Far below what Python's own recursion bears, since readers recurse too."""
+"""How deep arrays and objects may be nested: far below Python's recursion limit, since readers recurse too."""
 MAX_DIGITS = 400
-"""Digits of a number: a float has at most 309 before its point, and reading long integers takes quadratic time."""
+"""Digits that a number may have: a float has at most 309 before its point, and long integers take quadratic time."""
 
 
 class JsonError(TurngymError):
-    """A body that is no JSON, or JSON that could not be written again: one line that says what and where."""
+    """A body is not JSON, or is JSON that could not be written again; one line says what is wrong and where."""
+
+
+def json_object(flag: str, text: str) -> dict[str, Any]:
+    """Parses the JSON object that was given as the option `flag`. Raises TurngymError."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise TurngymError(f"{flag} {text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TurngymError(f'{flag} {text!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\'')
+    return value
 
 
 def strict_json(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
-    """The value in `body` (RFC 8259).
+    """Parses the JSON value in `body` (RFC 8259).
 
     Raises:
         JsonError: not UTF-8, not JSON (NaN and Infinity are not), half a surrogate pair, a number that no float holds,
@@ -370,13 +372,24 @@ def strict_json(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
         raise JsonError("the body is empty")
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=_float, parse_int=_integer)
-    # json answers deep nesting with RecursionError
+    # what json raises for deep nesting
     except RecursionError:
         raise JsonError(f"the body is nested too deeply; at most {max_depth} levels are read") from None
     except ValueError as error:
         raise JsonError(f"the body is not JSON: {error}") from None
-    _check(value, max_depth)
-    return value
+    # level by level and without recursion, because the depth is the sender's choice
+    level = [value]
+    for _ in range(max_depth + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                _check_text(item)
+            elif isinstance(item, dict | list):
+                below.append(item)
+        if not below:
+            return value
+        level = [part for item in below for part in (*item, *(item.values() if isinstance(item, dict) else ()))]
+    raise JsonError(f"the body is nested too deeply; at most {max_depth} levels are read")
 
 
 def _no_number(name: str) -> Any:
@@ -394,25 +407,6 @@ def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise JsonError(f"the body has a number of {len(digits)} digits; at most {MAX_DIGITS} are read")
     return int(digits)
-
-
-def _check(value: Any, max_depth: int) -> None:
-    """Level by level, without recursion: the depth is the client's."""
-    level = [value]
-    for _ in range(max_depth + 1):
-        below: list[Any] = []
-        nested = False
-        for item in level:
-            if isinstance(item, str):
-                _check_text(item)
-            elif isinstance(item, dict | list):
-                nested = True
-                below += item
-                below += item.values() if isinstance(item, dict) else ()
-        if not nested:
-            return
-        level = below
-    raise JsonError(f"the body is nested too deeply; at most {max_depth} levels are read")
 
 
 def _check_text(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What is played and how an action was judged: the types that every other room shares."""
+"""What is played, and how an action was judged: `Task`, `Verdict` and the tool that an environment offers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """How one agent response was judged. An invalid response is data, never an exception."""
+    """How one response of an agent was judged. An invalid response is data, never an exception."""
 
     OK = "ok"
     MALFORMED = "malformed"
@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 def content_hash(parts: Mapping[str, Any]) -> str:
     """SHA-256 (64 hex digits) of `parts` as canonical JSON: sorted keys, no spaces, UTF-8.
 
-    Put in everything that fixes a task (text, goal, price cap, game bytes): equal hashes then mean equal tasks.
+    Equal hashes mean equal tasks if `parts` has everything that fixes a task.
     """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     # a replaced surrogate would make two different tasks equal
@@ -49,12 +49,12 @@ class Task:
     env_id: str
     """Gymnasium id, for example `turngym/ALFWorld-v0`."""
     task_id: str
-    """Unique within the environment and readable, for example `valid_seen/pick_heat_.../trial_T...`."""
+    """Unique within the environment, for example `valid_seen/pick_heat_.../trial_T...`."""
     sha256: str
-    """`content_hash` of everything that fixes the task."""
+    """`content_hash` of everything that fixes the task (text, goal, price cap, game bytes)."""
     split: str
     category: str
-    """Row of the result tables: `place`, `heat`, ... or the data source."""
+    """The row of the result tables to which it belongs: `place`, `heat`, ... or the data source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,13 @@ class ToolSpec:
     examples: tuple[str, ...] = field(default=())
     """Actions in canonical form."""
     tags: tuple[str, ...] = ("action",)
-    """Tags in which the text channel carries an action. One: the action is what stands between them. Several: the tag
-    is the verb and belongs to the action, as in `<search>query</search>`; a call of the tool is the first of them."""
+    """Tags in which the text channel carries an action. With one tag, the action is what stands between the tags. With
+    several, the tag is the verb and belongs to the action, as in `<search>query</search>`; a call of the tool then
+    means the first of them."""
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """What actions look like where the tag is the verb: `<search>query</search>`, `<answer>answer</answer>`."""
+        """Examples of actions where the tag is the verb: `<search>query</search>`, `<answer>answer</answer>`."""
         first, *others = self.tags
         return (f"<{first}>{self.argument}</{first}>", *(f"<{tag}>{tag}</{tag}>" for tag in others))
 

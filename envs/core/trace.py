@@ -1,4 +1,8 @@
-"""Traces: episodes on disk, one JSON line each, appended and flushed, read back exactly."""
+"""Traces: episodes on disk, one line of JSON each, appended and flushed, and read back exactly.
+
+Every line ends with the checksum of what stands before it, so that a byte that changed on disk is noticed when the
+line is read. A killed writer leaves at most one torn line, at the end. docs/traces.md names the fields.
+"""
 
 from __future__ import annotations
 
@@ -18,55 +22,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.envs.core.episode import Episode, Span, Status, TopK, Turn
-from turngym.envs.core.errors import TurngymError, no_room
+from turngym.envs.core.errors import TurngymError, is_disk_full
 from turngym.envs.core.task import Task, Verdict
 
-# JSON lines with a checksum of themselves: a byte that changed on disk is noticed when the line is read.
-
-_MARK, _END = b',"crc":"', b'"}'
-_LENGTH = len(_MARK) + 8 + len(_END)
-
-
-def seal(line: str) -> str:
-    """`{...}` as `{...,"crc":"0123abcd"}`: the CRC-32 of what stands before that last field.
-
-    `line` is one JSON object with at least one field, in ASCII, without a newline.
-    """
-    body = line[:-1]
-    return f'{body},"crc":"{zlib.crc32(body.encode("ascii")):08x}"}}'
-
-
-def is_sealed(line: bytes) -> bool:
-    """Whether `line` ends as `seal` makes it; lines of older versions do not."""
-    tail = line.rstrip()[-_LENGTH:]
-    return tail.startswith(_MARK) and tail.endswith(_END)
-
-
-def check_seal(line: bytes) -> None:
-    """Raises ValueError where a sealed line is not as it was written; lines without a checksum pass."""
-    line = line.rstrip()
-    if not is_sealed(line):
-        return
-    said = line[-len(_END) - 8 : -len(_END)]
-    if b"%08x" % zlib.crc32(memoryview(line)[:-_LENGTH]) != said:
-        raise ValueError(
-            "it was changed after it was written (its checksum differs); a line that was edited on purpose is read "
-            'without its field "crc"'
-        )
-
-
-# An episode as one line of JSON, exactly and with a checksum; docs/traces.md names the fields.
-
 SCHEMA = 1
-"""Version of the line format; a reader refuses newer ones."""
+"""Version of the line format. A reader refuses newer ones."""
+_TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category")
 
 
 class TraceError(TurngymError):
-    """A trace file that cannot be read at all, or an episode that cannot be written."""
+    """A trace file cannot be read at all, or an episode cannot be written."""
 
 
 def episode_to_json(episode: Episode) -> str:
-    """One line of ASCII JSON without a newline; equal episodes give equal lines. Raises TraceError for bad `meta`."""
+    """Writes an episode as one line of ASCII JSON without a newline; equal episodes give equal lines.
+
+    Raises TraceError if JSON cannot hold the episode's `meta`.
+    """
     record = {
         "schema": SCHEMA,
         "task": {name: getattr(episode.task, name) for name in _TASK_FIELDS},
@@ -86,7 +58,7 @@ def episode_to_json(episode: Episode) -> str:
     }
     try:
         # ASCII keeps lone surrogates, which UTF-8 cannot encode, and no torn line ends inside a character
-        return seal(json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")))
+        return add_checksum(json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")))
     except (TypeError, ValueError) as error:
         where = f"task {episode.task.task_id}, sample {episode.sample}"
         raise TraceError(
@@ -95,11 +67,11 @@ def episode_to_json(episode: Episode) -> str:
 
 
 def episode_from_json(line: str) -> Episode:
-    """The episode of one line. Raises TraceError for a newer schema, ValueError, KeyError or TypeError for damage.
+    """Reads the episode of one line. A line without a checksum passes, for a person may have edited it.
 
-    A line with a checksum that is not its own is damaged; lines of older versions have none.
+    Raises TraceError for a newer schema; ValueError, KeyError or TypeError for damage, such as another checksum.
     """
-    check_seal(line.encode("utf-8", "surrogatepass"))
+    check_checksum(line.encode("utf-8", "surrogatepass"))
     record = json.loads(line)
     if not isinstance(record, Mapping) or "schema" not in record:
         raise ValueError('not an episode: there is no "schema"')
@@ -126,12 +98,9 @@ def episode_from_json(line: str) -> Episode:
     )
 
 
-_TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category")
-
-
 def _turn_to_record(turn: Turn) -> dict[str, Any]:
-    teacher = turn.teacher
-    return {
+    teacher, ids, votes = turn.teacher, turn.hint_prompt_ids, turn.judge_votes
+    record = {
         "index": int(turn.index),
         "observation": turn.observation,
         "admissible": None if turn.admissible is None else list(turn.admissible),
@@ -151,14 +120,9 @@ def _turn_to_record(turn: Turn) -> dict[str, Any]:
         "teacher": None
         if teacher is None
         else {"k": teacher.ids.shape[1], "ids": teacher.ids.ravel().tolist(), "logp": _floats(teacher.logp.ravel())},
-        **_later_fields(turn),
     }
-
-
-def _later_fields(turn: Turn) -> dict[str, Any]:
-    """Fields that schema 1 got later: written only where they are known, so that older lines stay as they were."""
-    ids, votes = turn.hint_prompt_ids, turn.judge_votes
-    values = {
+    # most turns have none of these, so a line has only those that are set
+    optional = {
         "progress": None if turn.progress is None else _number(turn.progress),
         "judge_votes": None if votes is None else list(votes),
         "judge_cut": turn.judge_cut or None,
@@ -167,7 +131,7 @@ def _later_fields(turn: Turn) -> dict[str, Any]:
         "begun": turn.begun or None,
         "version_spans": [list(span) for span in turn.version_spans] or None,
     }
-    return {name: value for name, value in values.items() if value is not None}
+    return record | {name: value for name, value in optional.items() if value is not None}
 
 
 def _turn_from_record(record: Mapping[str, Any]) -> Turn:
@@ -201,17 +165,17 @@ def _turn_from_record(record: Mapping[str, Any]) -> Turn:
     )
 
 
+def _span(pair: list[int]) -> Span:
+    start, stop = pair
+    return start, stop
+
+
 def _teacher(record: Mapping[str, Any] | None) -> TopK | None:
     if record is None:
         return None
     shape = (-1, record["k"])
     ids = np.array(record["ids"], dtype=np.int32).reshape(shape)
     return TopK(ids=ids, logp=_float_array(record["logp"]).reshape(ids.shape))
-
-
-def _span(pair: list[int]) -> Span:
-    start, stop = pair
-    return start, stop
 
 
 def _number(value: float) -> float | str:
@@ -228,48 +192,83 @@ def _float_array(values: list[float | str]) -> NDArray[np.float32]:
     return np.array([float(value) for value in values], dtype=np.float32)
 
 
+_MARK, _END = b',"crc":"', b'"}'
+_LENGTH = len(_MARK) + 8 + len(_END)
+
+
+def add_checksum(line: str) -> str:
+    """Turns `{...}` into `{...,"crc":"0123abcd"}`, with the CRC-32 of what stands before that last field.
+
+    `line` is one JSON object with at least one field, in ASCII, without a newline.
+    """
+    body = line[:-1]
+    return f'{body},"crc":"{zlib.crc32(body.encode("ascii")):08x}"}}'
+
+
+def has_checksum(line: bytes) -> bool:
+    """Whether `line` ends with a checksum."""
+    tail = line.rstrip()[-_LENGTH:]
+    return tail.startswith(_MARK) and tail.endswith(_END)
+
+
+def check_checksum(line: bytes) -> None:
+    """Raises ValueError if a line with a checksum is not as it was written; lines without one pass."""
+    line = line.rstrip()
+    if not has_checksum(line):
+        return
+    stored = line[-len(_END) - 8 : -len(_END)]
+    if b"%08x" % zlib.crc32(memoryview(line)[:-_LENGTH]) != stored:
+        raise ValueError(
+            "it was changed after it was written (its checksum differs); a line that was edited on purpose is read "
+            'without its field "crc"'
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceProblem:
-    """A line that was skipped: `line` counts from 1."""
+    """A line that was skipped."""
 
     line: int
+    """Counted from 1."""
     reason: str
     torn: bool = False
-    """It is the last line and the file ends inside it, as a kill leaves it."""
+    """Whether the file ends inside this line, as a kill leaves it."""
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.reason}"
 
 
 class TraceWriter:
-    """Appends episodes to a file; each is one write and one flush, so that a killed run keeps what was finished.
+    """Appends episodes to a file. Each is written and flushed at once, so that a killed run keeps what was finished.
 
     Nothing in an existing file is changed. If it ends in a torn line, the next episode starts on a line of its own.
-    Several writers, in other processes too, may append to one file: each line is written under a lock on it, so that
-    lines never mix. Who must be alone with a file (`turngym eval`, `rollout`, ...) locks it for as long as it runs.
+    Several writers, in other processes too, may append to one file: each line is written under a lock, so lines never
+    mix. A program that must be the only writer (`turngym eval`, `rollout`, ...) holds `locked_file` as long as it runs.
 
-    Raises TraceError where the file cannot be opened.
+    Raises TraceError if the file cannot be opened.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        with _said(self.path, "nothing was written"):
+        with _trace_errors(self.path, "nothing was written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # no buffer: after a failure it would hold half a line, and write it when the next one is
             self._file: Any = self.path.open("a+b", buffering=0)
 
     def write(self, episode: Episode) -> int:
-        """Append one episode; the byte of the file at which its line begins.
+        """Appends one episode and returns the byte of the file at which its line begins.
 
-        Raises TraceError, before anything is written, if `meta` is not JSON-able; and where the disk is full or fails:
-        then nothing of this episode stays in the file, and a later one may be written when there is room.
+        Raises TraceError if JSON cannot hold its `meta`, or if the disk is full or fails. Nothing of the episode is in
+        the file then, and later ones may be written when there is room.
         """
         line = episode_to_json(episode).encode("ascii") + b"\n"
-        with _said(self.path, "the episodes before it are in the file, whole"), _alone(self._file):
+        with _trace_errors(self.path, "the episodes before it are in the file, whole"), _write_lock(self._file):
             end = self._file.seek(0, 2)
             begins = end
-            if end and not _ends_a_line(self._file):
-                line, begins = b"\n" + line, end + 1
+            if end:
+                self._file.seek(-1, 2)
+                if self._file.read(1) != b"\n":
+                    line, begins = b"\n" + line, end + 1
             try:
                 rest = memoryview(line)
                 while rest:
@@ -292,16 +291,12 @@ class TraceWriter:
         self.close()
 
 
-def read_episodes(path: str | Path) -> list[Episode]:
-    """All readable episodes in file order; a warning counts and names damaged lines, a torn last one excepted.
-
-    Raises TraceError as `read_trace`.
-    """
-    return list(iter_episodes(path))
-
-
 def iter_episodes(path: str | Path) -> Iterator[Episode]:
-    """As `read_episodes`, one at a time; the warning comes at the end."""
+    """Yields all readable episodes in file order.
+
+    At the end, a warning counts damaged lines and names the first; a torn last line is skipped without one. Raises
+    TraceError as `iter_trace` does.
+    """
     episodes, damaged, first = 0, 0, None
     for item in iter_trace(path):
         if isinstance(item, Episode):
@@ -315,33 +310,36 @@ def iter_episodes(path: str | Path) -> Iterator[Episode]:
         )
 
 
-def read_trace(path: str | Path) -> tuple[list[Episode], list[TraceProblem]]:
-    """All readable episodes in file order, and the lines that were skipped with the reasons.
+def read_episodes(path: str | Path) -> list[Episode]:
+    """The episodes of `iter_episodes` as a list."""
+    return list(iter_episodes(path))
 
-    Raises TraceError if there is no such file or a line has a newer schema (then an upgrade helps, skipping does not).
-    """
-    episodes: list[Episode] = []
-    problems: list[TraceProblem] = []
-    for item in iter_trace(path):
-        if isinstance(item, Episode):
-            episodes.append(item)
-        else:
-            problems.append(item)
-    return episodes, problems
+
+def read_trace(path: str | Path) -> tuple[list[Episode], list[TraceProblem]]:
+    """(readable episodes in file order, lines that were skipped). Raises TraceError as `iter_trace` does."""
+    items = list(iter_trace(path))
+    return (
+        [item for item in items if isinstance(item, Episode)],
+        [item for item in items if isinstance(item, TraceProblem)],
+    )
 
 
 def iter_trace(path: str | Path) -> Iterator[Episode | TraceProblem]:
-    """As `read_trace`, one line at a time: files may be larger than memory."""
+    """Yields every line as an episode or as the problem with it, one at a time: files may be larger than memory.
+
+    Raises TraceError if there is no such file, or if a line has a newer schema: an upgrade helps then, skipping does
+    not.
+    """
     return (item for _, item in iter_places(path))
 
 
 def iter_places(path: str | Path) -> Iterator[tuple[int, Episode | TraceProblem]]:
-    """As `iter_trace`, each with the byte at which its line begins: where `TraceEpisodes` finds it again."""
+    """As `iter_trace`, with the byte at which each line begins, from which `TraceEpisodes` reads it again."""
     path = Path(path)
     if not path.is_file():
         raise TraceError(f"there is no trace file {path}")
     begins = 0
-    # bytes: a line that is not UTF-8 is one problem among others, text mode would stop there
+    # in bytes, because text mode would stop at a line that is not UTF-8, which is one problem among others
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             place, begins = begins, begins + len(line)
@@ -359,10 +357,10 @@ def iter_places(path: str | Path) -> Iterator[tuple[int, Episode | TraceProblem]
 
 
 class TraceEpisodes(Sequence[Episode]):
-    """Some episodes of a trace, each read from the file when it is asked for: eight bytes of memory for each."""
+    """Some episodes of a trace, each read from the file when it is asked for: eight bytes of memory per episode."""
 
     def __init__(self, path: str | Path, places: Iterable[int]) -> None:
-        """`places`: the bytes at which their lines begin, as `iter_places` and `TraceWriter.write` give them."""
+        """Takes the bytes at which the lines begin, as `iter_places` and `TraceWriter.write` give them."""
         self._path, self._places = Path(path), array("q", places)
 
     def __len__(self) -> int:
@@ -390,19 +388,15 @@ class TraceEpisodes(Sequence[Episode]):
             raise TraceError(f"{self._path} has changed since its episodes were found in it: {error}") from error
 
 
-def _ends_a_line(file: IO[bytes]) -> bool:
-    file.seek(-1, 2)
-    return file.read(1) == b"\n"
-
-
 @contextmanager
-def _alone(file: IO[bytes]) -> Iterator[None]:
-    """The only one that writes to `file`, as far as others ask, too."""
+def _write_lock(file: IO[bytes]) -> Iterator[None]:
+    """Waits until no other writer has the lock on `file`, and holds it."""
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX)
-    except (ImportError, OSError):  # no locks on this system or file system
+    # not a POSIX system, or a file system without locks; `locked_file` warns of that
+    except (ImportError, OSError):
         yield
         return
     try:
@@ -412,11 +406,12 @@ def _alone(file: IO[bytes]) -> Iterator[None]:
 
 
 @contextmanager
-def _said(path: Path, kept: str) -> Iterator[None]:
+def _trace_errors(path: Path, kept: str) -> Iterator[None]:
+    """Turns OSError into a TraceError that ends with what was `kept`."""
     try:
         yield
     except OSError as error:
-        why = "no room left on the disk" if no_room(error) else error.strerror or str(error)
+        why = "no room left on the disk" if is_disk_full(error) else error.strerror or str(error)
         raise TraceError(f"{path} cannot be written: {why}; {kept}") from error
 
 

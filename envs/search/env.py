@@ -10,7 +10,7 @@ import numpy as np
 
 from turngym.envs.base import Outcome, Player, TextEnv, quote
 from turngym.envs.channels import Channel
-from turngym.envs.core.errors import TaskError, whole
+from turngym.envs.core.errors import TaskError, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.search import players, protocol
 from turngym.envs.search.protocol import Count, check_format, render
@@ -101,9 +101,9 @@ class SearchEnv(TextEnv):
         super().__init__(render_mode=render_mode)
         limits = {"max_searches": max_searches, "search_turns": search_turns}
         for name, value in limits.items():
-            limits[name] = None if value is None else whole(name, value, 0, none="no limit", error=TaskError)
+            limits[name] = None if value is None else checked_int(name, value, 0, none="no limit", error=TaskError)
         if doc_tokens is not None:
-            doc_tokens = whole("doc_tokens", doc_tokens, 1, none="whole passages", error=TaskError)
+            doc_tokens = checked_int("doc_tokens", doc_tokens, 1, none="whole passages", error=TaskError)
         self.source = open_source(source, split=split, data=data, corpus=corpus, config=config)
         for other in (held_out,) if isinstance(held_out, str) else held_out:
             apart = open_source(other, data=data, split="eval" if other == "world" else None, config=config)
@@ -112,7 +112,7 @@ class SearchEnv(TextEnv):
         s, f, r = format_scores
         self.rule = RewardRule(kind=reward, s=s, f=f, r=r, strict_compat=strict_compat)
         self._layout = check_format(doc_format)
-        self._topk, self._doc_tokens, self._count = whole("topk", topk, 1, error=TaskError), doc_tokens, count
+        self._topk, self._doc_tokens, self._count = checked_int("topk", topk, 1, error=TaskError), doc_tokens, count
         self._max_searches, self._search_turns = limits["max_searches"], limits["search_turns"]
         # one tuple for all calls: TextEnv keeps the set of ids by the identity of the list
         self._task_ids = tuple(self.source.questions)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from turngym.envs.base import Outcome, Player, TextEnv, quote
-from turngym.envs.core.errors import TaskError, TurngymError, did_you_mean, whole
+from turngym.envs.core.errors import TaskError, TurngymError, checked_int, did_you_mean
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.webshop.goals import Goal, GoalIds, draw_goal, listed_goals, shuffled
 from turngym.envs.webshop.players import (
@@ -137,7 +137,7 @@ class History:
     def __init__(self, observations: int = 0, actions: int = 0) -> None:
         """How many of each are shown."""
         for name, value in (("num_prev_obs", observations), ("num_prev_actions", actions)):
-            whole(name, value, 0)
+            checked_int(name, value, 0)
         self.observations = observations
         self.actions = actions
         self.begin("")

@@ -13,14 +13,25 @@ from import_graph import ROOMS, ROOT
 SHARED = ("core", "episode", "protocols", "common")
 """Modules of envs that define what all rooms exchange."""
 ENV_PACKAGES = ("alfworld", "webshop", "search")
-ENVS_MAY_USE = {"numpy", "gymnasium"}
+ENVS_MAY_USE = {"numpy", "gymnasium", "filelock"}
 PART_MAY_USE = {
     "alfworld": {"textworld", "alfworld"},
     "webshop": {"rapidfuzz", "spacy", "flask"},
     "search": {"pyarrow"},
 }
 """What a single environment may import besides: small libraries, or extras where they are asked for."""
-RETRIEVAL_MAY_USE = {"numpy", "regex", "faiss", "torch", "transformers", "flask", "httpx", "rich"}
+RETRIEVAL_MAY_USE = {
+    "cachetools",
+    "filelock",
+    "numpy",
+    "regex",
+    "faiss",
+    "torch",
+    "transformers",
+    "flask",
+    "httpx",
+    "rich",
+}
 
 
 def room_of(name: str) -> tuple[str, str]:

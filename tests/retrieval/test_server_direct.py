@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
-from turngym.retrieval.server import past, search_length
+from turngym.retrieval.server import fast_retrieve, search_length
 
 flask = pytest.importorskip("flask", reason="the server needs turngym[serve]")
 
@@ -96,7 +96,7 @@ def test_flask_is_not_asked_and_requests_are_counted(app: Any) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("Flask was asked")
 
-    direct = past(never, service, lambda service, body: (b"{}", 200))
+    direct = fast_retrieve(never, service, lambda service, body: (b"{}", 200))
     before = service.stats.as_json()["requests"]
     assert call(direct, environ(b"{}"))[0] == "200 OK"
     assert service.stats.as_json()["requests"] == before + 1

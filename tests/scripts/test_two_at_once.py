@@ -54,7 +54,7 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
     """As an orphaned worker would after kill -9 of its parent."""
     code = """if True:
         import os, sys, time
-        from turngym.envs.common.folder_lock import locked_folder
+        from turngym.envs.core.files import locked_folder
         with locked_folder(sys.argv[1]):
             if not os.fork():
                 print("ready", flush=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.envs.core.errors import full_disk, no_room
+from turngym.envs.core.errors import full_disk, is_disk_full
 from turngym.envs.core.protocols import EvalPoint
 from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
 from turngym.trainers.metrics import read_metrics
@@ -98,12 +98,12 @@ def test_no_room_for_the_first_checkpoint_leaves_a_folder_that_can_be_started(tm
 def test_the_errors_of_every_writer_are_understood(tmp_path: Path) -> None:
     quota = OSError(errno.EDQUOT, "Disk quota exceeded")
     for error in (OSError(errno.ENOSPC, "x"), quota, RuntimeError("I/O error: No space left on device (os error 28)")):
-        assert no_room(error)
+        assert is_disk_full(error)
     wrapped = RuntimeError("something")
     wrapped.__cause__ = quota
-    assert no_room(wrapped)
+    assert is_disk_full(wrapped)
     for error in (OSError(errno.EACCES, "Permission denied"), ValueError("disk"), KeyError("full")):
-        assert not no_room(error)
+        assert not is_disk_full(error)
         with pytest.raises(type(error)), full_disk(tmp_path, "file"):
             raise error
 
