@@ -15,6 +15,7 @@ import toy_run as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.envs.core.settings import SettingsError, from_table
 from turngym.trainers import trainer as trainer_module
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft

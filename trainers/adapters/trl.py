@@ -1,4 +1,8 @@
-"""Our environments for TRL's GRPOTrainer: a `rollout_func` with token ids in and out (tried with TRL 1.16.0)."""
+"""Our environments for TRL's GRPOTrainer (tried with TRL 1.16.0), in two ways.
+
+`rollout_func` plays the episodes here, with token ids in and out. `environment_factory` leaves sampling, function calls
+and ids to TRL.
+"""
 
 from __future__ import annotations
 
@@ -112,9 +116,9 @@ def _check(sessions: SessionPool, trainer: Any) -> None:
 
 # Our environments for TRL's `environment_factory`: TRL samples, reads function calls and writes the ids itself.
 #
-# Tried with TRL 1.16.0. The environment's action is the one tool. Three things follow from TRL's loop: a response without
-# a function call ends the episode and the environment never sees it; after the last turn the model speaks once more; and
-# `max_tool_calling_iterations` is the limit of turns. `turngym.trainers.adapters.trl` has none of them.
+# The environment's action is the one tool. Three things follow from TRL's loop: a response without a function call ends
+# the episode and the environment never sees it; after the last turn the model speaks once more; and
+# `max_tool_calling_iterations` is the limit of turns. `rollout_func` has none of them.
 
 OVER = "The episode is over."
 
