@@ -1,4 +1,18 @@
-"""Which adjacent rows of a batch read their keys together: rows of one segment are padded to its longest."""
+"""Where the local engine keeps keys and values: one row of a large tensor for every session.
+
+Per layer, `RaggedCache` holds K and V of shape [slots + 1, heads, capacity, dim]. Row `slot` holds one session, filled
+to that session's own length (hence ragged); the last row is a scratch row for the keys of padding.
+
+    slot 0   session a   k k k k k k k . . .      rows 0..B-1 are the batch being decoded, so that a pass
+    slot 1   session b   k k k k . . . . . .      reads them as a view; the others wait for their next turn
+    slot 2   session c   k k k k k . . . . .
+    scratch              x x . . . . . . . .
+
+- `SlotTable` says which session has which slot, moves sessions together and evicts the least recently used.
+- `make_segments` groups adjacent rows that read their keys in one call.
+- `HybridCache` adds the constant-size states of linear-attention and convolution layers.
+- `find_shared_prefixes` finds prompts that begin alike (a system prompt, a task), whose keys are copied.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +26,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+Ids = NDArray[np.int32]
+
 
 class Segment(NamedTuple):
-    """Rows start..stop-1 of a batch."""
+    """Rows start..stop-1 of a batch, which read their keys in one attention call."""
 
     start: int
     stop: int
     length: int
-    """Keys that each of them reads."""
+    """Number of keys that each of them reads; shorter rows are padded to it."""
     even: bool
-    """Whether all have exactly so many: no mask is needed."""
+    """Whether all rows have exactly `length` keys, so that no mask is needed."""
 
     def grown(self, steps: int) -> Segment:
-        """The same after so many steps, each of which gave every row one more key."""
+        """The segment after `steps` more keys in every row."""
         return self._replace(length=self.length + steps)
 
 
-def segments(lengths: Sequence[int], call: float) -> tuple[Segment, ...]:
-    """Rows of `lengths` in segments, so that little is read in vain; rows of length 0 may be in none.
+def make_segments(lengths: Sequence[int], wasted_keys: float) -> tuple[Segment, ...]:
+    """Group rows with `lengths` keys into segments; rows of length 0 may be in none.
 
-    A row joins the segment before it where the keys that are then read in vain are at most `call`: how many keys could
-    be read in the time that one more segment takes. At least one length must be above 0.
+    A row joins the segment before it if this pads at most `wasted_keys` keys: as many as could be read in the time that
+    one more attention call takes. At least one length must be above 0.
     """
     found: list[Segment] = []
     for row, length in enumerate(lengths):
@@ -41,56 +57,55 @@ def segments(lengths: Sequence[int], call: float) -> tuple[Segment, ...]:
         if found:
             start, stop, longest, even = found[-1]
             together = (row + 1 - start) * max(longest, length)
-            if together - (stop - start) * longest - length <= call:
+            if together - (stop - start) * longest - length <= wasted_keys:
                 found[-1] = Segment(start, row + 1, max(longest, length), even and row == stop and length == longest)
                 continue
         found.append(Segment(row, row + 1, length, True))
     return tuple(found)
 
 
-# Which session's keys and values lie in which row of the cache: pure bookkeeping, no tensors.
-
 Moves = tuple[list[int], list[int]]
-"""(destinations, sources): row `sources[i]` as it was before goes to row `destinations[i]`; all at once."""
+"""(destinations, sources): row `sources[i]` goes to row `destinations[i]`, all of them at the same time."""
 
 
 @dataclass(slots=True)
-class Held:
-    """What the cache holds for one session: the K/V of `ids[:length]` lie in row `slot`."""
+class CachedSession:
+    """What the cache holds for one session: row `slot` has the keys and values of `ids`."""
 
     slot: int
     ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    mark: int = 0
-    """How many of `ids` a saved recurrent state stands for; 0 if none is saved."""
+    saved_at: int = 0
+    """Number of leading ids after which a recurrent state was saved; 0 if none is saved."""
     used: int = 0
-    """Clock of the last use; the smallest is evicted first."""
+    """Clock of the last use; the session with the smallest is evicted first."""
 
     def common(self, ids: NDArray[np.int32]) -> int:
-        """How many leading ids are the same: the K/V of these can be used again."""
+        """Number of leading ids that are the same; their keys and values can be reused."""
         limit = min(len(self.ids), len(ids))
         different = np.flatnonzero(self.ids[:limit] != ids[:limit])
         return int(different[0]) if len(different) else limit
 
     def resume(self, ids: NDArray[np.int32], *, recurrent: bool) -> int:
-        """How many leading ids of a prompt need not be fed: never its last, whose logits are not held.
+        """Number of leading ids of a prompt that need not be fed; never the last, since its logits are not cached.
 
-        Keys and values can be used up to any id; a recurrent state only where it stands, where it was saved, or empty.
+        Keys and values can be reused up to any id. A recurrent state can be used only as it stands, as it was saved,
+        or empty.
         """
         start = min(self.common(ids), len(ids) - 1)
         if not recurrent or start == len(self.ids):
             return start
-        return self.mark if self.mark <= start else 0
+        return self.saved_at if self.saved_at <= start else 0
 
 
 class SlotTable:
-    """Sessions in slots 0..limit-1. The slots below `start` of each call belong to rows being decoded and never move.
+    """Which session lies in which of the slots 0..limit-1. This is bookkeeping only; it touches no tensors.
 
     Rows of a batch are kept in adjacent slots, so that a batch reads the cache as a view instead of a copy.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, CachedSession] = {}
         self.owner: list[str | None] = []
         self._clock = 0
 
@@ -108,8 +123,9 @@ class SlotTable:
     def admit(self, sessions: Sequence[str], start: int) -> Moves:
         """Give `sessions` (distinct, none in a slot below `start`) the slots start..start+len-1, in any order.
 
-        Sessions without a slot get an empty one; the least recently used others are evicted if the table is full.
-        Returns the row moves that make the cache agree. Raises ValueError if `start + len(sessions)` exceeds the limit.
+        The slots below `start` belong to rows being decoded and never move. New sessions get an empty slot; the least
+        recently used others are evicted if the table is full. Returns the row moves that the cache must make. Raises
+        ValueError if `start + len(sessions)` exceeds the limit.
         """
         stop = start + len(sessions)
         if stop > self.limit:
@@ -130,7 +146,7 @@ class SlotTable:
         for name, hole in zip(new, holes, strict=True):
             if self.owner[hole] is not None:
                 self._swap(hole, self._free_slot(stop))
-            self.held[name] = Held(slot=hole)
+            self.held[name] = CachedSession(slot=hole)
             self.owner[hole] = name
         for name in sessions:
             self._clock += 1
@@ -138,7 +154,7 @@ class SlotTable:
         return self._moves(before)
 
     def retire(self, leaving: Sequence[int], count: int) -> Moves:
-        """Let the rows `leaving` of the batch in slots 0..count-1 go; the others end in 0..count-len(leaving)-1."""
+        """Move the rows `leaving` of the batch in slots 0..count-1 behind its other rows; returns the row moves."""
         before = {name: held.slot for name, held in self.held.items()}
         stop = count - len(leaving)
         gone = set(leaving)
@@ -168,14 +184,12 @@ class SlotTable:
                 self.held[name].slot = slot
 
     def _moves(self, before: dict[str, int]) -> Moves:
-        # a session that was not here before has no row to bring
+        # a session that had no slot before has nothing to move
         changed = [
             (held.slot, before[name]) for name, held in self.held.items() if before.get(name, held.slot) != held.slot
         ]
         return [to for to, _ in changed], [source for _, source in changed]
 
-
-# A ragged key/value cache for transformers models: rows of different lengths that survive between calls.
 
 Rows = slice | Tensor
 """The cache rows of a batch: a slice (read as a view) or an int64 tensor of row numbers (read as a copy)."""
@@ -187,29 +201,28 @@ class Step:
 
     rows: Rows
     write_rows: Tensor
-    """int64 [B, Q]: row of each new key; `RaggedCache.trash` for ids that are not real."""
+    """int64 [B, Q]: row of each new key; `RaggedCache.scratch_row` for padding and idle rows."""
     write_positions: Tensor
     """int64 [B, Q]: position of each new key in its row."""
     length: int
     """Positions 0..length-1 are read; the mask hides what is not the row's own past."""
     mask: Tensor | None = None
-    """Additive, [B, 1, Q, length], where the caller keeps one; None lets the model make it."""
+    """Additive mask [B, 1, Q, length] that the caller keeps; with None the model makes one."""
     segments: tuple[Segment, ...] = ()
-    """Of a step of one id per row: which rows read how many keys. Empty: all read `length`."""
+    """For a step of one id per row: which rows read how many keys. If empty, all rows read `length`."""
     cells: Tensor | None = None
-    """int64 [T], ascending: which of the B * Q ids are real, neither padding nor of a row that has finished. None: all.
-    """
+    """int64 [T], ascending: which of the B * Q ids are real (neither padding nor of an idle row). None means all."""
 
 
 class RaggedCache(Cache):
-    """Per layer K and V of shape [slots + 1, heads, capacity, dim]; the last row takes the keys of padding ids.
+    """A key/value cache for transformers models whose rows have different lengths and survive between calls.
 
-    Memory starts at zero and only ever holds finite numbers: a masked position still enters the product with weight 0,
-    and 0 * NaN would reach the row.
+    Memory starts at zero and must only ever hold finite numbers: a masked position still enters the product with
+    weight 0, and 0 * NaN would reach the row.
     """
 
     def __init__(self, max_slots: int, max_capacity: int) -> None:
-        # Cache wants layers or a class of them; neither is used, as update() below keeps the tensors itself
+        # Cache expects layers or a class of them; neither is used, since update() below keeps the tensors itself
         super().__init__(layers=[])
         self._max_slots, self._max_capacity = max_slots, max_capacity
         self.slots = 0
@@ -219,56 +232,57 @@ class RaggedCache(Cache):
         self._values: list[Tensor] = []
 
     @property
-    def trash(self) -> int:
-        """The row that takes the keys of padding ids."""
+    def scratch_row(self) -> int:
+        """The row that takes the keys of padding ids and idle rows."""
         return self.slots
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Make room for at least `slots` rows of `capacity` positions, growing by half so that growth stays cheap."""
+        """Make room for at least `slots` rows of `capacity` positions; grows by half at least, so copies stay rare."""
         if slots <= self.slots and capacity <= self.capacity:
             return
         if slots > self.slots:
             slots = max(slots, min(self.slots * 3 // 2, self._max_slots))
         if capacity > self.capacity:
-            # in steps of 64: growth by half alone would copy a short cache at almost every id
+            # rounded up to 64, since growth by half alone would copy a short cache at almost every id
             capacity = max(capacity, min(-(-max(capacity, self.capacity * 3 // 2) // 64) * 64, self._max_capacity))
         self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
         self._keys = [self._grown(tensor) for tensor in self._keys]
         self._values = [self._grown(tensor) for tensor in self._values]
 
     def relocate(self, moves: Moves, length: int) -> None:
-        """Move rows, the first `length` positions of each."""
+        """Move the first `length` positions of rows."""
         to, source = moves
         if not to:
             return
         for tensor in (*self._keys, *self._values):
             index = torch.tensor(source, device=tensor.device)
-            # a copy of every source first: a row may be both source and destination
+            # all sources are copied first, since a row may be both source and destination
             moved = tensor[:, :, :length].index_select(0, index)
-            for row, slot in enumerate(to):  # several times faster than one indexed assignment
+            # several times faster than one indexed assignment
+            for row, slot in enumerate(to):
                 tensor[slot, :, :length] = moved[row]
 
     def copy(self, source: int, slot: int, length: int) -> None:
-        """The first `length` positions of row `source`, in row `slot` too."""
+        """Copy the first `length` positions of row `source` to row `slot`."""
         for tensor in (*self._keys, *self._values):
             tensor[slot, :, :length] = tensor[source, :, :length]
 
     def resume(self, slot: int, start: int, held: int) -> None:
-        """Row `slot`, which holds `held` ids, goes on after its first `start`: later positions are overwritten."""
+        """Continue row `slot`, which holds `held` ids, after its first `start`; later positions are overwritten."""
 
     def save(self, slots: Sequence[int]) -> None:
-        """Rows `slots` may be resumed here: true of every position of keys and values."""
+        """Allow `resume` to come back to where rows `slots` are now. Keys and values need nothing for that."""
 
     def settle(self) -> None:
-        """A pass is over."""
+        """Called after each pass through the model."""
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.slots = self.capacity = 0
         self._keys, self._values = [], []
 
     def position_bytes(self) -> int:
-        """Of one position of one row in one layer."""
+        """Bytes of one position of one row in one layer."""
         if not self._keys:
             return 1
         return sum(
@@ -276,7 +290,7 @@ class RaggedCache(Cache):
         )
 
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Memory of the cache in bytes."""
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
 
     def update(
@@ -303,7 +317,7 @@ class RaggedCache(Cache):
         return keys[step.rows, :, : step.length], values[step.rows, :, : step.length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions read by the pass under way, less its new ids."""
+        """Number of positions read by the current pass, without its new ids."""
         return 0 if self.step is None else self.step.length - self.step.write_rows.shape[1]
 
     def _allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -315,7 +329,7 @@ class RaggedCache(Cache):
             store.append(new.new_zeros(self.slots + 1, new.shape[-2], self.capacity, new.shape[-1]))
 
     def _grown(self, old: Tensor) -> Tensor:
-        # without the trash row, which is now the last of the grown tensor
+        # the scratch row is not copied; it is now the last row of the larger tensor
         rows, held = old.shape[0] - 1, old.shape[2]
         new = old.new_empty(self.slots + 1, old.shape[1], self.capacity, old.shape[3])
         new[:rows, :, :held] = old[:rows]
@@ -324,16 +338,14 @@ class RaggedCache(Cache):
         return new
 
 
-# The ragged cache of a hybrid model: keys and values of its attention layers, constant-size state of its others.
-
 RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
-"""Names in `layer_types` of layers whose state is a convolution's last inputs and a recurrent state, or one of them."""
+"""Names in `layer_types` of layers that keep a convolution's last inputs, a recurrent state, or both."""
 
 
 class StateRows:
-    """One state of one layer for every slot [slots, ...], and what it was where each slot's last prompt ended.
+    """One state of one layer for every slot [slots, ...], and a copy from where each slot's last prompt ended.
 
-    A state holds its whole past at once and cannot be rewound to an earlier id, so `saved` keeps one earlier copy.
+    A state sums up its whole past and cannot be rewound to an earlier id, hence the earlier copy in `saved`.
     """
 
     def __init__(self, like: Tensor, slots: int) -> None:
@@ -342,7 +354,7 @@ class StateRows:
         self._borrowed: tuple[Tensor, Tensor] | None = None
 
     def grow(self, slots: int) -> None:
-        """Room for `slots` rows."""
+        """Make room for `slots` rows."""
         for name in ("live", "saved"):
             old = getattr(self, name)
             new = old.new_zeros(slots, *old.shape[1:])
@@ -350,19 +362,19 @@ class StateRows:
             setattr(self, name, new)
 
     def read(self, rows: Rows) -> Tensor:
-        """Those of `rows`, which the model may change in place; `settle` puts a copy back."""
+        """States of `rows`. The model may change them in place; `settle` writes such changes back."""
         if isinstance(rows, slice):
             return self.live[rows]
         self._borrowed = (rows, self.live[rows])
         return self._borrowed[1]
 
     def write(self, rows: Rows, value: Tensor) -> None:
-        """New states of `rows`."""
+        """Replace the states of `rows`."""
         self.live[rows] = value
         self._borrowed = None
 
     def settle(self) -> None:
-        """What a pass changed in place in a copy is written back."""
+        """Write back what a pass changed in place in a copy."""
         if self._borrowed is not None:
             self.write(*self._borrowed)
 
@@ -385,7 +397,7 @@ class HybridCache(RaggedCache):
         self._recurrent: dict[int, StateRows] = {}
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Room for at least `slots` rows; only keys and values grow with `capacity`."""
+        """Make room for at least `slots` rows; only keys and values grow with `capacity`."""
         before = self.slots
         super().reserve(slots, capacity)
         if self.slots > before:
@@ -393,7 +405,7 @@ class HybridCache(RaggedCache):
                 state.grow(self.slots)
 
     def relocate(self, moves: Moves, length: int) -> None:
-        """Move rows: the first `length` positions of keys and values, and whole states."""
+        """Move the first `length` positions of keys and values, and whole states."""
         super().relocate(moves, length)
         to, source = moves
         for state in self._states() if to else ():
@@ -401,10 +413,7 @@ class HybridCache(RaggedCache):
                 tensor[to] = tensor[source]
 
     def resume(self, slot: int, start: int, held: int) -> None:
-        """Bring the states of `slot`, which are those after `held` ids, back to those after `start` ids.
-
-        `start` is `held`, 0, or where the states of the slot were last saved.
-        """
+        """Rewind the states of `slot` from `held` ids to `start`: `held` itself, 0, or where they were last saved."""
         for state in self._states() if start != held or not start else ():
             if start:
                 state.live[slot] = state.saved[slot]
@@ -418,23 +427,23 @@ class HybridCache(RaggedCache):
             state.saved[rows] = state.live[rows]
 
     def settle(self) -> None:
-        """A pass is over."""
+        """Write back what the pass changed in place."""
         for state in self._states():
             state.settle()
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         super().clear()
         self._conv, self._recurrent = {}, {}
 
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Memory of the cache in bytes."""
         return super().nbytes() + sum(state.live.nbytes + state.saved.nbytes for state in self._states())
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """`RaggedCache.update`, the layers that have keys counted alone."""
+        """`RaggedCache.update` with layers numbered among those that have keys."""
         return super().update(key_states, value_states, self._place[layer_idx])
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -442,7 +451,7 @@ class HybridCache(RaggedCache):
         return False
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether there are states; those of a slot without ids are zero, which is what no state means."""
+        """Whether any state exists. Those of an empty slot are zero, which means the same as no state."""
         return bool(self._conv or self._recurrent)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
@@ -461,7 +470,7 @@ class HybridCache(RaggedCache):
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Inputs [B, channels, kernel + Q] of a convolution over the new ones [B, channels, Q] and those before."""
+        """Put the new inputs [B, channels, Q] behind a convolution's last ones; returns [B, channels, kernel + Q]."""
         _only(state_idx)
         assert self.step is not None
         kernel = conv_kernel_size or conv_states.shape[-1]
@@ -475,7 +484,7 @@ class HybridCache(RaggedCache):
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        """Keep the states [B, ...] after a pass."""
+        """Store the states [B, ...] after a pass."""
         _only(state_idx)
         assert self.step is not None
         if layer_idx not in self._recurrent:
@@ -498,73 +507,69 @@ def _only(state_idx: int) -> None:
         raise ValueError(f"a layer with a second state (number {state_idx}); this cache holds one of each kind")
 
 
-Ids = NDArray[np.int32]
-
-# Prefixes that sessions share, such as a system prompt or a task: keys and values are computed once and copied.
-
-LEAST = 16
-"""Ids; a shorter prefix is computed again."""
-WORTH = 64
-"""Ids that those who wait for a pass of their own must save together."""
+MIN_SHARED = 16
+"""Shared prefixes with fewer ids are computed again."""
+MIN_SECOND_WAVE = 64
+"""A second pass, for prompts that wait for another prompt's keys, must save at least so many ids in all."""
 
 
-class Loan(NamedTuple):
-    """The first `length` keys and values of `slot` are copied."""
+class SharedPrefix(NamedTuple):
+    """The first `length` keys and values of `slot` can be copied."""
 
     slot: int
     length: int
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomer:
-    """A prompt whose slot `slot` holds nothing of it, or next to nothing."""
+class PendingPrompt:
+    """A prompt whose own slot `slot` holds (almost) nothing of it."""
 
     slot: int
     prompt: Ids
 
-    def shared(self, slot: int, ids: Ids) -> Loan:
-        """What it could take over from `slot`, which holds `ids`: never its own last id, whose logits are not held."""
-        return Loan(slot, min(Held(slot, ids).common(self.prompt), len(self.prompt) - 1))
+    def shared(self, slot: int, ids: Ids) -> SharedPrefix:
+        """What it can copy from `slot`, which holds `ids`; never its own last id, since its logits are not cached."""
+        return SharedPrefix(slot, min(CachedSession(slot, ids).common(self.prompt), len(self.prompt) - 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Loans:
-    """What newcomers take over, by their slots."""
+class SharedPrefixes:
+    """What pending prompts copy, by their slots."""
 
-    now: dict[int, Loan]
+    now: dict[int, SharedPrefix]
     """From slots that hold it already."""
-    later: dict[int, Loan]
-    """From other newcomers, once those have been fed."""
+    later: dict[int, SharedPrefix]
+    """From other pending prompts, once those have been fed."""
 
 
-def find_loans(newcomers: Sequence[Newcomer], held: Iterable[Held]) -> Loans:
-    """The longest prefix for each newcomer; nobody waits for one who waits."""
+def find_shared_prefixes(pending: Sequence[PendingPrompt], held: Iterable[CachedSession]) -> SharedPrefixes:
+    """The longest prefix that each pending prompt can copy. No prompt waits for one that waits itself."""
+
+    # Prefixes shorter than MIN_SHARED do not count, so only prompts with equal first ids are compared.
+    def key(ids: Ids) -> bytes:
+        return np.asarray(ids[:MIN_SHARED], np.int32).tobytes()
+
+    def longest(prefixes: Iterable[SharedPrefix]) -> SharedPrefix:
+        return max(prefixes, key=lambda prefix: prefix.length, default=SharedPrefix(0, 0))
+
     known: dict[bytes, list[tuple[int, Ids]]] = {}
     for entry in held:
-        if len(entry.ids) >= LEAST:
-            known.setdefault(_key(entry.ids), []).append((entry.slot, entry.ids))
-    leaders: dict[bytes, list[Newcomer]] = {}
-    loans = Loans({}, {})
-    for one in newcomers:
-        if len(one.prompt) <= LEAST:
+        if len(entry.ids) >= MIN_SHARED:
+            known.setdefault(key(entry.ids), []).append((entry.slot, entry.ids))
+    first_wave: dict[bytes, list[PendingPrompt]] = {}
+    found = SharedPrefixes({}, {})
+    for one in pending:
+        if len(one.prompt) <= MIN_SHARED:
             continue
-        key = _key(one.prompt)
-        here = _longest(one.shared(*source) for source in known.get(key, ()))
-        there = _longest(one.shared(other.slot, other.prompt) for other in leaders.get(key, ()))
+        start = key(one.prompt)
+        here = longest(one.shared(*source) for source in known.get(start, ()))
+        there = longest(one.shared(other.slot, other.prompt) for other in first_wave.get(start, ()))
         if here.length:
-            loans.now[one.slot] = here
-        if there.length >= here.length + LEAST:
-            loans.later[one.slot] = there
+            found.now[one.slot] = here
+        if there.length >= here.length + MIN_SHARED:
+            found.later[one.slot] = there
         else:
-            leaders.setdefault(key, []).append(one)
-    if sum(loan.length for loan in loans.later.values()) < WORTH:
-        loans.later.clear()
-    return loans
-
-
-def _key(ids: Ids) -> bytes:
-    return np.asarray(ids[:LEAST], np.int32).tobytes()
-
-
-def _longest(loans: Iterable[Loan]) -> Loan:
-    return max(loans, key=lambda loan: loan.length, default=Loan(0, 0))
+            first_wave.setdefault(start, []).append(one)
+    if sum(prefix.length for prefix in found.later.values()) < MIN_SECOND_WAVE:
+        found.later.clear()
+    return found

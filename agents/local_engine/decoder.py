@@ -1,4 +1,9 @@
-"""The Llama family as a few tensor operations a layer: what modules do around small products costs more than those."""
+"""A fast decoder for the Llama family: a few tensor operations a layer, without transformers' modules.
+
+For small models and batches, calling modules costs more than the products inside them. `DenseDecoder` reads the weights
+of a Llama, Mistral or Qwen model (`read_weights`) and computes the same logits up to rounding; any other model, or one
+that was changed (adapters, hooks, quantized layers), runs through transformers as it is.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +18,40 @@ from torch.nn import functional
 
 from turngym.agents.local_engine.cache import RaggedCache, Segment, Step
 
-# A batch as attention sees it, rows and columns, and as products see it: the real ids alone.
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+"""`model_type` of models made of the same parts: RMS norms, rotary grouped attention, gated SiLU feed-forward."""
+FUSE_BYTES = 1 << 28
+"""Weights of larger models are used in place: fusing products saves little there, and a copy would cost memory."""
+Masks = Tensor | dict[str, Tensor | None]
+"""Additive masks [B, 1, Q, length]; by layer type if they differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """B rows of Q ids for attention, and the T of them that are real, for everything else: padding costs no product."""
+    """The two layouts of a batch: [B, Q] for attention, and the T real ids alone for everything else.
+
+    Padding and idle rows thus cost no products.
+    """
 
     rows: int
     queries: int
     cells: Tensor | None
-    """As in `Step`."""
+    """Which ids are real, as in `Step`."""
 
     def real(self, values: Tensor) -> Tensor:
-        """[B, Q, ...] to [T, ...]."""
+        """Select the real ids: [B, Q, ...] to [T, ...]."""
         flat = values.flatten(0, 1)
         return flat if self.cells is None else flat.index_select(0, self.cells)
 
     def spread(self, values: Tensor) -> Tensor:
-        """[T, ...] to [B, Q, ...], zeros where nothing is real."""
+        """Put values back in their places: [T, ...] to [B, Q, ...], zeros elsewhere."""
         if self.cells is not None:
             grid = values.new_zeros(self.rows * self.queries, *values.shape[1:])
             values = grid.index_copy_(0, self.cells, values)
         return values.unflatten(0, (self.rows, self.queries))
 
     def last(self, values: Tensor) -> Tensor:
-        """Those of [T, ...] that stand in the last column."""
+        """The values of [T, ...] in the last column."""
         if self.cells is None:
             return values[self.queries - 1 :: self.queries]
         return values if self.queries == 1 else values[self._ends(self.cells)]
@@ -51,30 +64,26 @@ class Grid:
         return cells % self.queries == self.queries - 1
 
 
-# The parts of a Llama-like model without modules: products and norms on flat rows of numbers.
-
-
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Products with the same input whose results lie side by side: one weight, or several where nothing is copied."""
+    """Linear layers with the same input, results side by side: one fused weight, or the model's own several."""
 
     weights: tuple[Tensor, ...]
-    """Each [in, out]. A copy has its rows so: few values times a matrix is up to twice as fast that way on a CPU."""
+    """Each [in, out]: a few rows times a matrix stored this way is up to twice as fast on a CPU."""
     biases: tuple[Tensor | None, ...]
 
     def __call__(self, values: Tensor) -> Tensor:
         """[T, in] to [T, out]."""
-        parts = [_product(values, *pair) for pair in zip(self.weights, self.biases, strict=True)]
+        parts = [
+            torch.mm(values, weight) if bias is None else torch.addmm(bias, values, weight)
+            for weight, bias in zip(self.weights, self.biases, strict=True)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def onto(self, hidden: Tensor, values: Tensor) -> Tensor:
         """`hidden` [T, out] plus the product, in one operation."""
         total = torch.addmm(hidden, values, self.weights[0])
         return total if self.biases[0] is None else total.add_(self.biases[0])
-
-
-def _product(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(values, weight) if bias is None else torch.addmm(bias, values, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +95,10 @@ class Norm:
     """
 
     weight: Tensor | None
-    """[D] or [heads, D]; None where it is part of the product that follows."""
+    """[D] or [heads, D]; None if it was multiplied into the linear layer that follows."""
     eps: float
     floor: Tensor | None
-    """sqrt(D eps), on a CPU in float32."""
+    """sqrt(D eps) on a CPU in float32, else None."""
 
     def __call__(self, values: Tensor) -> Tensor:
         if self.floor is None:
@@ -101,7 +110,7 @@ class Norm:
 
 
 def make_norm(weight: Tensor, eps: float) -> Norm:
-    """A norm by the model's own weight [D] or [heads, D]."""
+    """The norm with the model's own weight [D] or [heads, D]."""
     if weight.dtype != torch.float32 or weight.device.type != "cpu":
         return Norm(weight, eps, None)
     width = weight.shape[-1]
@@ -109,19 +118,11 @@ def make_norm(weight: Tensor, eps: float) -> Norm:
 
 
 def folded(norm: Norm, linear: Linear) -> tuple[Norm, Linear]:
-    """The same, with the norm's weight multiplied into the product that follows; float32 alone is exact enough."""
+    """Multiply the norm's weight into the linear layer that follows; only float32 is exact enough for that."""
     if norm.floor is None or norm.weight is None:
         return norm, linear
     scaled = tuple(weight * norm.weight[:, None] for weight in linear.weights)
     return Norm(None, norm.eps, norm.floor), Linear(scaled, linear.biases)
-
-
-# Weights of the Llama family, read out of a transformers model for `decoder`; or why they cannot be.
-
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type` of models made of the same parts: RMS norms, rotary grouped attention, gated SiLU feed-forward."""
-FUSE_BYTES = 1 << 28
-"""Larger models are read where they are: what one product instead of three saves is small there, a copy is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,11 @@ class Layer:
     """One decoder layer."""
 
     kind: str
-    """Its name in `layer_types`: which mask it sees."""
+    """Its name in `layer_types`, which selects its mask."""
     before_attention: Norm
     qkv: Linear
     head_norm: Norm | None
-    """Of queries and keys (Qwen3), its weight [query heads + key heads, D]."""
+    """Norm of queries and keys (Qwen3), weight [query heads + key heads, D]."""
     out: Linear
     before_feed_forward: Norm
     gate_up: Linear
@@ -142,7 +143,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A whole model."""
+    """The weights of a whole model."""
 
     embedding: Tensor
     """[V, H]."""
@@ -150,16 +151,16 @@ class Weights:
     norm: Norm
     head: Linear
     scale: float
-    """Of the scores, D^-0.5."""
+    """Factor of the attention scores, D^-0.5."""
     heads: int
     key_heads: int
     head_dim: int
     rotary: nn.Module
-    """transformers' own, whose cosines and sines are taken."""
+    """transformers' own module, which computes the cosines and sines."""
 
 
 def dense_problem(model: Any) -> str | None:
-    """Why `model` is not one of `FAMILY` exactly as transformers builds it, or None if it is."""
+    """Why `model` is not exactly a model of `FAMILY` as transformers builds it, or None if it is."""
     name, kind = type(model).__name__, str(getattr(model.config, "model_type", ""))
     if kind not in FAMILY or type(model).__module__ != f"transformers.models.{kind}.modeling_{kind}":
         return f"{name} is not a model of {', '.join(FAMILY)}"
@@ -172,12 +173,12 @@ def dense_problem(model: Any) -> str | None:
 
 
 def hooked(model: Any) -> bool:
-    """Whether somebody listens to or changes what passes through a module."""
+    """Whether any module has forward hooks, which this decoder would not call."""
     return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def read_weights(model: Any) -> Weights:
-    """The weights as they are now; a small model's are copied side by side, a large one's are the model's own."""
+    """The current weights. Those of a small model are copied and fused, those of a large model used in place."""
     core, config = model.model, model.config
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(core.layers)
     fuse = sum(parameter.nbytes for parameter in model.parameters()) <= FUSE_BYTES
@@ -233,7 +234,7 @@ def _linear(fuse: bool, *modules: nn.Linear) -> Linear:
 
 
 def _changed(model: Any, kind: str) -> Iterator[str]:
-    """What stands where transformers puts something else: adapters, quantized layers, parametrizations, shards."""
+    """Parts that are not as transformers builds them: adapters, quantized layers, parametrizations, shards."""
     own = (f"transformers.models.{kind}.", "transformers.activations", "torch.nn.modules.activation")
     for name, module in model.named_modules():
         name = name or "the model"
@@ -247,15 +248,10 @@ def _changed(model: Any, kind: str) -> Iterator[str]:
             yield f"{name} is a {type(parameter).__name__}"
 
 
-Masks = Tensor | dict[str, Tensor | None]
-"""Additive, [B, 1, Q, length]; by the layers' type where they differ."""
-
-
 class DenseDecoder:
-    """`model`, one of `weights.FAMILY`, on a `RaggedCache`: the same logits up to rounding.
+    """Runs `model`, one of `FAMILY`, on a `RaggedCache` with the same logits up to rounding.
 
-    Keys lie in the cache as transformers' own modules would put them, so both may take turns on one cache. `follow`
-    has the weights read again.
+    Keys lie in the cache as transformers' own modules would put them, so both may take turns on one cache.
     """
 
     def __init__(self, model: Any) -> None:
@@ -265,11 +261,11 @@ class DenseDecoder:
         self._stale = True
 
     def follow(self) -> None:
-        """The weights, or the modules that hold them, have changed."""
+        """Read the weights again before the next pass: they, or the modules that hold them, have changed."""
         self._stale = True
 
     def ready(self) -> bool:
-        """Whether the model can be run here as it stands; its weights are read if they have changed."""
+        """Whether the model can be run here as it stands. Reads its weights if they have changed."""
         if self._stale:
             self._stale, self._weights, self._cos = False, None, torch.empty(0)
             if dense_problem(self._model) is None:
@@ -287,11 +283,11 @@ class DenseDecoder:
         cos, sin = self._rotation(weights, positions, step.length, hidden.dtype)
         cache.step = step
         for number, layer in enumerate(weights.layers):
-            asked, keys, values = _project(weights, layer, hidden, cos, sin)
-            seen = cache.write(number, *place, keys, values)
+            queries, keys, values = _project(weights, layer, hidden, cos, sin)
+            cached = cache.write(number, *place, keys, values)
             mask = masks[layer.kind] if isinstance(masks, dict) else masks
-            told = attention(grid.spread(asked), *seen, mask, weights.scale, step.segments)
-            hidden = layer.out.onto(hidden, grid.real(told).flatten(1))
+            mixed = attention(grid.spread(queries), *cached, mask, weights.scale, step.segments)
+            hidden = layer.out.onto(hidden, grid.real(mixed).flatten(1))
             hidden = _feed_forward(layer, hidden)
         return weights.head(weights.norm(grid.last(hidden)))
 
@@ -312,11 +308,12 @@ def _project(weights: Weights, layer: Layer, hidden: Tensor, cos: Tensor, sin: T
     """Queries [T, heads, D], keys and values [T, key heads, D] of `hidden` [T, H]."""
     mixed = layer.qkv(layer.before_attention(hidden)).view(len(hidden), -1, weights.head_dim)
     heads = weights.heads + weights.key_heads
-    turned, values = mixed[:, :heads], mixed[:, heads:]
+    # queries and keys are normed and rotated together
+    both, values = mixed[:, :heads], mixed[:, heads:]
     if layer.head_norm is not None:
-        turned = layer.head_norm(turned)
-    turned = torch.addcmul(turned * cos, turned.roll(weights.head_dim // 2, -1), sin)
-    return turned[:, : weights.heads], turned[:, weights.heads :], values
+        both = layer.head_norm(both)
+    both = torch.addcmul(both * cos, both.roll(weights.head_dim // 2, -1), sin)
+    return both[:, : weights.heads], both[:, weights.heads :], values
 
 
 def _feed_forward(layer: Layer, hidden: Tensor) -> Tensor:
@@ -326,50 +323,51 @@ def _feed_forward(layer: Layer, hidden: Tensor) -> Tensor:
 
 
 def attention(
-    asked: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...] = ()
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...] = ()
 ) -> Tensor:
-    """What queries [B, Q, heads, D] read from keys and values [B, key heads, L, D]; [B, Q, heads, D].
+    """Attention of queries [B, Q, heads, D] over keys and values [B, key heads, L, D]; returns [B, Q, heads, D].
 
-    The query heads of a key head stand in one matrix with it, so that no key is copied for them; a CPU reads keys once
-    per query head without a copy. Rows of `segments` read as many keys as their segment says, rows between them none:
-    their results are zero.
+    The query heads that share a key head are put into one matrix, so that no key is copied for them. Rows in `segments`
+    read as many keys as their segment says; rows in no segment read none, and their results are zero.
     """
-    rows, queries, heads, width = asked.shape
+    rows, count, heads, width = queries.shape
     shared = keys.shape[1]
     group = heads // shared
-    if queries == 1:
-        packed = asked.reshape(rows, shared, group, width)
+    if count == 1:
+        packed = queries.reshape(rows, shared, group, width)
         return _by_segment(packed, keys, values, mask, scale, segments).view(rows, 1, heads, width)
-    if asked.device.type == "cpu":
-        told = functional.scaled_dot_product_attention(
-            asked.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=group > 1
+    # a CPU reads keys once per query head without copying them
+    if queries.device.type == "cpu":
+        result = functional.scaled_dot_product_attention(
+            queries.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=group > 1
         )
-        return told.transpose(1, 2)
+        return result.transpose(1, 2)
     # [B, key heads, group * Q, D], the queries of one head together
-    packed = asked.view(rows, queries, shared, group, width).permute(0, 2, 3, 1, 4)
-    packed = packed.reshape(rows, shared, group * queries, width)
+    packed = queries.view(rows, count, shared, group, width).permute(0, 2, 3, 1, 4)
+    packed = packed.reshape(rows, shared, group * count, width)
     if mask is not None and group > 1:
         mask = mask.repeat(1, 1, group, 1)
-    told = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=scale)
-    return told.view(rows, shared, group, queries, width).permute(0, 3, 1, 2, 4)
+    result = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=scale)
+    return result.view(rows, shared, group, count, width).permute(0, 3, 1, 2, 4)
 
 
 def _by_segment(
-    asked: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...]
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, segments: tuple[Segment, ...]
 ) -> Tensor:
-    told = None
-    for start, stop, length, even in segments or (Segment(0, len(asked), keys.shape[2], False),):
+    """Attention of one id per row, queries [B, key heads, group, D], one call per segment."""
+    result = None
+    for start, stop, length, even in segments or (Segment(0, len(queries), keys.shape[2], False),):
         rows = slice(start, stop)
         part = functional.scaled_dot_product_attention(
-            asked[rows],
+            queries[rows],
             keys[rows, :, :length],
             values[rows, :, :length],
             attn_mask=None if even or mask is None else mask[rows, :, :, :length],
             scale=scale,
         )
-        if stop - start == len(asked):
+        if stop - start == len(queries):
             return part.contiguous()
-        told = asked.new_zeros(asked.shape) if told is None else told
-        told[rows] = part
-    assert told is not None
-    return told
+        result = queries.new_zeros(queries.shape) if result is None else result
+        result[rows] = part
+    assert result is not None
+    return result

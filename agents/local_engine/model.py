@@ -1,4 +1,8 @@
-"""One causal transformers model as the local engine sees it: forward passes over ragged rows of a `RaggedCache`."""
+"""How the local engine runs a transformers model: forward passes over rows of different lengths in a `RaggedCache`.
+
+`CausalModel` is the model with explicit positions and masks (and, if wanted, a copy in another precision). `prefill`
+feeds whole prompts. `choose_cache` decides whether the model can run on the ragged cache at all.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,6 @@ from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids
 from turngym.agents.local_engine.decoder import DenseDecoder, Grid
 from turngym.envs.core.errors import TurngymError
 
-# A copy of a model in another precision that follows the weights of the model it was made of.
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -30,32 +32,28 @@ def named_dtype(name: str) -> torch.dtype:
 
 
 def cast_copy(model: Any, dtype: torch.dtype) -> Any:
-    """`model` with its floating-point parameters in `dtype`, frozen and in evaluation mode; buffers stay as they are.
+    """A copy of `model` with its floating-point parameters in `dtype`, frozen and in evaluation mode.
 
-    Buffers hold the frequencies of positions, and bfloat16 cannot tell positions of a long history apart. Parameters
-    that transformers keeps in float32 when it loads a model in `dtype` stay float32.
+    Buffers keep their precision: they hold the frequencies of positions, and bfloat16 cannot tell positions of a long
+    history apart. Parameters that transformers keeps in float32 when it loads a model in `dtype` stay float32.
     """
-    kept = _kept(model, dtype)
+    lists = ["_keep_in_fp32_modules_strict"]
+    # the second list is for float16 alone, whose range is too small for some weights
+    lists += ["_keep_in_fp32_modules"] if dtype == torch.float16 else []
+    kept = {name for attribute in lists for name in getattr(model, attribute, None) or ()}
     memo: dict[int, Any] = {}
     for name, parameter in model.named_parameters():
         wanted = dtype if parameter.is_floating_point() and not kept & set(name.split(".")) else parameter.dtype
-        # deepcopy takes these for the parameters: a copy in the old precision never exists
+        # deepcopy uses these in place of the parameters, so a copy in the old precision never exists
         memo[id(parameter)] = nn.Parameter(parameter.detach().to(wanted, copy=True), requires_grad=False)
     return copy.deepcopy(model, memo).eval()
 
 
 @torch.no_grad()
-def follow(made: Any, source: Any) -> None:
-    """Give `made`, a `cast_copy` of `source`, the weights that `source` has now."""
-    for mine, theirs in zip(made.parameters(), source.parameters(), strict=True):
+def follow(copied: Any, source: Any) -> None:
+    """Copy the current weights of `source` into `copied`, a `cast_copy` of it."""
+    for mine, theirs in zip(copied.parameters(), source.parameters(), strict=True):
         mine.copy_(theirs)
-
-
-def _kept(model: Any, dtype: torch.dtype) -> set[str]:
-    words = ["_keep_in_fp32_modules_strict"]
-    # the other list is for float16 alone, whose range is too small for some weights
-    words += ["_keep_in_fp32_modules"] if dtype == torch.float16 else []
-    return {name for word in words for name in getattr(model, word, None) or ()}
 
 
 class EngineError(TurngymError):
@@ -65,7 +63,7 @@ class EngineError(TurngymError):
 class CausalModel:
     """Runs `model` on explicit positions and an explicit mask, so that padding and other rows stay invisible.
 
-    In another precision than its own a copy of it is run; `follow` brings the copy up to date.
+    If `dtype` is not the model's own, a copy in that precision is run; `follow` updates its weights.
     """
 
     def __init__(self, model: Any, dtype: str | None = None) -> None:
@@ -77,8 +75,8 @@ class CausalModel:
         self.config = model.config.get_text_config()
         self.kind = str(getattr(model.config, "model_type", type(model).__name__))
         self.layer_types = layer_types(self.config)
-        """One name per layer; empty where the configuration has none."""
-        self._window, self._by_layer = _windows(self.config)
+        """One name per layer; empty if the configuration has none."""
+        self._window, self._by_layer = _sliding_window(self.config)
         accepted = inspect.signature(model.forward).parameters
         # logits of all prompt positions, [B, Q, V], would be the largest tensor of a prefill; only the last one is read
         self._keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
@@ -111,7 +109,7 @@ class CausalModel:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether ids that are not real cost nothing (while `evaluating`)."""
+        """Whether padding and idle rows cost nothing (while `evaluating`), as in `DenseDecoder`."""
         return self._dense_now
 
     def new_cache(self, slots: int, capacity: int) -> RaggedCache:
@@ -119,9 +117,9 @@ class CausalModel:
         return HybridCache(slots, capacity, self.layer_types) if self.recurrent else RaggedCache(slots, capacity)
 
     def forward(self, cache: RaggedCache, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """Logits of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q].
+        """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q].
 
-        [B, V], or of the rows alone whose last id is real by `step.cells`.
+        Where `step.cells` is set, only rows whose last id is real are returned.
         """
         masks = self._mask(positions, step.length) if step.mask is None else step.mask
         if self._dense_now:
@@ -143,19 +141,19 @@ class CausalModel:
         """Logits [V] after the last of `ids` [L] with the model's own cache; `past` is what the last call returned."""
         start = len(ids) - 1 if past is not None else 0
         input_ids = torch.from_numpy(ids[start:].astype(np.int64))[None].to(self.device)
-        # A model without past_key_values (a state-space model) gets the whole row every time.
+        # a model without past_key_values (a state-space model) is fed the whole row every time
         output = self.model(input_ids=input_ids, use_cache=True, **({} if past is None else {"past_key_values": past}))
         return output.logits[0, -1], getattr(output, "past_key_values", None)
 
     def follow(self) -> None:
-        """The weights have changed."""
+        """Take over the model's new weights."""
         if self.model is not self.source:
             follow(self.model, self.source)
         self.dense.follow()
 
     def weights_stamp(self) -> int:
-        """Changes when weights are changed in place or replaced (an optimizer step, `load_state_dict`)."""
-        # inference tensors raise on `_version`: they do not count their changes
+        """A number that changes when weights are changed in place or replaced (optimizer step, `load_state_dict`)."""
+        # inference tensors do not count their changes and raise on `_version`
         return hash(tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.source.parameters()))
 
     @contextmanager
@@ -180,13 +178,13 @@ class CausalModel:
     def _mask(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor | None]:
         """Additive mask [B, 1, Q, length]: 0 where key k may be seen from `positions` p (k <= p, k > p - window)."""
         if len(self._columns) < length or self._columns.device != positions.device:
-            # kept and doubled: in decoding `length` grows by one at every step
+            # kept, and doubled when too short: in decoding `length` grows by one at every step
             self._columns = torch.arange(max(length, 2 * len(self._columns)), device=positions.device)
         here = positions[:, None, :, None]
         columns = self._columns[:length]
-        full = bias(columns > here, self.dtype)
+        full = additive_mask(columns > here, self.dtype)
         if self.recurrent:
-            # a layer with a state reads every id of its pass: there is no padding to hide
+            # a layer with a state reads every id of its pass; such passes have no padding to hide
             return {"full_attention": full} | dict.fromkeys(RECURRENT_LAYERS)
         if self._window is None:
             return full
@@ -195,18 +193,18 @@ class CausalModel:
         return {"full_attention": full, "sliding_attention": sliding} if self._by_layer else sliding
 
 
-def bias(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive mask: -inf where `hidden`."""
+def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a position may be seen and -inf where it is `hidden`."""
     # -inf cannot make a softmax NaN here: every query, padding included, sees its own position
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
 def layer_types(config: Any) -> tuple[str, ...]:
-    """What kind each layer is, by its configuration; empty where all are alike."""
+    """The configured kind of each layer; empty if all layers are alike."""
     return tuple(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
 
 
-def _windows(config: Any) -> tuple[int | None, bool]:
+def _sliding_window(config: Any) -> tuple[int | None, bool]:
     """(sliding window or None, whether only some layers slide)."""
     window = getattr(config, "sliding_window", None)
     types = set(getattr(config, "layer_types", None) or ())
@@ -217,11 +215,8 @@ def _windows(config: Any) -> tuple[int | None, bool]:
     return int(window), "full_attention" in types
 
 
-# Feeding prompts: rows of different lengths share passes, padded where padding leaves no trace, else in pieces.
-
 CELLS = 1 << 24
-"""Most pairs of a fed id and a key that one pass looks at: their mask lies in memory, and would grow with the square of
-a history that is read at once."""
+"""Most pairs of a fed id and a key in one pass: their mask lies in memory, and grows with the square of a history."""
 
 
 def prefill(
@@ -235,8 +230,8 @@ def prefill(
 ) -> Tensor:
     """Feed `new[i]` (one id or more) at positions `starts[i]`... of row `slots[i]`; logits [B, V] after the last ids.
 
-    Rows of similar length share a pass of at most about `tokens` padded ids, fewer where histories are long (CELLS);
-    those of a hybrid model are fed without padding, and their states saved before the last id.
+    Rows of similar length share a pass of at most about `tokens` padded ids, fewer if histories are long (`CELLS`).
+    Rows of a hybrid model are fed without padding, and their states are saved before the last id.
     """
     if isinstance(cache, HybridCache):
         return _prefill_pieces(model, cache, slots, starts, new, tokens)
@@ -264,14 +259,14 @@ def _prefill_group(
     lengths = np.array([len(ids) for ids in new])
     width, ends = int(lengths.max()), np.array(starts) + lengths
     cache.reserve(max(slots) + 1, int(ends.max()))
-    # Left padding: the last column is then every row's last id. Padding looks at position 0 (so it stays finite) and
-    # its keys go to the trash row.
+    # Left padding, so that the last column is every row's last id. Padding looks at position 0 (so it stays finite) and
+    # its keys go to the scratch row.
     column = np.arange(width)[None, :] - (width - lengths)[:, None]
     positions = np.maximum(column + np.array(starts)[:, None], 0)
     ids = np.zeros((len(new), width), np.int64)
     for row, values in enumerate(new):
         ids[row, width - len(values) :] = values
-    write_rows = np.where(column >= 0, np.array(slots)[:, None], cache.trash)
+    write_rows = np.where(column >= 0, np.array(slots)[:, None], cache.scratch_row)
     ids_t, positions_t, write_t = (torch.from_numpy(array).to(model.device) for array in (ids, positions, write_rows))
     real = column >= 0
     rows = as_rows(slots, model.device)
@@ -300,9 +295,9 @@ def _prefill_pieces(
     new: Sequence[Ids],
     tokens: int,
 ) -> Tensor:
-    """All but the last ids in pieces whose widths are powers of two, then the last id of every row in one pass.
+    """Feed all but the last ids in pieces whose widths are powers of two, then the last id of every row in one pass.
 
-    Whatever the lengths, the passes are few: one for each bit of the longest, besides those over `tokens`.
+    Whatever the lengths, the passes are few: about one for each bit of the longest.
     """
     cache.reserve(max(slots) + 1, max(start + len(ids) for start, ids in zip(starts, new, strict=True)))
     done = [0] * len(new)
@@ -310,17 +305,14 @@ def _prefill_pieces(
     while any(left):
         width = 1 << (min(max(left), tokens).bit_length() - 1)
         rows = [i for i, count in enumerate(left) if count >= width]
-        for part in _parts(rows, max(tokens // width, 1)):
-            _feed(model, cache, part, slots, starts, new, done, width)
+        size = max(tokens // width, 1)
+        for begin in range(0, len(rows), size):
+            _feed(model, cache, rows[begin : begin + size], slots, starts, new, done, width)
         for i in rows:
             done[i] += width
             left[i] -= width
     cache.save(slots)
     return _feed(model, cache, range(len(new)), slots, starts, new, done, 1)
-
-
-def _parts(rows: list[int], size: int) -> list[list[int]]:
-    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
 def _feed(
@@ -333,7 +325,7 @@ def _feed(
     done: Sequence[int],
     width: int,
 ) -> Tensor:
-    """One pass over the next `width` ids of the rows `part`; logits [B, V] after the last."""
+    """One pass over the next `width` ids of the rows `part`; logits [len(part), V] after the last."""
     ids = np.stack([new[i][done[i] : done[i] + width] for i in part]).astype(np.int64)
     positions = np.array([starts[i] + done[i] for i in part])[:, None] + np.arange(width)
     mine = [slots[i] for i in part]
@@ -361,11 +353,10 @@ def _groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-# Can a model run on the ragged cache? Its configuration is read, then two short rows are tried.
-
 _LENGTHS = (11, 6)
-"""Ids of the two rows; fed in two pieces of different length each, so padding, holes and reuse all take part."""
+"""Ids of the two rows that `ragged_problem` tries."""
 _CUTS = (4, 3)
+"""The rows are fed in two pieces, cut here: padding, holes and reuse all take part in the trial."""
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
@@ -398,11 +389,10 @@ def choose_cache(model: CausalModel, cache: str) -> bool:
 
 
 def ragged_problem(model: CausalModel) -> str | None:
-    """Why `model` cannot keep a ragged cache, or None if it can."""
-    return _read_config(model) or _compare(model)
+    """Why `model` cannot keep a ragged cache, or None if it can.
 
-
-def _read_config(model: CausalModel) -> str | None:
+    Its configuration is read first; then two short rows are fed in pieces and compared with a plain pass.
+    """
     config = model.config
     kinds = set(model.layer_types)
     known = {"full_attention"} | (RECURRENT_LAYERS if model.recurrent else {"sliding_attention"})
@@ -414,7 +404,7 @@ def _read_config(model: CausalModel) -> str | None:
     ropes = _rope_types(getattr(config, "rope_parameters", None))
     for rope in ropes & set(_LENGTH_DEPENDENT_ROPE):
         return f"its rope type {rope!r} depends on the longest row of a batch, so cached keys would go stale"
-    return None
+    return _compare(model)
 
 
 def _rope_types(parameters: Any) -> set[str]:
@@ -426,6 +416,7 @@ def _rope_types(parameters: Any) -> set[str]:
 
 
 def _compare(model: CausalModel) -> str | None:
+    """Why logits from the ragged cache differ from those of a plain pass, or None if they agree."""
     vocabulary = model.vocabulary
     rows = [(np.arange(count) * 7 + 1 + i).astype(np.int32) % vocabulary for i, count in enumerate(_LENGTHS)]
     try:
@@ -435,7 +426,8 @@ def _compare(model: CausalModel) -> str | None:
             rest = [row[cut:] for row, cut in zip(rows, _CUTS, strict=True)]
             got = prefill(model, cache, [0, 1], list(_CUTS), rest, tokens=64).float()
             want = torch.stack([model.plain(row, None)[0] for row in rows]).float()
-    except Exception as error:  # any model code may run here, and any failure means the same: recompute
+    # any model code may run here, and any failure means the same: recompute
+    except Exception as error:
         return f"a trial on two short rows failed: {type(error).__name__}: {error}"
     difference = float((got - want).abs().max())
     # relative to the spread of the logits: rounding stays far below it, a wrong mask or position reaches it

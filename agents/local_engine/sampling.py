@@ -1,4 +1,4 @@
-"""Drawing tokens: one random stream per request, batched draws, and stop rules on ids and text."""
+"""How tokens are drawn: one random stream per request, batched draws, and stop rules on ids and text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from turngym.envs.core.protocols import Sampling
 
 _BELOW_ONE = 1.0 - 2.0**-40
-"""Keeps a uniform number below 1 after it is multiplied by a float64 total, so a draw never falls off the end."""
+"""Keeps a uniform number below 1 after multiplication by a float64 total, so that a draw never falls off the end."""
 
 
 class Decoder(Protocol):
@@ -23,7 +23,7 @@ class Decoder(Protocol):
 
 
 def uniforms(stream: Sequence[int], count: int) -> NDArray[np.float64]:
-    """`count` numbers in [0, 1) of the stream with entropy `stream`; a longer draw starts with the shorter one.
+    """The first `count` numbers in [0, 1) of the random stream with entropy `stream`.
 
     Raises ValueError for a negative part of the stream.
     """
@@ -34,7 +34,7 @@ def uniforms(stream: Sequence[int], count: int) -> NDArray[np.float64]:
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Most likely ids int64 [B] of `logits` [B, V], and their float32 log-probabilities [B] at temperature 1."""
+    """The most likely ids int64 [B] of `logits` [B, V], and their float32 log-probabilities [B] at temperature 1."""
     logits = logits.float()
     ids = logits.argmax(-1)
     return ids, logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
@@ -54,19 +54,19 @@ def draw(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, 
     # greedy rows keep temperature 1: division by 0 would make their log-probabilities NaN
     scaled = logits / torch.where(is_greedy, 1.0, temperature)[:, None]
     logp = scaled.log_softmax(-1)
-    # float32 sums over a large vocabulary lose the ids whose probability is below the rounding of the sum
+    # a float32 sum over a large vocabulary would lose the ids whose probability is below its rounding
     cdf = logp.exp().cumsum(-1, dtype=torch.float64)
     # the last sum is 1 only up to rounding
     target = (uniform * cdf[:, -1])[:, None]
-    # right=True: a number of exactly 0 skips leading ids of probability 0; the clamp is for NaN logits, whose place is
-    # past the end: the engine reports them by their log-probability
+    # right=True makes a number of exactly 0 skip leading ids of probability 0. The clamp is for NaN logits, whose place
+    # is past the end; the engine reports those by their log-probability.
     ids = torch.searchsorted(cdf, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
     ids = torch.where(is_greedy, logits.argmax(-1), ids)
     return ids, logp.gather(-1, ids[:, None])[:, 0]
 
 
 class StopText:
-    """Says whether a response just came to contain a stop text, decoding only when the newest id could end one.
+    """Checks whether a response now contains a stop text; decodes only when the newest id could end one.
 
     A stop text can only become complete with an id whose own text holds the stop text's last character (or part of a
     character, shown as U+FFFD, or white space, which some tokenizers drop around a lone id).
@@ -83,7 +83,7 @@ class StopText:
         live = [stop for stop in stops if unclear or stop[-1] in piece or stop[-1].isspace()]
         if not live:
             return False
-        # Every id adds at least one UTF-8 byte of text, except special ones; the margin is for those.
+        # every id adds at least one UTF-8 byte of text, except special ones; the margin of 16 is for those
         tail = self._decode(ids[-(max(len(stop.encode()) for stop in live) + 16) :])
         return any(stop in tail for stop in live)
 

@@ -1,4 +1,7 @@
-"""What an agent is to the rollout driver: it sees waiting conversations and answers each of them."""
+"""What an agent is: it sees waiting conversations and answers each of them.
+
+`Conversation` is what it sees, `Reply` is what it answers, `ResponseWriter` turns a known action into a reply.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from turngym.envs.guard import ActionGuard
 
 @lru_cache(1 << 16)
 def task_number(task_id: str) -> int:
-    """A stable 63-bit number of a task id: random streams depend on which task it is, never on its position."""
-    # not hash(), which differs from process to process; a shift leaves what fits a signed 64-bit seed
+    """A stable 63-bit number of a task id, so that random streams depend on the task and never on its position."""
+    # not hash(), which differs from process to process; the shift makes it fit a signed 64-bit seed
     return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
 
 
 def reset_seed(task_id: str, seed: int) -> int:
-    """The seed of an environment's reset: all samples of a task start alike."""
+    """The seed of an environment's reset, the same for all samples of a task."""
     return task_number(task_id) + seed
 
 
@@ -41,7 +44,7 @@ class Conversation:
     system: str
     """The system message."""
     observation: str
-    """What waits for an answer."""
+    """The observation that waits for an answer."""
     admissible: tuple[str, ...] | None
     env: ActionGuard
     key: str
@@ -53,9 +56,9 @@ class Conversation:
     thread: TokenHistory | None = None
     """Token ids; None for text-only agents."""
     begun: Ids = ()
-    """Ids with which the answer that is waited for has begun; agents that sample ids go on from them."""
+    """Ids with which the next answer has already begun; agents that sample ids continue them."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """Whatever the agent wants to keep for the length of the episode."""
+    """What the agent keeps for the length of the episode."""
     statement: str = ""
     """The task in the environment's words: `TextEnv.statement`, else the first observation."""
     past: list[PastTurn] = field(default_factory=list)
@@ -63,11 +66,11 @@ class Conversation:
     listing: str = ""
     """The list of admissible actions that ends `observation`; "" if none does."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What the agent adds to `meta` of the episode's record; JSON-able."""
+    """JSON values that the agent adds to `meta` of the episode's record."""
 
     @property
     def channel(self) -> Channel | None:
-        """How the environment reads actions; None: the response is the action."""
+        """How the environment reads actions; None if the response is the action."""
         return self.env.channel
 
     @property
@@ -76,7 +79,7 @@ class Conversation:
         return self.seed, task_number(self.task.task_id), self.sample, self.turn
 
     def messages(self, memory: Memory = ALL) -> list[dict[str, str]]:
-        """What waits for an answer as chat messages, for agents that speak in text."""
+        """The prompt of this turn as chat messages, for agents that take text."""
         return chat_messages(memory, self.system, self.statement, self.past, self.observation)
 
     def rng(self, *purpose: int) -> np.random.Generator:
@@ -89,19 +92,19 @@ class Reply:
     """An agent's answer to one conversation: a response, or the reason why the episode ends without one."""
 
     text: str = ""
-    """What the environment reads (without the end token)."""
+    """The response as the environment reads it, without the end token."""
     logprobs: NDArray[np.float32] | None = None
-    """Of the sampled ids under the sampling distribution, float32 [R]."""
+    """Log-probabilities of the sampled ids under the sampling distribution, float32 [R]."""
     finish: str = "stop"
     policy_version: int = 0
     version_spans: tuple[tuple[int, int, int], ...] = ()
-    """(policy version, start, end) of stretches of the ids, where more than one version drew them."""
+    """(policy version, start, end) of stretches of the ids, if more than one version drew them."""
     origin: Origin = "policy"
     begun: int = 0
-    """How many of the response's first ids were given (`Conversation.begun`)."""
+    """Number of first ids of the response that were given (`Conversation.begun`)."""
     ends: Status | None = None
-    """Set where the agent cannot answer: the status of the episode, which ends before this turn. With `logprobs`, the
-    response was broken off: what was drawn of it is recorded as the last turn, and the environment never sees it."""
+    """Set if the agent cannot answer: the status of the episode, which ends before this turn. With `logprobs`, the
+    response was aborted: its ids so far are recorded as the last turn, and the environment never sees it."""
     error: str = ""
 
 
@@ -119,7 +122,7 @@ class Agent(Protocol):
         """One reply per conversation, in order. Token ids of the response go into `conversation.thread`."""
 
     def release(self, conversation: Conversation) -> None:
-        """The conversation is over; forget what is held for it."""
+        """Forget what is kept for `conversation`, which is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +132,18 @@ class ResponseWriter:
     renderer: ChatRenderer | None = None
 
     def present(self, conversation: Conversation) -> TokenHistory | None:
-        """Bring the thread up to date: the waiting observation stands as a prompt. Does nothing the second time."""
+        """Render the waiting observation as the thread's next prompt. Does nothing the second time."""
         if self.renderer is None:
             return None
         thread = conversation.thread
         if thread is not None and thread.awaiting:
             return thread
-        said = conversation.observation
-        prompt = self.renderer.memory.prompt(conversation.statement, conversation.past, said)
+        observation = conversation.observation
+        prompt = self.renderer.memory.prompt(conversation.statement, conversation.past, observation)
         if thread is None:
-            conversation.thread = self.renderer.open(conversation.system, said if prompt is None else prompt)
+            conversation.thread = self.renderer.open(conversation.system, observation if prompt is None else prompt)
         elif prompt is None:
-            self.renderer.observe(thread, said)
+            self.renderer.observe(thread, observation)
         else:
             self.renderer.restart(thread, conversation.system, prompt)
         return conversation.thread
@@ -151,7 +154,7 @@ class ResponseWriter:
         return self.write_text(conversation, action if channel is None else channel.format(action), origin)
 
     def show(self, conversation: Conversation, turn: Shown) -> Reply:
-        """Answer with a turn of a demonstration, id by id."""
+        """Answer with a turn of a demonstration, keeping its ids."""
         thread = self.present(conversation)
         if thread is None or self.renderer is None:
             return Reply(text=turn.response, finish="scripted", origin=turn.origin)

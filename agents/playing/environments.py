@@ -1,4 +1,4 @@
-"""Environments by name, as rollouts open them."""
+"""How rollouts open an environment by its name and options."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from turngym.envs.core.settings import json_object
 from turngym.envs.guard import guard_of
 from turngym.envs.registration import require_env
 
-# An environment by id and arguments: picklable, so that another process can make it.
-
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Makes an environment when called, without Gymnasium's slow per-step checker.
+    """Makes an environment when called, without Gymnasium's slow per-step checker. Can be sent to other processes.
 
     `env_id` may name the module that registers it (`my_package.envs:my/Env-v0`); ids under `turngym/` need none.
     """
@@ -43,12 +41,12 @@ class EnvSpec:
             ) from error
 
     def check(self) -> None:
-        """Raises TurngymError for a module that cannot be imported, or an id that is not registered then."""
+        """Raises TurngymError if the module cannot be imported or the id is not registered."""
         require_env(self.env_id)
 
 
 def _arguments(env_id: str) -> set[str]:
-    """Arguments of the environment's class by name; empty where it takes any, or cannot be asked."""
+    """Argument names of the environment's class; empty if they cannot be read."""
     spec = gym.registry.get(env_id.rpartition(":")[2])
     named = None if spec is None else spec.kwargs.get("env_class", spec.entry_point)
     env_class = load_env_creator(named) if isinstance(named, str) else named
@@ -93,17 +91,14 @@ class EnvOptions:
 
 
 def env_maker(env_id: str, **kwargs: Any) -> EnvSpec:
-    """A factory of environments without Gymnasium's slow per-step checker, which may be sent to other processes.
-
-    Raises TurngymError for an id that nothing has registered.
-    """
+    """The `EnvSpec` of an id that is registered. Raises TurngymError for another id."""
     spec = EnvSpec(env_id, kwargs)
     spec.check()
     return spec
 
 
 def probe(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
-    """An environment, closed already, to be asked for its tool and players."""
+    """An environment that is already closed, to read its tool and players from."""
     env = env_maker(env_id, **kwargs)()
     env.close()
     return guard_of(env).base

@@ -1,4 +1,7 @@
-"""One episode driven from outside: a trainer that samples by itself hands in token ids and gets the next prompt."""
+"""Episodes driven from outside: a trainer that samples by itself passes in token ids and gets the next prompt.
+
+`SessionPool` opens sessions and shares their environments; `EpisodeSession` is one episode in progress.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -27,6 +29,7 @@ from turngym.envs.guard import ActionGuard, guard_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
 NO_IDS.setflags(write=False)
 
@@ -36,51 +39,19 @@ class Stepped:
     """What one response led to."""
 
     observation: str
+    """The next observation, or the error if the response did not reach the environment."""
     observation_ids: NDArray[np.int32]
+    """Ids to append before the next response; empty without a tokenizer and at the end of the episode."""
     reward: float
     verdict: Verdict | None
+    """None if the response did not become a turn."""
     done: bool
 
 
-class SessionOwner(Protocol):
-    """What a session needs of the pool that opened it: an environment, and the settings that all sessions share."""
-
-    @property
-    def renderer(self) -> ChatRenderer | None: ...
-
-    @property
-    def system(self) -> str | None: ...
-
-    @property
-    def sampling(self) -> Sampling: ...
-
-    @property
-    def max_context(self) -> int | None: ...
-
-    @property
-    def max_depth(self) -> int | None: ...
-
-    @property
-    def env_id(self) -> str: ...
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Held while tokens are made."""
-
-    def number(self) -> int:
-        """A number that no other session has."""
-
-    def acquire_env(self) -> Any:
-        """An environment that no other session uses."""
-
-    def return_env(self, env: Any) -> None:
-        """Give back an environment that still works."""
-
-
 class EpisodeSession:
-    """One episode in progress. Sampled ids go in as they are and stay as they are: nothing is tokenized twice."""
+    """One episode in progress, opened by `SessionPool.open`. Sampled ids are kept as they are, never tokenized again."""
 
-    def __init__(self, pool: SessionOwner, job: Job) -> None:
+    def __init__(self, pool: SessionPool, job: Job) -> None:
         self._pool = pool
         self._writer = ResponseWriter(pool.renderer)
         self._messages: list[dict[str, str]] = []
@@ -101,7 +72,7 @@ class EpisodeSession:
 
     @property
     def request(self) -> GenerateRequest | None:
-        """What must be continued now; None when the episode is over, and in sessions without a tokenizer."""
+        """The prompt to continue now; None when the episode is over, and in sessions without a tokenizer."""
         return self._request
 
     @property
@@ -110,17 +81,17 @@ class EpisodeSession:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The conversation so far: system, user, assistant, user, ...; the last observation included."""
+        """The conversation so far (system, user, assistant, user, ...), the last observation included."""
         return [dict(message) for message in self._messages]
 
     @property
     def turns(self) -> int:
-        """How many turns were played."""
+        """Number of turns played."""
         return 0 if self._runner is None else len(self._runner.turns)
 
     @property
     def task(self) -> Task | None:
-        """What is played; None where the environment failed before it could say."""
+        """The task that is played; None if the environment failed at its reset."""
         return None if self._runner is None else self._runner.conversation.task
 
     @property
@@ -132,11 +103,11 @@ class EpisodeSession:
         return self._runner is not None and self._runner.success
 
     def step(self, generation: Generation) -> Stepped:
-        """Answer with sampled ids; they are kept as they are. Log-probabilities that are NaN are unknown.
+        """Answer with sampled ids, which are kept unchanged. NaN stands for unknown log-probabilities.
 
-        A response that was broken off (finish `aborted`) does not reach the environment: it ends the episode.
-        Raises AgentError after the end or without a tokenizer. Any other exception than a failing back end is a
-        mistake: it propagates, and the environment is not used again.
+        An aborted response (finish `aborted`) does not reach the environment and ends the episode. Raises AgentError
+        after the end or without a tokenizer. Any exception other than EnvBackendError is a bug: it propagates, and the
+        environment is not used again.
         """
         runner, renderer = self._in_progress(), self._pool.renderer
         if renderer is None or runner.conversation.thread is None:
@@ -161,7 +132,7 @@ class EpisodeSession:
         return self._step(runner, reply)
 
     def step_text(self, text: str) -> Stepped:
-        """Answer with text; with a tokenizer its ids are kept, too, without log-probabilities."""
+        """Answer with text. With a tokenizer its ids are recorded too, without log-probabilities."""
         runner = self._in_progress()
         with self._pool.lock:
             reply = self._writer.write_text(runner.conversation, text)
@@ -174,7 +145,8 @@ class EpisodeSession:
         try:
             text = action if channel is None else channel.format(action)
         except TurngymError:
-            text = action  # no response can carry it: the environment then says that it cannot be read
+            # the channel cannot express the action; the environment then reports that it cannot read it
+            text = action
         return self.step_text(text)
 
     def end(self, status: Status, error: str = "") -> None:
@@ -184,13 +156,13 @@ class EpisodeSession:
         self._finish(runner)
 
     def episode(self) -> Episode:
-        """The record. Raises AgentError while the episode goes on."""
+        """The finished record. Raises AgentError while the episode is still in progress."""
         if self._episode is None:
-            raise AgentError("the episode goes on: step the session until it is done, or end() it")
+            raise AgentError("the episode is still in progress: step the session until it is done, or end() it")
         return self._episode
 
     def close(self) -> None:
-        """Give the environment back; twice is fine. An episode that goes on stays unfinished."""
+        """Return the environment to the pool; idempotent. An episode in progress stays unfinished."""
         self._request = None
         env, self._env = self._env, None
         if env is not None:
@@ -214,7 +186,7 @@ class EpisodeSession:
         ids = NO_IDS
         if runner.status is None:
             ids = self._render_prompt()
-        # asked again: a full context ends the episode while its prompt is rendered
+        # checked again, since a full context ends the episode while its prompt is rendered
         if runner.status is not None:
             self._finish(runner)
         return Stepped(
@@ -226,7 +198,7 @@ class EpisodeSession:
         )
 
     def _render_prompt(self) -> NDArray[np.int32]:
-        """Let the waiting observation stand as a prompt; its ids. A full context ends the episode."""
+        """Make the waiting observation the next prompt and return its new ids. A full context ends the episode."""
         runner = self._runner
         assert runner is not None
         conversation = runner.conversation
@@ -268,22 +240,19 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-# Opens sessions: one environment made ready for trainers that sample by themselves.
-
-
 class SessionPool:
-    """Opens sessions on one environment; sessions that are closed give their environment to the next.
+    """Opens sessions on one environment; a closed session leaves its environment to the next.
 
-    Sessions may be stepped from several threads, each by one at a time. With a tokenizer the history is never rewritten
+    Different sessions may be stepped from different threads. With a tokenizer the history is never rewritten
     (`history="append"`), so an episode is one growing row of ids; without one, sessions are text only.
 
     Args:
         make_env: makes an `ActionGuard`, alone or inside wrappers.
         renderer: shared by all sessions; None for text.
-        system: the system message; None: the environment's instructions and the channel's.
+        system: the system message; None for the environment's instructions and the channel's.
         sampling: how responses are drawn; stop ids and stop strings are filled in.
         max_context: most ids of an episode, prompt and responses together.
-        max_depth: most turns, where the trainer wants fewer than the environment; the episode ends `truncated_depth`.
+        max_depth: most turns, if fewer than the environment allows; the episode then ends as `truncated_depth`.
     """
 
     def __init__(
@@ -302,7 +271,7 @@ class SessionPool:
         self.max_context = max_context
         self.max_depth = max_depth
         self.lock = threading.Lock()
-        """Held while tokens are made: fast tokenizers and caches are shared."""
+        """Held while text is tokenized, since fast tokenizers and caches are shared."""
         self._idle: deque[Any] = deque()
         self._count = itertools.count()
         probe = make_env()
@@ -325,9 +294,9 @@ class SessionPool:
         stop_ids: Sequence[int] = (),
         **make: Any,
     ) -> SessionPool:
-        """A pool on `gym.make(env_id, **make)`, spoken to as `settings` say (`ChatSettings.load(model folder)`).
+        """A pool on `gym.make(env_id, **make)` with the chat settings of a model (`ChatSettings.load(model folder)`).
 
-        `stop_ids` are further ids that end a response, where the model's generation config names some.
+        `stop_ids` are further ids that end a response, if the model's generation config names some.
         """
         settings = settings or ChatSettings()
         if settings.memory != "all":
@@ -364,20 +333,20 @@ class SessionPool:
     ) -> EpisodeSession:
         """Begin attempt `sample` at a task; None draws the task from (seed, sample).
 
-        Raises TaskError if it is unknown, or has another hash than the `sha256` that is asked for.
+        Raises TaskError if the task is unknown, or its hash is not `sha256`.
         """
         if task_id is None:
             task_id = self._task_ids[int(np.random.default_rng((seed, sample)).integers(len(self._task_ids)))]
         return EpisodeSession(self, Job(task_id=task_id, seed=seed, sample=sample, group=group, sha256=sha256))
 
     def number(self) -> int:
-        """Another number at each call: engines keep what they hold for a session under its name."""
+        """A new number at each call, so that session names are unique in an engine's cache."""
         return next(self._count)
 
     def acquire_env(self) -> Any:
         """An environment that no session uses; a new one where none is idle."""
         try:
-            # not `if self._idle`: another thread may take the last one in between; pop() alone is atomic
+            # no `if self._idle` before it: another thread could take the last one in between; pop() alone is atomic
             return self._idle.pop()
         except IndexError:
             with self.lock:

@@ -1,4 +1,7 @@
-"""The rollout: many independent episodes over a pool of environments, with responses generated in batches."""
+"""How episodes are played: many independent jobs over a pool of environments, with responses generated in batches.
+
+`Job` describes one episode, `EpisodeRunner` is the episode while it is played, `Rollout` plays many at the same time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError
 from turngym.envs.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
 
-# Runs one episode: the job that describes it, its state while it is played, and the finished record.
+MakeEnv = Callable[[], Any]
+"""Makes one environment: an `ActionGuard`, alone or inside wrappers."""
+SLOTS = 64
+"""Default number of episodes that are played at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +36,17 @@ class Job:
     sample: int = 0
     """0-based number of this attempt at the task."""
     group: int = 0
-    """Attempts that are compared with each other share it."""
+    """Attempts that are compared with each other have the same group."""
     seed: int = 0
     sha256: str = ""
-    """What the task's hash must be; empty: not checked."""
+    """Required hash of the task; empty if it is not checked."""
     demonstration: tuple[str | Shown, ...] = ()
     """Actions, or turns in the agent's own ids, that are replayed first (origin `demonstration`); the agent plays the
     rest."""
     begun: Ids = ()
-    """Ids with which the agent's first response begins, after the demonstration; it goes on from them."""
+    """Ids with which the agent's first response after the demonstration begins; the agent continues them."""
     max_turns: int | None = None
-    """A depth cap of its own in place of the rollout's; the episode says so in `meta`."""
+    """This job's own depth cap, which overrides the rollout's and is recorded in the episode's `meta`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +57,7 @@ class EpisodeRunner:
     """Number of the job."""
     job: Job
     env: Any
-    """What is stepped: the guard, or whatever wraps it."""
+    """The environment that is stepped: the guard, or a wrapper around it."""
     guard: ActionGuard
     conversation: Conversation
     turns: list[Turn] = field(default_factory=list)
@@ -59,21 +65,21 @@ class EpisodeRunner:
     success: bool = False
     score: float = 0.0
     goal_rate: float | None = None
-    """Share of goal conditions met, where the environment tells."""
+    """Share of goal conditions met, if the environment reports it."""
     status: Status | None = None
     """None while the episode runs."""
     error: str = ""
     timings: dict[str, float] = field(default_factory=dict)
 
     def step(self, reply: Reply, max_turns: int | None = None) -> None:
-        """Hand `reply` to the environment and record the turn; `max_turns`: the depth cap of jobs without their own."""
+        """Pass `reply` to the environment and record the turn; `max_turns` is the depth cap of jobs without their own."""
         max_turns = self.job.max_turns or max_turns
         if reply.ends is not None:
             self.status, self.error = reply.ends, reply.error
+            # an aborted response is recorded although the environment never sees it
             if reply.logprobs is not None:
-                self.turns.append(
-                    replace(_turn(self.conversation, reply, _info_of_aborted(self), 0.0), excluded="broken off")
-                )
+                info = {"action": None, "verdict": Verdict.MALFORMED, "score": self.score, "goal_rate": self.goal_rate}
+                self.turns.append(replace(_turn(self.conversation, reply, info, 0.0), excluded="broken off"))
             return
         start = time.perf_counter()
         try:
@@ -91,7 +97,7 @@ class EpisodeRunner:
             self.status = Status.TRUNCATED_DEPTH
 
     def record(self, reply: Reply, observation: str, reward: float, info: Mapping[str, Any]) -> None:
-        """Add the turn that `reply` made, and what waits next."""
+        """Record the turn that `reply` made and the observation that waits next."""
         conversation = self.conversation
         self.turns.append(_turn(conversation, reply, info, reward))
         self.episode_return += reward
@@ -143,8 +149,8 @@ class EpisodeRunner:
 def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: ChatRenderer | None) -> EpisodeRunner:
     """Reset `env` to the job's task; the first observation waits for an answer.
 
-    `system` None: the environment's instructions, and the channel's where the renderer's template does not give them.
-    Raises EnvBackendError where the environment fails, TaskError where the task is not the one that the job means.
+    With `system` None the system message is the environment's instructions, and the channel's if the renderer's template
+    does not give them. Raises EnvBackendError if the environment fails, TaskError if the task has another hash.
     """
     guard = guard_of(env)
     start = time.perf_counter()
@@ -175,7 +181,7 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
 def failed_episode(
     job: Job, env_id: str, error: object, meta: Mapping[str, Any], status: Status = Status.ERROR_ENV
 ) -> Episode:
-    """The record of an episode of which nothing is known but why it failed, by default before its first observation."""
+    """The record of an episode that failed before its first observation (or whose turns were lost)."""
     return Episode(
         task=Task(env_id=env_id, task_id=job.task_id, sha256="", split="", category=""),
         seed=job.seed,
@@ -197,17 +203,12 @@ def _system_text(guard: ActionGuard, renderer: ChatRenderer | None) -> str:
 
 
 def _segments(runner: EpisodeRunner) -> tuple[NDArray[np.int32], ...]:
-    """Ids up to the last response that became a turn: a prompt without a response is left out."""
+    """Ids up to the last response that became a turn; a prompt without a response is left out."""
     history = runner.conversation.thread
     if history is None or not runner.turns:
         return ()
     ends = {turn.segment: turn.response_span[1] for turn in runner.turns}
     return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(history.segments[: max(ends) + 1]))
-
-
-def _info_of_aborted(runner: EpisodeRunner) -> Mapping[str, Any]:
-    """Stands in for `info` where a response was aborted: the environment was never given it."""
-    return {"action": None, "verdict": Verdict.MALFORMED, "score": runner.score, "goal_rate": runner.goal_rate}
 
 
 def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], reward: float) -> Turn:
@@ -234,23 +235,17 @@ def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], rew
     )
 
 
-MakeEnv = Callable[[], Any]
-"""Makes one environment: an `ActionGuard`, alone or inside wrappers."""
-SLOTS = 64
-"""Episodes that are played at the same time, where the caller does not say."""
-
-
 class RolloutSettings(TypedDict, total=False):
-    """Keyword options of every rollout; all may be left out."""
+    """Keyword options of every rollout; all are optional."""
 
     slots: int
     """Most episodes that are played at the same time."""
     max_turns: int | None
-    """Depth cap: an episode that reaches it ends as `truncated_depth`. None: only the environment's own limit."""
+    """Depth cap: an episode that reaches it ends as `truncated_depth`. None leaves the environment's own limit."""
     on_episode: Callable[[Episode], None] | None
     """Called in the caller's process as each episode finishes."""
     system: str | None
-    """The system message. None: the environment's instructions, and the channel's."""
+    """The system message; None for the environment's instructions and the channel's."""
     meta: dict[str, Any] | None
     """Added to every episode's `meta`."""
 
@@ -267,15 +262,17 @@ class PlayJobs(Protocol):
 class Rollout:
     """Plays jobs in `slots` environments. Episodes depend on their job alone, not on slots, order or batch.
 
-    Every round, all conversations that wait are answered together, then each environment takes its step; finished
-    episodes leave and the next jobs take their places. Environments are made when first needed and used again.
+    In every round all waiting conversations are answered together, then each environment takes its step. Finished
+    episodes leave and the next jobs take their places. Environments are made when first needed and reused.
 
-    - the environment's limit of turns: `truncated_turns`; the depth cap `max_turns`: `truncated_depth` (the turn at the
-      cap is finished first); a full context: `truncated_tokens`
-    - EnvBackendError: `error_env` with the turns so far, and a fresh environment in that slot
-    - what the agent reports: `error_engine`, `error_timeout`; every other exception is a mistake and propagates
+    How an episode ends, besides `completed`:
 
-    `on_episode` is called as each episode finishes, so what is finished is kept when a run is interrupted.
+    - `truncated_turns` at the environment's limit of turns, `truncated_depth` at the cap `max_turns` (the turn at the
+      cap is finished first), `truncated_tokens` with a full context
+    - `error_env` with the turns so far after an EnvBackendError; the slot gets a new environment
+    - `error_engine` and `error_timeout` as the agent reports them; any other exception is a bug and propagates
+
+    `on_episode` is called as each episode finishes, so that finished ones are kept when a run is interrupted.
     """
 
     def __init__(
@@ -316,9 +313,9 @@ class Rollout:
         return [done[number] for number in range(len(jobs))]
 
     def advance(self, waiting: deque[tuple[int, Job]]) -> list[tuple[int, Episode]]:
-        """Begin what fits of `waiting` (numbered jobs, taken from the left) and play one round of everything begun.
+        """Begin as many jobs of `waiting` as fit (taken from the left) and play one round of all active episodes.
 
-        Returns the numbers and episodes that finished. Numbers must differ among all that is being played. After an
+        Returns the numbers and episodes that finished. Numbers must differ among all active episodes. After an
         exception only `abandon` may be called.
         """
         done: list[tuple[int, Episode]] = []
@@ -340,7 +337,7 @@ class Rollout:
 
     def abandon(self) -> None:
         """Give up every episode in progress and close every environment."""
-        # Which of these already went back to the pool is unknown: none may be used again.
+        # it is unknown which environments already went back to the pool, so none may be used again
         for runner in self._active:
             self._agent.release(runner.conversation)
             runner.env.close()
@@ -361,7 +358,7 @@ class Rollout:
             return failed_episode(job, guard_of(env).env_id, error, self._meta)
 
     def _round(self, active: list[EpisodeRunner], done: list[tuple[int, Episode]]) -> list[EpisodeRunner]:
-        """One turn for everything that waits; what goes on."""
+        """Play one turn of every active episode; returns those that go on."""
         replies = self._answer(active)
         continuing: list[EpisodeRunner] = []
         for runner, reply in zip(active, replies, strict=True):
@@ -378,6 +375,7 @@ class Rollout:
         return continuing
 
     def _answer(self, active: list[EpisodeRunner]) -> list[Reply]:
+        """A reply for each active episode: the next turn of its demonstration, or the agent's."""
         waiting = [runner for runner in active if runner.conversation.turn >= len(runner.job.demonstration)]
         for runner in waiting:
             first = runner.conversation.turn == len(runner.job.demonstration)
@@ -391,19 +389,16 @@ class Rollout:
         replies = []
         for runner in active:
             turn = runner.conversation.turn
-            if turn < len(runner.job.demonstration):
-                replies.append(self._shown(runner, turn))
-            else:
+            if turn >= len(runner.job.demonstration):
                 runner.timings["generate"] += seconds_each
                 replies.append(next(answers))
+                continue
+            shown, writer = runner.job.demonstration[turn], self._agent.writer
+            if isinstance(shown, str):
+                replies.append(writer.write(runner.conversation, shown, "demonstration"))
+            else:
+                replies.append(writer.show(runner.conversation, shown))
         return replies
-
-    def _shown(self, runner: EpisodeRunner, turn: int) -> Reply:
-        """A turn of the job's demonstration."""
-        shown, writer = runner.job.demonstration[turn], self._agent.writer
-        if isinstance(shown, str):
-            return writer.write(runner.conversation, shown, "demonstration")
-        return writer.show(runner.conversation, shown)
 
     def _finish(self, episode: Episode, done: list[tuple[int, Episode]], number: int) -> None:
         done.append((number, episode))

@@ -1,4 +1,4 @@
-"""Agents without a model: the expert, a random player, a replay of recorded episodes."""
+"""Agents without a model: experts, mixes of good and bad players, random actions, replays, a person at the terminal."""
 
 from __future__ import annotations
 
@@ -18,144 +18,18 @@ from turngym.envs.core.plugins import find, installed, is_path
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.spaces import printable
 
-# A person at the terminal as an agent.
-
-HELP = "Type an action. ? lists what is possible, ?WORD only what contains WORD, ! asks the expert, q quits."
-
-
-class HumanAgent:
-    """Shows each observation and reads an action. Quitting ends the episode as `truncated_depth`; the turns are kept.
-
-    Args:
-        ask: reads one line (EOFError and KeyboardInterrupt quit).
-        say: shows a text; `kind` is `observation`, `note` or `list`.
-    """
-
-    def __init__(self, ask: Callable[[], str], say: Callable[[str, str], None], *, name: str = "human") -> None:
-        self.name = name
-        self.writer = ResponseWriter()
-        self._ask = ask
-        self._say = say
-
-    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
-        if len(waiting) > 1:
-            raise AgentError("a person plays one episode at a time: use slots=1")
-        return [self._one(conversation) for conversation in waiting]
-
-    def release(self, conversation: Conversation) -> None:
-        pass
-
-    def _one(self, conversation: Conversation) -> Reply:
-        if conversation.turn == 0:
-            self._say(HELP, "note")
-        self._say(printable(conversation.observation), "observation")
-        while True:
-            try:
-                line = self._ask().strip()
-            except (EOFError, KeyboardInterrupt):
-                line = "q"
-            if line in ("q", "quit", "exit"):
-                return Reply(ends=Status.TRUNCATED_DEPTH, error="the player quit")
-            if line.startswith("?"):
-                self._say(_choices(conversation, line[1:].strip()), "list")
-            elif line == "!":
-                self._say(conversation.env.expert_action() or "The expert knows no way.", "note")
-            elif line:
-                self._hint(conversation, line)
-                return self.writer.write(conversation, line)
-
-    def _hint(self, conversation: Conversation, line: str) -> None:
-        if conversation.admissible and conversation.env.base.canonical(line) not in conversation.admissible:
-            near = nearest(line, conversation.admissible)
-            if near:
-                self._say(f"(not possible now; nearest: {', '.join(near[:3])})", "note")
-
-
-def _choices(conversation: Conversation, word: str) -> str:
-    if conversation.admissible is None:
-        return "Any text is possible here."
-    found = [action for action in conversation.admissible if word in action]
-    return "\n".join(found) if found else f"Nothing possible contains {word!r}."
-
-
-# Shares of players of every quality: experts, noisy experts, and players that fall into a loop.
-
+MakeExpert = Callable[[ActionGuard], Player]
+"""Makes one expert for an episode; called after the reset."""
+PLAYERS = "turngym.players"
+"""Entry point group of players in other packages."""
 PERIODS = {"repeat": (1,), "cycle": (2, 3)}
-"""Players that fall into a loop, and the lengths that it may have."""
+"""Players that fall into a loop, and its possible lengths in turns."""
 KNOWN_PLAYERS = ("expert", "noisy", *PERIODS)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Who plays one episode."""
-
-    player: str
-    loop_from: int = 0
-    """Turn from which a looping player says again, in turn, what it said in the `period` turns before; never below
-    `period`."""
-    period: int = 0
-    """Length of the loop; 0: none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayerMix:
-    """Shares of players among episodes, and how soon a loop sets in."""
-
-    shares: tuple[tuple[str, float], ...]
-    """(player, share), in any unit; `expert`, `noisy`, `repeat` (its last action for ever) or `cycle` (its last two or
-    three)."""
-    loop_after: float = 2.3
-    """Mean number of turns before a loop sets in; at least 1."""
-    loop_slips: float = 0.0
-    """Share of turns in a loop that are noise; the loop goes on after them."""
-
-    def __post_init__(self) -> None:
-        for player, share in self.shares:
-            if player not in KNOWN_PLAYERS:
-                hint = did_you_mean(player, [*KNOWN_PLAYERS])
-                raise AgentError(f"players: {player!r}; known are {', '.join(KNOWN_PLAYERS)}.{hint}")
-            if not (math.isfinite(share) and share >= 0):
-                raise AgentError(f"players: the share of {player} is {share}; valid: 0 or more")
-        names = [player for player, _ in self.shares]
-        if len({*names}) < len(names):
-            raise AgentError(f"players: {', '.join(names)}; each may be named once")
-        if not sum(share for _, share in self.shares) > 0:
-            raise AgentError("players: no player has a share above 0")
-        if not (math.isfinite(self.loop_after) and self.loop_after >= 1):
-            raise AgentError(f"loop-after is {self.loop_after}; valid: 1 or more turns")
-        if not 0 <= self.loop_slips < 1:
-            raise AgentError(f"loop-slips is {self.loop_slips}; valid: a share of turns below 1")
-
-    @classmethod
-    def parse(cls, text: str, **more: float) -> PlayerMix:
-        """From `expert:.35,noisy:.2,repeat:.2,cycle:.25`, and further fields. Raises AgentError for what cannot be."""
-        shares = []
-        for item in text.split(","):
-            player, _, share = item.strip().partition(":")
-            try:
-                shares.append((player, float(share)))
-            except ValueError:
-                raise AgentError(
-                    f"players: {item.strip()!r} in {text!r}; valid: player:share, for example expert:.7,repeat:.3"
-                ) from None
-        return cls(shares=tuple(shares), **more)
-
-    def draw(self, rng: np.random.Generator) -> Part:
-        """Who plays an episode. The turn of a loop is geometric with mean `loop_after`, but never below its length."""
-        names, weights = zip(*self.shares, strict=True)
-        player = names[int(rng.choice(len(names), p=np.array(weights) / sum(weights)))]
-        if player not in PERIODS:
-            return Part(player)
-        period = int(rng.choice(PERIODS[player]))
-        return Part(player, max(int(rng.geometric(1 / self.loop_after)), period), period)
-
-
-# streams of their own: switching noise on leaves an episode's share, and all other draws, as they were
+# Each purpose has a random stream of its own, so that switching one on changes no other draw.
 EXPERT_STREAM = 1
 NOISE_STREAM = 2
-PLAYERS = "turngym.players"
-"""Entry points of players that other packages bring."""
-MakeExpert = Callable[[ActionGuard], Player]
+PLAYER_STREAM = 3
+HELP = "Type an action. ? lists what is possible, ?WORD only what contains WORD, ! asks the expert, q quits."
 
 
 class PrivilegedExpert:
@@ -165,14 +39,14 @@ class PrivilegedExpert:
         self._env = env
 
     def observe(self, action: str) -> None:
-        """It sees the state anyway."""
+        """Does nothing: the expert reads the state."""
 
     def act(self) -> str | None:
         return self._env.expert_action()
 
 
 def named_player(name: str) -> MakeExpert:
-    """Makes one expert per episode: `expert` is the environment's privileged one, other names its scripted players.
+    """What makes the player `name`: `expert` is the environment's privileged one, other names its scripted players.
 
     Players of other packages are named as `package.module:name`, or by an entry point of `turngym.players`: a function
     that gets the episode's `ActionGuard` (its `base` is the environment) after the reset and returns a `Player`.
@@ -188,7 +62,7 @@ def named_player(name: str) -> MakeExpert:
 
 @dataclass(frozen=True, slots=True)
 class _NamedPlayer:
-    """A function that can be sent to other processes."""
+    """A `MakeExpert` that can be pickled for other processes."""
 
     name: str
 
@@ -204,13 +78,12 @@ class ExpertAgent:
     """Plays an expert's actions, with a share of random ones mixed in.
 
     Args:
-        renderer: given one, episodes carry token ids, ready for supervised training.
+        renderer: with one, episodes carry token ids, ready for supervised training.
         expert: makes one expert per episode; by default the environment's privileged one.
         noise: share of turns that play a random action instead, marked `origin="noise"` and never trained on; a pair
             (low, high) draws one share per episode. The expert goes on from wherever the noise leads.
-        mistakes: share of the noise that is the environment's own idea of a mistake (`TextEnv.plausible_mistake`);
-            most of them are impossible, and without them a student never learns what to do after a refusal. The rest
-            is admissible.
+        mistakes: share of the noise that is a typical mistake (`TextEnv.plausible_mistake`). Most of those are
+            inadmissible; without them a student never learns what to do after a refusal. The rest is admissible.
     """
 
     def __init__(
@@ -253,19 +126,19 @@ class ExpertAgent:
         return self.writer.write(conversation, action, "demonstration")
 
     def noise(self, conversation: Conversation, share: float) -> str | None:
-        """A random action for this turn, or None where none is drawn, which is so for 1 - `share` of the turns."""
+        """A random action for `share` of the turns, None for the others."""
         rng = conversation.rng(NOISE_STREAM)
         if rng.random() >= share:
             return None
         if self._mistakes and rng.random() < self._mistakes:
-            plausible_mistake = conversation.env.base.plausible_mistake(rng)
-            if plausible_mistake is not None:
-                return plausible_mistake
+            mistake = conversation.env.base.plausible_mistake(rng)
+            if mistake is not None:
+                return mistake
         return conversation.env.base.sample_action(rng)
 
 
 class RandomAgent:
-    """Draws from what may be done now (`TextEnv.sample_action`)."""
+    """Plays random admissible actions (`TextEnv.sample_action`)."""
 
     def __init__(self, renderer: ChatRenderer | None = None, *, name: str = "random") -> None:
         self.name = name
@@ -285,11 +158,11 @@ class RandomAgent:
 
 
 class ReplayAgent:
-    """Plays recorded turns again: per (task id, sample) for episodes, or one list of actions for every conversation.
+    """Plays recorded turns again: those of the same task and sample, or one list of actions for every conversation.
 
-    A recorded response is repeated letter by letter where the environment reads the recorded action from it; where the
-    channel differs, the action is written anew. With `verify`, an observation that differs from the recorded one is an
-    error that names the turn. A script that ends before its episode does ends it as `truncated_depth`.
+    A recorded response is repeated exactly if the environment reads the recorded action from it; if the channel
+    differs, the action is written anew. With `verify`, an observation that differs from the recorded one is an error
+    that names the turn. An episode that outlasts its script ends as `truncated_depth`.
     """
 
     def __init__(
@@ -338,11 +211,10 @@ class ReplayAgent:
         if self._verify and turn.observation != conversation.observation:
             raise AgentError(
                 f"{conversation.task.task_id} sample {conversation.sample}, turn {conversation.turn}: recorded "
-                f"observation "
-                f"{turn.observation[:200]!r}, now {conversation.observation[:200]!r}"
+                f"observation {turn.observation[:200]!r}, now {conversation.observation[:200]!r}"
             )
         read = conversation.env.read(turn.response).action
-        # a response from which nothing was read can only be repeated as it was
+        # a response from which no action was read can only be repeated as it was
         if turn.action is None or (read is not None and conversation.env.base.canonical(read) == turn.action):
             return self.writer.write_text(conversation, turn.response, turn.origin)
         return self.writer.write(conversation, turn.action, turn.origin)
@@ -351,7 +223,7 @@ class ReplayAgent:
 def expert_actions(
     env: ActionGuard, task_id: str, *, seed: int = 0, expert: MakeExpert = PrivilegedExpert, limit: int = 100
 ) -> tuple[str, ...]:
-    """What the expert does from the start of `task_id` to its end, at most `limit` actions. Resets `env`."""
+    """The expert's actions from the start of `task_id` to its end, at most `limit`. Resets `env`."""
     base = env.base
     env.reset(seed=reset_seed(task_id, seed), options={"task": task_id})
     player = expert(env)
@@ -397,19 +269,77 @@ def with_demonstrations(
     ]
 
 
-# Demonstrations by players of every quality, a player for each episode.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The player of one episode."""
 
-# a stream of its own: noise and the expert's share of it stay what they are without other players
-PLAYER_STREAM = 3
+    player: str
+    loop_from: int = 0
+    """Turn at which a looping player begins to repeat the `period` turns before; at least `period`."""
+    period: int = 0
+    """Length of the loop in turns; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerMix:
+    """Shares of players among episodes, and how soon a loop begins."""
+
+    shares: tuple[tuple[str, float], ...]
+    """(player, share) in any unit. Players are `expert`, `noisy`, `repeat` (repeats its last action) and `cycle`
+    (repeats its last two or three)."""
+    loop_after: float = 2.3
+    """Mean number of turns before a loop begins; at least 1."""
+    loop_slips: float = 0.0
+    """Share of turns in a loop that are noise; the loop goes on after them."""
+
+    def __post_init__(self) -> None:
+        for player, share in self.shares:
+            if player not in KNOWN_PLAYERS:
+                hint = did_you_mean(player, [*KNOWN_PLAYERS])
+                raise AgentError(f"players: {player!r}; known are {', '.join(KNOWN_PLAYERS)}.{hint}")
+            if not (math.isfinite(share) and share >= 0):
+                raise AgentError(f"players: the share of {player} is {share}; valid: 0 or more")
+        names = [player for player, _ in self.shares]
+        if len({*names}) < len(names):
+            raise AgentError(f"players: {', '.join(names)}; each may be named once")
+        if not sum(share for _, share in self.shares) > 0:
+            raise AgentError("players: no player has a share above 0")
+        if not (math.isfinite(self.loop_after) and self.loop_after >= 1):
+            raise AgentError(f"loop-after is {self.loop_after}; valid: 1 or more turns")
+        if not 0 <= self.loop_slips < 1:
+            raise AgentError(f"loop-slips is {self.loop_slips}; valid: a share of turns below 1")
+
+    @classmethod
+    def parse(cls, text: str, **more: float) -> PlayerMix:
+        """Reads `expert:.35,noisy:.2,repeat:.2,cycle:.25`; `more` are further fields. Raises AgentError if invalid."""
+        shares = []
+        for item in text.split(","):
+            player, _, share = item.strip().partition(":")
+            try:
+                shares.append((player, float(share)))
+            except ValueError:
+                raise AgentError(
+                    f"players: {item.strip()!r} in {text!r}; valid: player:share, for example expert:.7,repeat:.3"
+                ) from None
+        return cls(shares=tuple(shares), **more)
+
+    def draw(self, rng: np.random.Generator) -> Part:
+        """The player of an episode. A loop begins at a geometric turn of mean `loop_after`, never before its length."""
+        names, weights = zip(*self.shares, strict=True)
+        player = names[int(rng.choice(len(names), p=np.array(weights) / sum(weights)))]
+        if player not in PERIODS:
+            return Part(player)
+        period = int(rng.choice(PERIODS[player]))
+        return Part(player, max(int(rng.geometric(1 / self.loop_after)), period), period)
 
 
 class MixedAgent:
-    """Plays as a player that is drawn for each episode by (seed, task, sample) alone.
+    """Plays each episode as a player that is drawn from `mix` by (seed, task, sample) alone.
 
     `expert` plays without noise, the others with it, as `ExpertAgent` does. Looping players begin like `noisy` and then
-    repeat what they said, letter by letter, noise or not, but for `loop_slips`. A repetition is what a poor policy does
-    and no demonstration (origin `policy`): who trains on both learns to go on with a loop, also where the environment
-    refuses every turn of it. Noise is never imitated. Arguments as those of `ExpertAgent`.
+    repeat their responses exactly, noise or not, except for `loop_slips`. A repetition is what a poor policy does and
+    no demonstration (origin `policy`): a student trained on both learns to continue a loop, even if the environment
+    refuses every turn of it. Noise is never imitated. Arguments are those of `ExpertAgent`.
     """
 
     def __init__(
@@ -452,3 +382,54 @@ class MixedAgent:
         if slip is not None:
             return self.writer.write(conversation, slip, "noise")
         return self.writer.write_text(conversation, loop[(conversation.turn - part.loop_from) % part.period], "policy")
+
+
+class HumanAgent:
+    """Shows each observation to a person and reads an action.
+
+    Quitting ends the episode as `truncated_depth` and keeps its turns.
+
+    Args:
+        ask: reads one line (EOFError and KeyboardInterrupt quit).
+        say: shows a text; its second argument is the kind: `observation`, `note` or `list`.
+    """
+
+    def __init__(self, ask: Callable[[], str], say: Callable[[str, str], None], *, name: str = "human") -> None:
+        self.name = name
+        self.writer = ResponseWriter()
+        self._ask = ask
+        self._say = say
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        if len(waiting) > 1:
+            raise AgentError("a person plays one episode at a time: use slots=1")
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        pass
+
+    def _one(self, conversation: Conversation) -> Reply:
+        admissible = conversation.admissible
+        if conversation.turn == 0:
+            self._say(HELP, "note")
+        self._say(printable(conversation.observation), "observation")
+        while True:
+            try:
+                line = self._ask().strip()
+            except (EOFError, KeyboardInterrupt):
+                line = "q"
+            if line in ("q", "quit", "exit"):
+                return Reply(ends=Status.TRUNCATED_DEPTH, error="the player quit")
+            if line.startswith("?"):
+                part = line[1:].strip()
+                listed = [action for action in admissible or () if part in action]
+                none = "Any text is possible here." if admissible is None else f"Nothing possible contains {part!r}."
+                self._say("\n".join(listed) or none, "list")
+            elif line == "!":
+                self._say(conversation.env.expert_action() or "The expert knows no way.", "note")
+            elif line:
+                if admissible and conversation.env.base.canonical(line) not in admissible:
+                    near = nearest(line, admissible)
+                    if near:
+                        self._say(f"(not possible now; nearest: {', '.join(near[:3])})", "note")
+                return self.writer.write(conversation, line)

@@ -1,4 +1,9 @@
-"""Chat settings of a model (channel, roles, lengths): saved beside its weights, so that every run renders alike."""
+"""How a model is spoken to: its chat settings, saved beside its weights so that every run renders alike.
+
+`resolved` fills in what the chat template decides (the dialect of tool calls, the role of observations) by rendering
+short conversations; `open_renderer` then builds the renderer. `build_phrase_tokenizer` makes the tokenizer of models
+that are small enough to train on a laptop.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,10 @@ from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
 FILE = "turngym.json"
+VALUE = "turngymvalue"
+THOUGHT = "turngymthought"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,46 +38,46 @@ class ChatSettings:
     """Everything about rendering that the weights depend on."""
 
     channel: str = "text"
-    """`text`: <think> and <action> tags; `tool`: a function call as the chat template writes it. `tool:DIALECT` and
-    `text:STYLE` (`turngym.envs.channels.make_channel`) say what the template was found to write."""
+    """`text` for <think> and <action> tags, `tool` for a function call as the chat template writes it. `tool:DIALECT`
+    and `text:STYLE` (`turngym.envs.channels.make_channel`) name the form instead of reading it from the template."""
     system: str | None = None
-    """The system message; None: the environment's instructions and the channel's; empty: no system message."""
+    """The system message; by default the environment's instructions and the channel's; empty for none."""
     observation_role: Literal["auto", "user", "tool"] = "auto"
-    """Role of every observation after the first; `auto`: what the chat template keeps more of the past for."""
+    """Role of every observation after the first; `auto` takes the role for which the template keeps more history."""
     thinking: bool | None = None
-    """`enable_thinking` of Qwen3-style templates; None: the template's default."""
+    """`enable_thinking` of Qwen3-style templates; by default the template's own default."""
     history: Literal["template", "append"] = "template"
-    """`append` keeps earlier thoughts even where the template would drop them: one segment per episode."""
+    """`append` keeps earlier thoughts even if the template would drop them, so an episode is one segment."""
     memory: str = "all"
     """What a turn's prompt holds of the episode: `all`, `window:N` (the task and the last N turns), `react` (a
     transcript). With the last two every turn is a segment of its own."""
     max_new_tokens: int = 512
     """Most ids of one response."""
     max_context: int | None = None
-    """Most ids of prompt and response together; None: what the model allows."""
+    """Most ids of prompt and response together; by default what the model allows."""
 
     def __post_init__(self) -> None:
         memory_of(self.memory)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells these settings from others; what was added to them later counts where it is not its default."""
-        found = asdict(self)
-        if self.memory == ChatSettings.__dataclass_fields__["memory"].default:
-            del found["memory"]
-        return found
+        """The settings that a run's identity records; `memory` counts only if it is not `all`."""
+        values = asdict(self)
+        if self.memory == "all":
+            del values["memory"]
+        return values
 
     def save(self, folder: str | Path) -> Path:
         """Write `turngym.json` into the model's folder."""
         path = Path(folder) / FILE
-        # checksums of other settings would not fit
+        # the folder's checksums were made with other settings and would no longer match
         (path.parent / SUMS).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         return path
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatSettings:
-        """Read `turngym.json` from the model's folder; the defaults where there is none.
+        """Read `turngym.json` from the model's folder; the defaults if there is none.
 
         Raises:
             AgentError: the file is not JSON or has settings that do not exist.
@@ -91,24 +99,22 @@ class ChatSettings:
         return cls(**values)
 
 
-# Which dialect of tool calls and thoughts a chat template writes, learned from the template itself.
-
-VALUE = "turngymvalue"
+# Which dialect of tool calls and thoughts a chat template writes, found by rendering.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class TemplateDialect:
     """The dialect of a template, and how well it is known."""
 
     dialect: Dialect
     exact: bool
-    """Whether our writing is the template's, letter by letter; else it is only read."""
+    """Whether we write calls exactly as the template does; if not, we can only read them."""
 
 
 def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
-    """`settings` with the channel that the tokenizer's chat template calls for (`tool` becomes `tool:glm`).
+    """`settings` with the channel that the tokenizer's chat template writes (`tool` becomes `tool:glm`).
 
-    A channel that names a dialect (`tool:hermes`) is taken at its word.
+    A channel that names its dialect (`tool:hermes`) stays as it is.
 
     Raises:
         RenderError: the template knows no tools, or writes calls in a dialect that is not known here.
@@ -118,18 +124,18 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> Chat
         return replace(settings, channel=f"text:{style}") if style else settings
     if settings.channel != "tool":
         return settings
-    learned = learn_dialect(tokenizer, tool)
-    if not learned.exact:
+    found = find_dialect(tokenizer, tool)
+    if not found.exact:
         warnings.warn(
-            f"this chat template's calls are read as {learned.dialect.name}, but it writes them a little otherwise "
-            "than we do: answers are read and kept as they were said, demonstrations (sft, luffy) differ from it",
+            f"this chat template's calls are read as {found.dialect.name}, but it writes them slightly differently "
+            "from us: answers are read and kept as they were said, but demonstrations (sft, luffy) differ from the template",
             stacklevel=2,
         )
-    return settings if learned.dialect is HERMES else replace(settings, channel=f"tool:{learned.dialect.name}")
+    return settings if found.dialect is HERMES else replace(settings, channel=f"tool:{found.dialect.name}")
 
 
-def learn_dialect(tokenizer: Any, tool: ToolSpec) -> Learned:
-    """The dialect in which the chat template writes a call of `tool`: rendered once, and compared with every known one.
+def find_dialect(tokenizer: Any, tool: ToolSpec) -> TemplateDialect:
+    """The dialect in which the chat template writes a call of `tool`: one rendering is compared with every known one.
 
     Raises RenderError as `with_dialect` does.
     """
@@ -138,13 +144,13 @@ def learn_dialect(tokenizer: Any, tool: ToolSpec) -> Learned:
     for text in written:
         exact = [d for d in DIALECTS.values() if d.write(tool.name, tool.argument, VALUE) in text]
         if exact:
-            # bare JSON stands inside many others
+            # the longest match, since bare JSON is part of many other dialects
             longest = max(exact, key=lambda dialect: len(dialect.write(tool.name, tool.argument, VALUE)))
-            return Learned(dialect=longest, exact=True)
+            return TemplateDialect(dialect=longest, exact=True)
     for text in written:
         for dialect in DIALECTS.values():
             if _reads(dialect, text, tool):
-                return Learned(dialect=dialect, exact=False)
+                return TemplateDialect(dialect=dialect, exact=False)
     if written:
         raise RenderError(
             f"the chat template of {template.name!r} writes tool calls in a dialect that is not known here: "
@@ -157,10 +163,10 @@ def learn_dialect(tokenizer: Any, tool: ToolSpec) -> Learned:
 
 
 def thought_style(tokenizer: Any, tool: ToolSpec) -> str | None:
-    """The style of thoughts (`turngym.envs.tool_calls.STYLES`) that the template names; None: `<think>`."""
+    """The style of thoughts (`turngym.envs.tool_calls.STYLES`) that the template names; None means `<think>`."""
     source = ChatTemplate(tokenizer).source
     for name, thoughts in STYLES.items():
-        # the plain word behind a marker may be put together elsewhere in the template
+        # harmony's template may assemble the text behind its marker elsewhere, so only the marker is looked for
         if thoughts.opening.rpartition("<|message|>")[0] in source if name == "harmony" else thoughts.opening in source:
             return name
     return None
@@ -179,7 +185,7 @@ def _written_calls(template: ChatTemplate, tool: ToolSpec) -> Iterator[str]:
             text = template.render([*opening, message], generate=False)
         except RenderError:
             continue
-        # the system message may show an example call: what it has in common with the bare opening goes
+        # the system message may show an example call, so the part that equals the bare opening is cut off
         same = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
         text = text[same:]
         if VALUE in text and tool.name in text:
@@ -194,11 +200,6 @@ def _reads(dialect: Dialect, text: str, tool: ToolSpec) -> bool:
     return call.arguments.get(tool.argument) == VALUE
 
 
-# A renderer as chat settings describe it, and settings as a chat template needs them.
-
-THOUGHT = "turngymthought"
-
-
 def open_renderer(
     tokenizer: Any,
     settings: ChatSettings,
@@ -207,9 +208,9 @@ def open_renderer(
     history: Literal["template", "append"] | None = None,
     stop_ids: Sequence[int] = (),
 ) -> ChatRenderer:
-    """The renderer of `settings`, in which nothing is left to find out (see `resolved`); `history` overrides theirs.
+    """The renderer of `settings`, which `resolved` has completed; `history` overrides theirs.
 
-    Raises RenderError where the chat template cannot do what they ask.
+    Raises RenderError if the chat template cannot do what they ask.
     """
     channel: Any = make_channel(settings.channel, tool)
     called = isinstance(channel, ToolChannel)
@@ -229,9 +230,9 @@ def open_renderer(
 def resolved(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
     """`settings` with what the tokenizer's chat template decides: the dialect, and the role of observations.
 
-    A tool's results go into role `tool` where the template shows them there. In the text channel observations are
-    `user` messages, except where the template drops earlier thoughts for those and keeps them around tool results: then
-    an episode stays one growing text instead of one prompt for each turn.
+    In the tool channel observations go into role `tool` if the template shows them there. In the text channel they are
+    `user` messages, unless the template drops earlier thoughts for those and keeps them around tool results: role
+    `tool` then keeps an episode one growing text instead of one prompt for each turn.
 
     Raises:
         RenderError: the template knows no tools, writes calls in an unknown dialect, or shows observations in no role.
@@ -245,7 +246,7 @@ def resolved(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSett
 
 
 def describe(settings: ChatSettings) -> str:
-    """What was found out, in a line for people."""
+    """The resolved settings in one line for people."""
     thinking = {None: "as the template has it", True: "on", False: "off"}[settings.thinking]
     return (
         f"chat: channel {settings.channel}, observations as {settings.observation_role} messages, thinking {thinking}"
@@ -253,7 +254,7 @@ def describe(settings: ChatSettings) -> str:
 
 
 def _segments(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> int | None:
-    """How many prompts of their own a short episode with thoughts needs; None where the template refuses it."""
+    """How many segments a short episode with thoughts needs; None if the template refuses it."""
     channel = make_channel(settings.channel, tool)
     action = tool.templates[0] if len(tool.tags) > 1 else "look"
     thought = None if settings.thinking is False else THOUGHT
@@ -265,12 +266,11 @@ def _segments(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> int | N
             renderer.observe(thread, OBSERVATION)
     except RenderError:
         return None
-    except TurngymError:  # an environment whose example this channel cannot carry
+    # the channel cannot express the environment's example action
+    except TurngymError:
         return 1
     return len(thread.segments)
 
-
-# A tiny lossless tokenizer whose tokens are whole phrases, for models small enough to train on a laptop.
 
 END = "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -303,9 +303,9 @@ def build_phrase_tokenizer(phrases: Iterable[str]) -> PreTrainedTokenizerFast:
         raise TurngymError(f"a phrase tokenizer needs phrases that are not special tokens; got {clashes or 'none'}")
     special = [PAD, END, *ROLES]
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
-    # Unigram charges an unknown character 10 more than the worst piece: with -100 phrases always win over bytes
+    # Unigram charges an unknown character 10 more than the worst piece; at -100, phrases always win over bytes
     scored = [(piece, -1.0) for piece in special + pieces] + [(piece, -100.0) for piece in byte_pieces]
-    # Unigram wants an unk id to get past unknown text; with byte_fallback the id itself is never given out
+    # Unigram needs an unk id to get past unknown text; with byte_fallback the id itself never appears
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=len(scored) - 256, byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(special)

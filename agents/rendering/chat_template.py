@@ -1,4 +1,9 @@
-"""A tokenizer's chat template, whose behavior is probed once, at construction."""
+"""What a tokenizer's chat template does: messages to text, text to ids, ids to text.
+
+Templates differ in more than their markers: some have no system messages, some open a thought for the model, some
+rewrite or refuse earlier answers. `ChatTemplate` renders a few marked conversations once, at construction, and reads
+these facts from the results.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +22,23 @@ from turngym.envs.tool_calls import THINK, Dialect, Thoughts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A tokenizer's chat template as a function: messages to text, text to ids, ids to text.
-
-# plain letters: no template trims, escapes or parses them
+ObservationRole = Literal["user", "tool"]
+# Markers for probing are plain letters, which no template trims, escapes or parses.
 OBSERVATION = "turngymobservation"
 SYSTEM = "turngymsystem"
+ANSWER = "turngymanswer"
+USER = "turngymuser"
 CACHE = 1 << 16
-# what Llama 3's templates fall back to where they are given no clock
+"""Most texts whose ids are cached."""
 FIXED_DATE = {"date_string": "26 Jul 2024"}
-# a macro hides the global function of the same name that transformers hands to the template
+"""The date that Llama 3's templates fall back to without a clock."""
+# This macro hides the global function of the same name that transformers passes to the template.
 FIXED_CLOCK = (
     "{%- macro strftime_now(form) -%}"
     "{%- if '%Y-%m-%d' in form -%}2024-07-26{%- else -%}26 Jul 2024{%- endif -%}"
     "{%- endmacro -%}"
 )
-"""Goes before templates that print today's date: they would give other tokens tomorrow."""
+"""Prepended to templates that print today's date, which would give other tokens tomorrow."""
 
 
 class RenderError(TurngymError):
@@ -39,7 +46,7 @@ class RenderError(TurngymError):
 
 
 class TemplateText:
-    """What one tokenizer writes and reads with one set of template switches. See `ChatTemplate` for the arguments."""
+    """Text and ids of one tokenizer with one set of template switches. See `ChatTemplate` for the arguments."""
 
     def __init__(
         self,
@@ -63,7 +70,7 @@ class TemplateText:
         self.source = self._read_source()
         """The template's own text."""
         self._source = FIXED_CLOCK + self.source if "strftime_now" in self.source else None
-        # per instance: a cache on the methods would be shared and keep every tokenizer alive
+        # caches per instance: one on the methods would be shared and keep every tokenizer alive
         self.encode = lru_cache(CACHE)(self._encode)
         self._decode_cached = lru_cache(CACHE)(self._decode)
         self._fold_system = False
@@ -73,7 +80,8 @@ class TemplateText:
     def _read_source(self) -> str:
         try:
             return str(self.tokenizer.get_chat_template(tools=self._tools))
-        except ValueError as error:  # several templates, none of them the default
+        # several templates, none of them the default
+        except ValueError as error:
             raise RenderError(f"the chat template of {self.name!r} cannot be chosen: {error}") from error
 
     def _shows_system(self) -> bool:
@@ -83,7 +91,7 @@ class TemplateText:
             return False
 
     def opening(self, system: str, observation: str) -> list[Message]:
-        """The messages before the first response. A template without system messages gets both in the user message."""
+        """The messages before the first response. Without support for system messages, both go into a user message."""
         if not system:
             return [{"role": "user", "content": observation}]
         if self._fold_system:
@@ -93,7 +101,7 @@ class TemplateText:
     def render(self, messages: Sequence[Message], *, generate: bool = True, tools: Sequence[Any] | None = None) -> str:
         """The whole conversation as text; `generate` appends the generation prompt.
 
-        `tools` (OpenAI function schemas) stand in for the tool of this template.
+        `tools` (OpenAI function schemas) replace the tool of this template.
         """
         try:
             text = self.tokenizer.apply_chat_template(
@@ -106,7 +114,8 @@ class TemplateText:
             )
         except ImportError as error:
             raise RenderError("chat templates need jinja2: pip install 'turngym[train]'") from error
-        except Exception as error:  # templates raise whatever they like, jinja2's own errors included
+        # templates raise anything, jinja2's own errors included
+        except Exception as error:
             roles = ", ".join(message["role"] for message in messages)
             raise RenderError(f"the chat template of {self.name!r} refuses the roles {roles}: {error}") from error
         return str(text)
@@ -114,7 +123,7 @@ class TemplateText:
     def special_tokens(self) -> list[str]:
         """Special tokens and markers of the tokenizer as text, the longest first."""
         added: Mapping[int, Any] = getattr(self.tokenizer, "added_tokens_decoder", {})
-        # words such as <think> are ordinary text to most templates
+        # added tokens such as <think> are ordinary text to most templates
         markers = {str(token) for token in added.values() if str(token).startswith("<|")}
         return sorted({*self.tokenizer.all_special_tokens, *markers} - {""}, key=len, reverse=True)
 
@@ -126,7 +135,7 @@ class TemplateText:
         return ids
 
     def _decode(self, ids: tuple[int, ...]) -> str:
-        # the cleanup drops spaces before punctuation: text that was not sampled
+        # the cleanup would drop spaces before punctuation, so the text would differ from what was sampled
         text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
 
@@ -134,13 +143,8 @@ class TemplateText:
         return self._decode_cached(tuple(ids))
 
 
-ObservationRole = Literal["user", "tool"]
-ANSWER = "turngymanswer"
-USER = "turngymuser"
-
-
 class ChatTemplate(TemplateText):
-    """Messages to text, text to ids, ids to text, for one tokenizer and one set of template switches.
+    """The chat template of one tokenizer with one set of switches, and what probing it has shown.
 
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template.
@@ -148,11 +152,11 @@ class ChatTemplate(TemplateText):
         thinking: `enable_thinking` of Qwen3-style templates; None leaves the template's own default.
         observation_role: role of every observation after the first (which is always `user`).
         variables: further template variables, for example `{"date_string": "26 Jul 2024"}`.
-        dialect: how the model writes calls of `tool`; None: responses are content and nothing else.
+        dialect: how the model writes calls of `tool`; None if responses are plain content.
         thoughts: how the model writes thoughts.
 
     Raises:
-        RenderError: without a chat template, or where the template does not show observations of that role.
+        RenderError: the tokenizer has no chat template, or it does not show observations of that role.
     """
 
     def __init__(
@@ -174,20 +178,21 @@ class ChatTemplate(TemplateText):
         self._probe(tool)
 
     def _probe(self, tool: ToolSpec | None) -> None:
+        """Read the template's habits from a few renderings. Later steps use what the earlier ones have set."""
         prompt = self.render(self.opening(SYSTEM, OBSERVATION))
         if OBSERVATION not in prompt:
             raise RenderError(f"the chat template of {self.name!r} does not show user messages")
         self.describes_tool = tool is not None and tool.name in prompt
         self.generation_prompt = prompt.rpartition(OBSERVATION)[2]
-        """What stands between an observation and the answer."""
+        """Text between an observation and the answer."""
         self._opens_thought = prompt.rstrip().endswith(self.thoughts.opening)
         self.form: AnswerForm = ContentAnswers()
-        """How responses are told to the template."""
+        """How responses are passed to the template."""
         self.samples = self._sample_answers(tool)
         """Answers that any model of this dialect might give."""
         self.prefill = self._probe_prefill(prompt)
-        """What the template puts into the assistant's mouth and what belongs to the message that it keeps."""
-        # a response inside an open thought has to close it
+        """Text that the generation prompt puts into the assistant's message and the template expects in it later."""
+        # a response that begins inside an open thought has to close it
         self._lead = f"{self.thoughts.after}{self.thoughts.closing}{self.thoughts.gap}" if self._opens_thought else ""
         self.form = self._choose_form()
         self._bare = self.samples[0]
@@ -198,7 +203,7 @@ class ChatTemplate(TemplateText):
         eos = getattr(self.tokenizer, "eos_token_id", None)
         # an end token may have been added without being marked special
         special = set(self.tokenizer.all_special_ids) | set(getattr(self.tokenizer, "added_tokens_decoder", ()))
-        # where a template closes answers with plain text, only the tokenizer's eos can end one
+        # if a template closes answers with plain text, only the tokenizer's eos can end one
         self.end_id: int | None = end[0] if end and end[0] in special else eos
         """The id that closes an assistant message."""
         self.end_text = "" if self.end_id is None else self.decode([self.end_id])
@@ -214,6 +219,7 @@ class ChatTemplate(TemplateText):
         return tuple(f"{self.thoughts.spoken}{text}" for text in plain[:2])
 
     def _probe_prefill(self, prompt: str) -> str:
+        """What the generation prompt has beyond the head of an answer, if answers must repeat it; else ""."""
         history = self.opening(SYSTEM, OBSERVATION)
         try:
             closed = self.render([*history, {"role": "assistant", "content": ANSWER}], generate=False)
@@ -230,7 +236,7 @@ class ChatTemplate(TemplateText):
             return ""
 
     def _choose_form(self) -> AnswerForm:
-        """Content as it stands where the template takes it; taken apart where only that shows what was said."""
+        """Plain content if the template shows it as it was said, else the structured form that comes closest."""
         opened = f"{self.thoughts.opening}{self.thoughts.before}" if self._opens_thought else ""
         content = ContentAnswers(prefill=self.prefill or opened)
         if self.dialect is None and self.thoughts is THINK:
@@ -251,7 +257,7 @@ class ChatTemplate(TemplateText):
         return forms[ranked.index(max(ranked))]
 
     def _rank(self, form: AnswerForm) -> int:
-        """2: shows an answer with its thought exactly where it was said; 1: shows it somewhere; 0: not at all."""
+        """How well `form` shows an answer with its thought: 2 exactly where it was said, 1 somewhere, 0 not at all."""
         ranks = []
         thought = "" if self._opens_thought or self.thoughts is THINK else self.thoughts.write("turngymthought")
         for answer in (self._lead + self.samples[0], thought + self.samples[0]):
@@ -267,6 +273,7 @@ class ChatTemplate(TemplateText):
         return min(ranks)
 
     def _probe_delta(self) -> str:
+        """What the template writes after an answer. Raises RenderError if it does not show the next observation."""
         problem = ""
         try:
             text = self.delta_text(OBSERVATION) or ""
@@ -290,7 +297,7 @@ class ChatTemplate(TemplateText):
                 return self._lead
             # harmony's calls begin with a space of their own
             lead = text[len(prompt) : at].removesuffix(" " if self._bare.startswith(" ") else "")
-            # what a template writes by itself it may refuse inside content
+            # a template may refuse inside content what it writes by itself, so this is tried once
             self._shown_after(history, lead + self._bare)
         except RenderError:
             return self._lead
@@ -301,28 +308,30 @@ class ChatTemplate(TemplateText):
         return self.render([*history, message, self.observation(USER, message)])
 
     def observation(self, text: str, previous: Message | None = None) -> Message:
-        """The message that tells `text` after the message `previous`."""
+        """The message that shows the observation `text` after the message `previous`."""
         return self.form.observation(text, self.role, previous)
 
     def answer(self, text: str) -> Message:
+        """The assistant message of the response `text`."""
         return self.form.answer(text)
 
     def plain(self, message: Message) -> Message:
-        """`message` without what a template may refuse in content: the special tokens."""
+        """`message` without special tokens, which a template may refuse in content."""
         content = str(message["content"])
         for token in self.special_tokens():
             content = content.replace(token, "")
         return {"role": message["role"], "content": content}
 
     def fit(self, text: str) -> str:
-        """How a response that somebody wrote goes on from the generation prompt.
+        """Adapt a response that somebody else wrote so that it continues this template's generation prompt.
 
-        Where the prompt opens a thought, the response is inside it: it does not open it again, and closes it even if
-        there is none. Where the template writes something before every answer, so does the response.
+        If the prompt opens a thought, the response does not open it again, and closes it even if it has no thought. If
+        the template writes something before every answer, the response begins with it.
         """
         opening, closing = self.thoughts.opening, self.thoughts.closing
+        # the response was already written inside a thought
         if self._opens_thought and closing in text and opening not in text.partition(closing)[0]:
-            return text  # it was written inside the thought
+            return text
         if text.startswith(opening):
             if self._opens_thought:
                 return text.removeprefix(opening).removeprefix(self.thoughts.before)
@@ -332,7 +341,7 @@ class ChatTemplate(TemplateText):
     def delta_text(self, observation: str, response: str | None = None) -> str | None:
         """What the template writes after a response: its closing, the observation and the next generation prompt.
 
-        It depends on `response` only where the form is structured. None where the response is not shown as it was said.
+        It depends on `response` only if the form is structured. None if the response is not shown as it was said.
         """
         history = self.opening(SYSTEM, USER)
         said = (response or self.samples[0]) if self.form.structured else self._bare
@@ -341,6 +350,6 @@ class ChatTemplate(TemplateText):
         before = self.render(history) + said
         if self.form.structured and text.startswith(before):
             return text[len(before) :]
-        # an answer that is shown elsewhere, or trimmed, says at least what follows one
+        # an answer that is shown elsewhere or trimmed still tells what follows an answer
         start = -1 if self.form.structured and response is not None else text.find(self._bare.strip())
         return None if start < 0 else text[start + len(self._bare.strip()) :]

@@ -1,4 +1,11 @@
-"""Responses as messages of a chat template: the text as it stands, or taken apart into thought, content and call."""
+"""What stands in the prompt of a turn: responses as chat messages, what is remembered of past turns, and their ids.
+
+- `ContentAnswers` and `StructuredAnswers`: a response becomes a message of the chat template, either as plain content
+  or split into thought, content and tool call.
+- `Memory`: which part of an episode is shown at a turn; the whole conversation (`all`), or one prompt a turn that holds
+  the last N turns (`window:N`) or a transcript (`react`).
+- `TokenHistory`: the token ids of one conversation, an append-only buffer per segment.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +25,30 @@ from turngym.envs.tool_calls import CALL_ID, THINK, Call, Dialect, Thoughts
 
 Message = dict[str, Any]
 THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
-"""What templates call a thought."""
+"""Message keys under which templates look for a thought."""
+MEMORIES = ("all", "window:2", "react")
+NO_ACTION = "(no action could be read)"
 
 
 class AnswerForm(Protocol):
-    """How a response of the model is told to its chat template."""
+    """How a response of the model is passed to its chat template."""
 
     @property
     def structured(self) -> bool:
-        """Whether the template writes calls and thoughts itself, so that what it shows depends on the response."""
+        """Whether the template writes calls and thoughts itself, so that its output depends on the response."""
 
     def answer(self, text: str) -> Message: ...
 
     def observation(self, text: str, role: str, previous: Message | None) -> Message:
-        """What follows the message `previous`."""
+        """The message that follows `previous`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentAnswers:
-    """The response is the content, letter by letter: whatever was sampled is shown as it was."""
+    """The response is the content of the message, unchanged."""
 
     prefill: str = ""
-    """What the generation prompt has already put into the message."""
+    """Text that the generation prompt has already put into the message."""
     structured: bool = False
 
     def answer(self, text: str) -> Message:
@@ -51,20 +60,20 @@ class ContentAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredAnswers:
-    """Thought, content and call apart, for templates that show a tool's result only after `tool_calls`.
+    """The response is split into thought, content and call, for templates that show tool results only after a call.
 
-    What the template writes for them need not be what was sampled (other spaces, other quotes): whoever renders
-    compares, and opens a new segment where the two differ.
+    The template may write these parts differently from what was sampled (other spaces, other quotes). The renderer
+    compares the two and opens a new segment if they differ.
     """
 
     dialect: Dialect | None
     thoughts: Thoughts = THINK
     opened: bool = False
-    """Whether the generation prompt opens a thought, in which a response then begins."""
+    """Whether the generation prompt opens a thought, so that a response begins inside it."""
     special: Sequence[str] = ()
-    """Special tokens of the tokenizer: templates may refuse them inside content."""
+    """Special tokens of the tokenizer, which templates may refuse inside content."""
     arguments_as_text: bool = False
-    """Whether the template wants arguments as JSON text."""
+    """Whether the template expects arguments as JSON text."""
     structured: bool = True
 
     def answer(self, text: str) -> Message:
@@ -106,12 +115,6 @@ class StructuredAnswers:
         return text
 
 
-# Memory: which part of an episode its agent is shown at a turn, as a conversation or as one prompt a turn.
-
-NAMES = ("all", "window:2", "react")
-NO_ACTION = "(no action could be read)"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastTurn:
     """A turn that was played."""
@@ -120,11 +123,11 @@ class PastTurn:
     """As the agent was shown it."""
     response: str
     action: str | None
-    """The action read from the response; None where there was none."""
+    """The action read from the response; None if there was none."""
     listing: str = ""
-    """The list of admissible actions at the end of the observation: it is true of its own turn only."""
+    """The list of admissible actions at the end of the observation. It holds for its own turn only."""
     channel: Channel | None = None
-    """How the response was read."""
+    """The channel that read the response."""
 
     @property
     def bare(self) -> str:
@@ -133,28 +136,28 @@ class PastTurn:
 
     @property
     def thought(self) -> str:
-        """What the agent thought, "" if nothing."""
+        """The agent's thought, or ""."""
         parsed = None if self.channel is None else self.channel.parse(self.response)
         return "" if parsed is None or parsed.thought is None else parsed.thought
 
 
 def without(observation: str, listing: str) -> str:
-    """`observation` without the `listing` in it; what a wrapper wrote behind that stays."""
+    """`observation` without the `listing` in it. Text that a wrapper wrote behind the listing stays."""
     before, found, after = observation.rpartition(listing) if listing else ("", "", "")
     return before + after if found else observation
 
 
 class Memory(Protocol):
-    """What of an episode stands in the prompt of a turn."""
+    """Decides what part of an episode stands in the prompt of a turn."""
 
     @property
     def name(self) -> str:
-        """As `memory_of` reads it."""
+        """The name that `memory_of` takes."""
 
     def prompt(self, task: str, past: Sequence[PastTurn], observation: str) -> str | None:
-        """The one user message of this turn; None: the conversation goes on with `observation`.
+        """The only user message of this turn, or None if the conversation goes on with `observation`.
 
-        `task` is the environment's statement of the task, or the first observation where it has none.
+        `task` is the environment's statement of the task, or the first observation if it has none.
         """
 
 
@@ -170,10 +173,10 @@ class FullHistory:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One user message a turn: the task, the last `length` observations with their actions, the present observation.
+    """One user message a turn: the task, the last `length` observations with their actions, the current observation.
 
-    The first turn is the first observation alone. Thoughts are forgotten, and so are lists of admissible actions but
-    the present one. Fields and their order are verl-agent's (docs/presets.md), the wording is our own.
+    The first turn shows the first observation alone. Thoughts and earlier lists of admissible actions are left out.
+    Fields and their order are verl-agent's (docs/presets.md), the wording is our own.
     """
 
     length: int
@@ -196,8 +199,8 @@ class Window:
 class ReActTranscript:
     """One user message a turn: the first observation, then every thought, action and observation under its number.
 
-    Lists of admissible actions are forgotten but the present one. The form is that of ReAct's prompts
-    for questions (docs/presets.md).
+    Earlier lists of admissible actions are left out. The form is that of ReAct's prompts for questions
+    (docs/presets.md).
     """
 
     name: str = "react"
@@ -226,13 +229,13 @@ def memory_of(name: str) -> Memory:
         return ALL
     if name == "react":
         return ReActTranscript()
-    raise TurngymError(f"memory {name!r} is unknown; valid: all, window:N, react.{did_you_mean(name, NAMES)}")
+    raise TurngymError(f"memory {name!r} is unknown; valid: all, window:N, react.{did_you_mean(name, MEMORIES)}")
 
 
 def chat_messages(
     memory: Memory, system: str, task: str, past: Sequence[PastTurn], observation: str
 ) -> list[dict[str, str]]:
-    """What waits for an answer as chat messages, for agents that speak in text: system, user, assistant, user, ..."""
+    """The prompt of a turn as chat messages (system, user, assistant, user, ...), for agents that take text."""
     opening = [{"role": "system", "content": system}] if system else []
     prompt = memory.prompt(task, past, observation)
     if prompt is not None:
@@ -249,11 +252,8 @@ def _one_line(turn: PastTurn) -> str:
     return NO_ACTION if turn.action is None else " ".join(turn.action.split())
 
 
-# The token ids of one conversation: an append-only buffer per segment, with the spans of prompts and responses.
-
-
 class IdBuffer:
-    """Token ids that only grow. `view()` costs nothing and stays valid while the buffer grows on."""
+    """Token ids that are only appended to. `view()` copies nothing and stays valid while the buffer grows."""
 
     __slots__ = ("_data", "size")
 
@@ -262,7 +262,7 @@ class IdBuffer:
         self.size = 0
 
     def extend(self, ids: NDArray[np.int32]) -> Span:
-        """Append `ids`; their half-open range of positions."""
+        """Append `ids`; returns their half-open range of positions."""
         start, stop = self.size, self.size + len(ids)
         if stop > len(self._data):
             grown = np.empty(max(stop, 2 * len(self._data)), np.int32)
@@ -273,12 +273,13 @@ class IdBuffer:
         return start, stop
 
     def view(self) -> NDArray[np.int32]:
-        """All ids so far, int32 [n], read-only."""
+        """All ids so far, int32 [n], as a read-only view."""
         view = self._data[: self.size]
         view.setflags(write=False)
         return view
 
     def array(self) -> NDArray[np.int32]:
+        """A copy of all ids so far, int32 [n]."""
         return self._data[: self.size].copy()
 
 
@@ -289,7 +290,7 @@ class TokenHistory:
     segments: list[IdBuffer] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
-    """The current segment as text; joined only when it must be compared with a full rendering."""
+    """The current segment as text, joined only when it must be compared with a full rendering."""
     prompt_span: Span = (0, 0)
     response_span: Span = (0, 0)
     response: str = ""
@@ -297,9 +298,9 @@ class TokenHistory:
     last_id: int | None = None
     """The stop id that ended the last response; None if it was cut."""
     awaiting: bool = False
-    """Whether a prompt stands without its response."""
+    """Whether the last prompt has no response yet."""
     appendable: bool = True
-    """Whether every response so far survives the template unchanged."""
+    """Whether the template has shown every response so far unchanged."""
 
     @property
     def segment(self) -> int:

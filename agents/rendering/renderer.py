@@ -1,4 +1,11 @@
-"""Conversations as token ids that only grow: sampled ids are kept, and each turn tokenizes its own suffix."""
+"""How a conversation becomes token ids: sampled ids are kept, and each turn tokenizes only its own suffix.
+
+    prompt of turn 0            response 0    suffix of turn 1          response 1
+    [system, user, assistant:]  [sampled]     [end, user, assistant:]   [sampled]     ...
+
+`ChatRenderer` does this while an episode is played. `TextEpisodes` does it afterwards, for episodes that have text but
+no ids (experts, endpoints, people).
+"""
 
 from __future__ import annotations
 
@@ -27,6 +34,12 @@ from turngym.envs.tool_calls import THINK, Dialect, Thoughts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Ids = tuple[int, ...]
+"""Token ids of the student; a tuple, so that jobs can be compared."""
+CHANNELS = ("text", "tool")
+GENERATION_PROMPT = 64
+"""More ids than any template writes between an observation and the answer."""
 # samples of what templates may rewrite: line ends, quotes
 PROBE_OBSERVATIONS = (OBSERVATION, "You arrive at shelf 1.\nOn the shelf 1, you see nothing.", "-= A =- 'b' \"c\"")
 
@@ -34,21 +47,21 @@ PROBE_OBSERVATIONS = (OBSERVATION, "You arrive at shelf 1.\nOn the shelf 1, you 
 class ChatRenderer:
     """Token-in, token-out rendering with any Hugging Face chat template.
 
-    A turn's prompt is the ids so far plus the freshly tokenized suffix, as long as the template shows the conversation
-    so far exactly as it was (text of the previous prompt, then the raw response). Where it does not (Qwen3 drops
-    earlier `<think>` blocks once a new user message arrives) a new segment opens and the whole history is tokenized as
-    its prompt. `history="append"` never rewrites: it appends what the template would write after any answer.
+    A turn's prompt is the ids so far plus the newly tokenized suffix, as long as the template shows the conversation so
+    far exactly as it was (text of the previous prompt, then the raw response). If it does not (Qwen3 drops earlier
+    `<think>` blocks once a new user message arrives), a new segment opens with the whole history tokenized as its
+    prompt. `history="append"` never rewrites: it appends what the template would write after any answer.
 
-    Rendering everything at every turn costs time that grows with the square of the turns. So the template is probed
-    once: where it is append-only, a turn renders its observation alone (cached by text) and each distinct response is
-    checked once, in a small conversation. `strict=True` compares every turn with the full rendering all the same.
+    Rendering everything at every turn would take time that grows with the square of the turns. So the template is
+    probed once. If it is append-only, a turn renders its observation alone (cached by text), and each distinct response
+    is checked once in a small conversation. `strict=True` compares every turn with the full rendering all the same.
 
     Args:
         tokenizer, tool, thinking, observation_role, variables, dialect, thoughts: see `ChatTemplate`.
-        history: `template` follows the template's own idea of the past; `append` keeps everything.
+        history: `template` lets the template rewrite the past; `append` keeps everything.
         strict: compare the fast path with the full rendering at every turn.
         stop_ids: further ids that end a response (a model's generation config may name some).
-        memory: what a turn's prompt holds of the episode (see `memory`); kept here for whoever presents observations.
+        memory: what a turn's prompt holds of the episode (`conversation.Memory`); `ResponseWriter.present` applies it.
 
     Raises:
         RenderError: no chat template, a role that the template refuses, or (strict) a fast path that differs.
@@ -94,7 +107,7 @@ class ChatRenderer:
         """Whether responses that the template leaves alone extend the ids without a full rendering."""
 
     def open(self, system: str, observation: str) -> TokenHistory:
-        """A new conversation whose first prompt stands and waits for a response."""
+        """A new conversation with its first prompt."""
         history = TokenHistory(appendable=self.append_only)
         history.messages = self.template.opening(system, observation)
         self._open_segment(history, self.template.render(history.messages))
@@ -120,35 +133,35 @@ class ChatRenderer:
             self._open_segment(history, full)
 
     def _suffix(self, history: TokenHistory, observation: str) -> str | None:
-        """What follows the last response, without rendering all that came before; None where only that can tell."""
+        """What follows the last response; None if only rendering the whole conversation can tell."""
         response = history.response if self.template.form.structured and not self._append else None
         text = self._delta(observation, response)
         if text is None or history.last_id is None:
             return text
-        # a sampled end id already stands in the buffer: the delta must not bring a second one
+        # a sampled end id is already in the buffer, so the delta must not bring a second one
         end = self.template.decode([history.last_id])
         if text.startswith(end):
             return text[len(end) :]
-        # after another stop id than the template's own the two differ, and only a full rendering can tell how
+        # the response ended with another stop id than the template's own: only a full rendering can tell what follows
         return text if self._append else None
 
     def _render_whole(self, history: TokenHistory) -> str:
         try:
             return self.template.render(history.messages)
         except RenderError:
-            # special tokens inside an answer that could not be taken apart: GPT-OSS refuses its own channels as content
-            said, told = history.messages[-2:]
-            plain = self.template.plain(said)
-            history.messages[-2:] = [plain, self.template.observation(told["content"], plain)]
+            # The answer holds special tokens and could not be split: GPT-OSS refuses its own channels as content.
+            answer, observation = history.messages[-2:]
+            plain = self.template.plain(answer)
+            history.messages[-2:] = [plain, self.template.observation(observation["content"], plain)]
             return self.template.render(history.messages)
 
     def restart(self, history: TokenHistory, system: str, observation: str) -> None:
-        """Open a segment whose prompt is a conversation of its own: nothing of the segments before stands in it."""
+        """Open a segment whose prompt is a new conversation, without anything of the segments before."""
         history.messages = self.template.opening(system, observation)
         self._open_segment(history, self.template.render(history.messages))
 
     def respond(self, history: TokenHistory, ids: NDArray[np.int32]) -> str:
-        """Record sampled `ids` int32 [R] as they are; the response as text, without the stop id that ended it."""
+        """Record sampled `ids` int32 [R] unchanged; returns the response as text, without the stop id that ended it."""
         listed = ids.tolist()
         last = listed[-1] if listed and listed[-1] in self._stops else None
         text = self.template.decode(listed if last is None else listed[:-1])
@@ -165,7 +178,7 @@ class ChatRenderer:
         return text
 
     def write(self, history: TokenHistory, text: str) -> NDArray[np.int32]:
-        """Record `text`, which the policy did not sample, as a response: its ids plus the end id, int32 [R]."""
+        """Record `text`, which the policy did not sample, as a response; returns its ids plus the end id, int32 [R]."""
         ids = self.template.encode(text)
         if self.template.end_id is not None:
             ids = np.append(ids, np.int32(self.template.end_id)).astype(np.int32)
@@ -184,25 +197,26 @@ class ChatRenderer:
         history.awaiting = True
 
     def _probe(self) -> bool:
-        """Whether full renderings of conversations of growing depth are their own prefixes plus the deltas."""
+        """Whether the template is append-only: each longer conversation is rendered as the shorter one plus a delta."""
         end = self.template.end_text
         samples = self.template.samples
         if end and not (self._delta(OBSERVATION, samples[0]) or "").startswith(end):
             return False
-        # the second three depths pair answers with other observations than the first three
+        # Turns 3 to 5 pair answers with other observations than turns 0 to 2. Six turns also show here, and not in the
+        # middle of an episode, if a template refuses long conversations.
         turns = [(samples[i % len(samples)], PROBE_OBSERVATIONS[(i + i // 3) % 3]) for i in range(6)]
-        # a template that refuses long conversations is found out here, and not in the midst of an episode
         return self._grows(turns)
 
     def _check_shown_unchanged(self, response: str) -> bool:
         """Whether the template shows `response` unchanged, both as the latest and as an earlier answer."""
         try:
             return self._grows([(response, OBSERVATION), (self.template.samples[0], OBSERVATION)])
-        except RenderError:  # special tokens inside content
+        # special tokens inside content
+        except RenderError:
             return False
 
     def _grows(self, turns: Sequence[tuple[str, str]]) -> bool:
-        """Whether a conversation of these answers and observations is at every turn its own prefix plus the delta."""
+        """Whether a conversation of these (answer, observation) turns is at each turn its prefix plus the delta."""
         messages = self.template.opening(SYSTEM, OBSERVATION)
         text = self.template.render(messages)
         for answer, observation in turns:
@@ -227,64 +241,43 @@ class ChatRenderer:
             )
 
 
-# A turn of a demonstration as a student would have said it, and a response that a demonstrator only begins.
-
-Ids = tuple[int, ...]
-"""Token ids of the student; a tuple, so that jobs can be compared."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One turn that is replayed."""
+    """One turn of a demonstration, as the student would have said it."""
 
     response: str
-    """In the student's channel, thought included."""
+    """The response in the student's channel, thought included."""
     ids: Ids
     """The response as the student's ids, with the id that ended it if there was one."""
     exact: bool = False
-    """Whether these are the ids that the demonstrator drew."""
+    """Whether these are the very ids that the demonstrator drew."""
     origin: Origin = "demonstration"
 
 
 def begun_response(renderer: ChatRenderer, shown: Shown, count: int, stops: Sequence[str]) -> tuple[Ids, bool]:
-    """The first `count` ids of a response, and whether nothing of it is missing but how it ends.
+    """The first `count` ids of a response, and whether they hold a stop text, that is, the whole response.
 
-    A response ends at the first of the texts `stops`. A cut through one of them moves in front of it: engines look for
-    a stop text in what they drew, and would miss one that was begun for them.
+    A response ends at the first of the texts `stops`. A cut inside a stop text moves in front of it, since engines look
+    for stop texts in what they drew themselves and would miss one that was begun for them.
     """
     ids = shown.ids[:count]
-    text = _text(renderer, ids)
-    if any(stop in text for stop in stops):
+    if any(stop in renderer.template.decode(ids) for stop in stops):
         return ids, True
-    # nothing at all ends in no stop text
-    sizes = (size for size in range(len(ids), -1, -1) if not _within(_text(renderer, ids[:size]), stops))
-    return ids[: next(sizes)], False
-
-
-def _within(text: str, stops: Sequence[str]) -> bool:
-    """Whether `text` ends where one of `stops` has begun."""
-    return any(text.endswith(stop[:cut]) for stop in stops for cut in range(1, len(stop)))
-
-
-def _text(renderer: ChatRenderer, ids: Ids) -> str:
-    return renderer.template.decode(list(ids))
+    beginnings = tuple(stop[:cut] for stop in stops for cut in range(1, len(stop)))
+    # ends at the latest with no ids at all, whose text ends in no stop text
+    while renderer.template.decode(ids).endswith(beginnings):
+        ids = ids[:-1]
+    return ids, False
 
 
 def read_exactly(renderer: ChatRenderer, ids: Sequence[int], response: str) -> bool:
-    """Whether the renderer's tokenizer reads `ids` as `response`, letter by letter, and by no more than an end id."""
+    """Whether the renderer's tokenizer decodes `ids`, without one end id, to exactly `response`."""
     listed = [int(token) for token in ids]
     size = len(renderer.template.tokenizer)
     if not listed or not all(0 <= token < size for token in listed):
         return False
     said = listed[:-1] if listed[-1] in renderer.stop_ids else listed
-    return not set(said) & set(renderer.stop_ids) and _text(renderer, tuple(said)) == response
-
-
-# Episodes of text alone, written as a model's token ids: what another agent said, as something to train on.
-
-CHANNELS = ("text", "tool")
-GENERATION_PROMPT = 64
-"""More ids than any template writes between an observation and the answer."""
+    return not set(said) & set(renderer.stop_ids) and renderer.template.decode(said) == response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,10 +285,10 @@ class TextEpisodes:
     """Gives ids to episodes that have none (experts, endpoints, people); others stay as they are.
 
     Each observation is rendered and each response tokenized as it stands, thought included, with the end id that the
-    model would have to draw. Nobody sampled these ids, so they have no log-probabilities. Where `channel` does not read
-    the recorded action in a response (bare actions, calls in place of tags), the action is written anew, after the same
-    thought. The system message is `system`, else the recorded one with the instructions of this channel. A turn that
-    does not fit `max_context` ids, and what follows it, is left out.
+    model would have to draw. Nobody sampled these ids, so they have no log-probabilities. If `channel` does not read
+    the recorded action in a response (bare actions, calls instead of tags), the action is written anew after the same
+    thought. The system message is `system`, else the recorded one with the instructions of this channel. Turns from the
+    first one that does not fit `max_context` ids are left out.
     """
 
     renderer: ChatRenderer
@@ -308,11 +301,11 @@ class TextEpisodes:
         return [self.write(episode) for episode in episodes]
 
     def write(self, episode: Episode) -> Episode:
-        """`episode` with segments and spans."""
+        """`episode` with segments and spans; unchanged if it has them."""
         return episode if episode.segments or not episode.turns else self.rewrite(episode)
 
     def rewrite(self, episode: Episode) -> Episode:
-        """`episode` as if this model had lived it: responses as by `shown`, between this model's own prompts."""
+        """`episode` as if this model had played it: responses from `shown`, between this model's own prompts."""
         system = self._instructed(episode.system) if self.system is None else self.system
         history: TokenHistory | None = None
         turns: list[Turn] = []
@@ -336,14 +329,14 @@ class TextEpisodes:
         return replace(episode, system=system, turns=tuple(turns), segments=segments, final_observation=last)
 
     def fits(self, episode: Episode) -> bool:
-        """Whether all turns of `episode`, written so, fit `max_context` ids."""
+        """Whether all turns of the rewritten `episode` fit `max_context` ids."""
         return self.max_context is None or self.rewrite(episode).depth == episode.depth
 
     def shown(self, episode: Episode, turn: Turn) -> Shown:
         """A turn of `episode` as this model would have said it.
 
-        Where a model drew it, this tokenizer reads the same ids as the same text, this channel reads it, and it went on
-        from the same generation prompt, the ids stay as they were drawn. Else it is tokenized, with the end id.
+        Sampled ids are kept if this tokenizer decodes them to the same text, this channel reads the text, and they
+        followed the same generation prompt. Otherwise the response is tokenized, with the end id.
         """
         origin: Origin = "noise" if turn.origin == "noise" else "demonstration"
         response = self.response(turn)
@@ -363,23 +356,23 @@ class TextEpisodes:
         size, before = len(self.renderer.template.tokenizer), episode.prompt_ids(turn)[-GENERATION_PROMPT:]
         if before.max(initial=0) >= size:
             return False
-        # its last part is what the template writes before every answer
+        # the end of a prompt is what the template writes before every answer
         return self.renderer.template.decode(before.tolist()).endswith(self.renderer.template.generation_prompt)
 
     def response(self, turn: Turn) -> str:
         """The recorded response in this channel, its thought included."""
         read, thought = self.channel.parse(turn.response), split_thought(turn.response, self.tool.tags)[0]
-        # a thought in the usual tags is none in the words of some families
+        # a thought in the usual tags may not be a thought in this channel's style
         if turn.action is None or (read.action is not None and (read.thought is not None or thought is None)):
             return turn.response
         try:
             return self.channel.format(turn.action, thought or None)
         except TurngymError:
-            # an action that this channel cannot carry stays what it was
+            # an action that this channel cannot express stays as it was written
             return turn.response
 
     def _instructed(self, system: str) -> str:
-        """The recorded message, with the instructions of this channel in the place of another's."""
+        """The recorded system message with this channel's instructions in place of another channel's."""
         for channel in (self.channel, *(make_channel(name, self.tool) for name in CHANNELS)):
             system = system.removesuffix(channel.instructions(self.tool)).rstrip()
         if self.renderer.describes_tool:

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 from engine_requests import reference_ids, request  # noqa: E402
 
 from turngym.agents.local_engine.cache import (  # noqa: E402
-    Held,
+    CachedSession,
     HybridCache,
     StateRows,
     Step,
@@ -228,7 +228,7 @@ def test_training_goes_on_around_generation() -> None:
 
 
 def test_where_a_session_goes_on() -> None:
-    held = Held(slot=0, ids=np.array([5, 6, 7, 8], np.int32), mark=2)
+    held = CachedSession(slot=0, ids=np.array([5, 6, 7, 8], np.int32), saved_at=2)
     for ids, keys, state in [
         ([5, 6, 7, 8, 9], 4, 4),
         ([5, 6, 7, 8], 3, 2),

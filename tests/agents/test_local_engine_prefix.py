@@ -14,12 +14,12 @@ transformers = pytest.importorskip("transformers")
 from engine_requests import reference_ids, request  # noqa: E402
 
 from turngym.agents.local_engine.cache import (  # noqa: E402
-    LEAST,
-    WORTH,
-    Held,
-    Loan,
-    Newcomer,
-    find_loans,
+    MIN_SECOND_WAVE,
+    MIN_SHARED,
+    CachedSession,
+    PendingPrompt,
+    SharedPrefix,
+    find_shared_prefixes,
 )
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 
@@ -56,8 +56,8 @@ def ids(count: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
 
 
-def newcomer(slot: int, *prompt: int) -> Newcomer:
-    return Newcomer(slot, np.array(prompt, np.int32))
+def newcomer(slot: int, *prompt: int) -> PendingPrompt:
+    return PendingPrompt(slot, np.array(prompt, np.int32))
 
 
 @pytest.mark.parametrize("made", [build, sliding])
@@ -115,24 +115,24 @@ def test_nothing_is_taken_from_weights_that_have_changed() -> None:
 
 
 def test_loans_by_hand() -> None:
-    far, near = list(range(LEAST + 4)), list(range(LEAST + 10))
-    held = [Held(7, np.array([*far, 99], np.int32)), Held(9, np.array([*near, 98], np.int32))]
+    far, near = list(range(MIN_SHARED + 4)), list(range(MIN_SHARED + 10))
+    held = [CachedSession(7, np.array([*far, 99], np.int32)), CachedSession(9, np.array([*near, 98], np.int32))]
     # the longest of those that hold it, never the last id of the prompt
-    assert find_loans([newcomer(1, *near, 50)], held).now == {1: Loan(9, LEAST + 10)}
-    assert find_loans([newcomer(1, *near)], held).now == {1: Loan(9, LEAST + 9)}
-    # fewer ids than LEAST are fed
-    assert not find_loans([newcomer(1, *far[: LEAST - 1], 50, 51, 52)], held).now
-    assert not find_loans([newcomer(1, *far[:LEAST])], held).now
+    assert find_shared_prefixes([newcomer(1, *near, 50)], held).now == {1: SharedPrefix(9, MIN_SHARED + 10)}
+    assert find_shared_prefixes([newcomer(1, *near)], held).now == {1: SharedPrefix(9, MIN_SHARED + 9)}
+    # fewer ids than MIN_SHARED are fed
+    assert not find_shared_prefixes([newcomer(1, *far[: MIN_SHARED - 1], 50, 51, 52)], held).now
+    assert not find_shared_prefixes([newcomer(1, *far[:MIN_SHARED])], held).now
 
 
 def test_one_newcomer_goes_first_and_the_others_wait_where_that_saves_enough() -> None:
     many = [newcomer(slot, *range(30), 40 + slot) for slot in range(5)]
-    assert find_loans(many, []).later == {slot: Loan(0, 30) for slot in range(1, 5)}
+    assert find_shared_prefixes(many, []).later == {slot: SharedPrefix(0, 30) for slot in range(1, 5)}
     few = many[:3]
-    assert WORTH > 2 * 30
-    assert not find_loans(few, []).later
+    assert MIN_SECOND_WAVE > 2 * 30
+    assert not find_shared_prefixes(few, []).later
     # nobody waits for one who waits, and not for what is held already
-    held = [Held(9, np.arange(30, dtype=np.int32))]
-    loans = find_loans(many, held)
-    assert loans.now == {slot: Loan(9, 30) for slot in range(5)}
+    held = [CachedSession(9, np.arange(30, dtype=np.int32))]
+    loans = find_shared_prefixes(many, held)
+    assert loans.now == {slot: SharedPrefix(9, 30) for slot in range(5)}
     assert not loans.later

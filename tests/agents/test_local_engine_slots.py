@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from turngym.agents.local_engine.cache import Held, Moves, SlotTable
+from turngym.agents.local_engine.cache import CachedSession, Moves, SlotTable
 
 torch = pytest.importorskip("torch")
 
@@ -112,7 +112,7 @@ def test_more_rows_than_slots() -> None:
 
 
 def test_common_prefix() -> None:
-    held = Held(slot=0, ids=np.array([5, 6, 7, 8], np.int32))
+    held = CachedSession(slot=0, ids=np.array([5, 6, 7, 8], np.int32))
     for ids, expected in [([5, 6, 7, 8, 9], 4), ([5, 6], 2), ([5, 9, 7, 8], 1), ([1], 0), ([], 0)]:
         assert held.common(np.array(ids, np.int32)) == expected
 
