@@ -18,7 +18,7 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.evaluation.compare import decisive, differing, in_words
+from turngym.agents.evaluation.compare import decisive, differing, describe
 from turngym.agents.evaluation.scores import Scores, behavior_table, compare, score, success_table
 from turngym.agents.evaluation.statistics import ScoreError, least_time, same_step
 from turngym.envs.core.tables import Table, markdown
@@ -82,7 +82,7 @@ def paired_table(runs: Sequence[Run], *, different_settings: bool = False) -> Ta
     for run in played[1:]:
         other = decisive(differing(base.settings, run.settings))
         if other and not different_settings:
-            said = f"not compared, played otherwise: {in_words(other)}; --different-settings compares all the same"
+            said = f"not compared, played otherwise: {describe(other)}; --different-settings compares all the same"
             rows.append([run.name, "-", "-", said])
             continue
         try:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, write_step
 from turngym.agents.demonstrations import Demonstrations
-from turngym.agents.evaluation.evaluate import TOLD, PanelEvaluation, check_panel, eval_note
+from turngym.agents.evaluation.evaluate import AGENT_FACING, PanelEvaluation, check_panel, eval_note
 from turngym.agents.executor.options import Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.workers import CancellableRollout, open_workers
@@ -348,7 +348,7 @@ def eval_make(panel: Panel, preset: str | None, given: Mapping[str, Any], run: R
     The limit of turns is --max-turns where that was given, else the preset's, the panel's, the run's.
     """
     found = find_preset(preset, panel.env_id)
-    shared = {name: value for name, value in given.items() if name in TOLD}
+    shared = {name: value for name, value in given.items() if name in AGENT_FACING}
     if found is None:
         kwargs = {"max_turns": run.max_turns, **shared, **panel.make_kwargs}
     else:

@@ -98,7 +98,7 @@ def decisive(differ: Differing) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def in_words(differ: Differing) -> str:
+def describe(differ: Differing) -> str:
     """`make.max_turns 24 and 50; temperature 0.0 and 0.85`."""
     return "; ".join(f"{name} {first!r} and {second!r}" for name, (first, second) in differ.items())
 
@@ -199,7 +199,7 @@ def _same(trace: Path, tables: Sequence[tuple[int, Mapping[str, Any]]]) -> Mappi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedEvaluation:
     """An evaluation as its trace or its results file has it."""
 
     path: str
@@ -248,7 +248,7 @@ class Comparison:
         return table_text(self.table()) + "".join(f"{line}\n" for line in self.notes())
 
 
-def read_recorded(path: str | Path) -> Recorded:
+def read_evaluation(path: str | Path) -> RecordedEvaluation:
     """Read a trace, a results file (`*.json`), or the folder of an evaluation (its trace, else its results file).
 
     Raises EvaluationError where there is nothing of the kind.
@@ -261,7 +261,7 @@ def read_recorded(path: str | Path) -> Recorded:
     else:
         result = rescore(path)
         settings, rows = dict(result.settings), [EpisodeRow.of(outcome) for outcome in result.outcomes]
-    return Recorded(path=str(path), settings=settings, rows=tuple(row for row in rows if not row.is_error))
+    return RecordedEvaluation(path=str(path), settings=settings, rows=tuple(row for row in rows if not row.is_error))
 
 
 def compare_recorded(first: str | Path, second: str | Path, *, different_settings: bool = False) -> Comparison:
@@ -273,7 +273,7 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
             unless `different_settings`.
         EvaluationError: there is no evaluation at one of the paths.
     """
-    one, other = read_recorded(first), read_recorded(second)
+    one, other = read_evaluation(first), read_evaluation(second)
     differ = differing(flat_settings(one.settings), flat_settings(other.settings))
     comparison = Comparison(rows=(), differ=differ)
     try:
@@ -284,7 +284,7 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
         raise ScoreError(f"{one.path} and {other.path} cannot be compared: {error} ({said})") from error
     if not different_settings and (theirs := decisive(differ)):
         raise ScoreError(
-            f"{one.path} and {other.path} were played otherwise ({in_words(theirs)}): their difference would be one of "
+            f"{one.path} and {other.path} were played otherwise ({describe(theirs)}): their difference would be one of "
             "settings, too; compare them anyway with --different-settings (different_settings=True)"
         )
     return Comparison(rows=rows, differ=differ)

@@ -218,7 +218,7 @@ def _about(panel: Panel, ready: Prepared) -> dict[str, Any]:
     """What is recorded for readers, and may differ in a call that goes on."""
     about: dict[str, Any] = {"chat": ready.opened.chat} if ready.opened.chat else {}
     about |= {} if ready.preset is None else {"preset_values": ready.preset.values}
-    return about | instead(panel, ready.kwargs)
+    return about | eval_overrides(panel, ready.kwargs)
 
 
 def _note(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _note(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
     return note
 
 
-def instead(panel: Panel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def eval_overrides(panel: Panel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """`{"panel_max_turns": the panel's own limit of turns}` where another one is played; else nothing."""
     own = panel.make_kwargs.get("max_turns")
     return {} if own is None or kwargs.get("max_turns") == own else {"panel_max_turns": own}
@@ -313,7 +313,7 @@ def _point(result: EvalResult) -> EvalPoint:
     return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
 
 
-TOLD = ("on_invalid", "engine", "show_admissible", "list_admissible", "tool_name", "tool_argument")
+AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "tool_name", "tool_argument")
 """What of a run's arguments for `gym.make` is true of its evaluations, too: how the agent is spoken to. The rest says
 what is trained on; a panel brings its own."""
 

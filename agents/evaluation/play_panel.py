@@ -31,7 +31,7 @@ ADDED = ("make",)
 
 
 @dataclass(slots=True)
-class Held:
+class RecordedEpisodes:
     """What an evaluation has of its tasks and samples: how each episode ended, and the episode or where it stands."""
 
     tasks: Mapping[str, tuple[int, Task]]
@@ -82,14 +82,14 @@ class Held:
         return (row for row in self._rows if row >= 0)
 
 
-def held_in(
+def read_recorded(
     trace: Path | None, tasks: Sequence[Task], samples: int, settings: Mapping[str, Any], errors_again: bool
-) -> Held:
+) -> RecordedEpisodes:
     """What `trace` holds of these tasks. Raises EvaluationError where it does not belong here.
 
-    With `errors_again`, episodes that ended in an error are not held: they are played again.
+    With `errors_again`, episodes that ended in an error are not recorded: they are played again.
     """
-    held = Held({task.task_id: (number, task) for number, task in enumerate(tasks)}, samples, trace)
+    recorded = RecordedEpisodes({task.task_id: (number, task) for number, task in enumerate(tasks)}, samples, trace)
     problems = list[TraceProblem]()
     for number, (place, episode) in enumerate(iter_places(trace) if trace is not None and trace.exists() else ()):
         if isinstance(episode, TraceProblem):
@@ -97,8 +97,8 @@ def held_in(
             continue
         where = f"{trace}, episode {number - len(problems)} ({episode.task.task_id} sample {episode.sample})"
         _check_settings(episode, settings, where)
-        held.seconds = max(held.seconds, seconds_played((episode,)))
-        failed, known = episode.status.is_error, held.tasks.get(episode.task.task_id)
+        recorded.seconds = max(recorded.seconds, seconds_played((episode,)))
+        failed, known = episode.status.is_error, recorded.tasks.get(episode.task.task_id)
         if known is None or episode.sample >= samples or (failed and errors_again):
             continue
         # a task that failed before its first observation is known by its id alone
@@ -107,10 +107,10 @@ def held_in(
                 f"{where}: sha256 {episode.task.sha256}, the panel says {known[1].sha256}; "
                 "the trace was played on other data: write to another folder"
             )
-        if not failed or not held.has(episode.task.task_id, episode.sample):
-            held.add(episode, place)
-    held.problems = tuple(problems)
-    return held
+        if not failed or not recorded.has(episode.task.task_id, episode.sample):
+            recorded.add(episode, place)
+    recorded.problems = tuple(problems)
+    return recorded
 
 
 def _check_settings(episode: Episode, settings: Mapping[str, Any], where: str) -> None:
@@ -138,15 +138,15 @@ def gather_shares(trace: Path | None) -> None:
     shares = [] if trace is None else sorted(trace.parent.glob(f"{trace.stem}.share*{trace.suffix}"))
     if trace is None or not shares:
         return
-    held: dict[tuple[str, int], bool] = {}
+    recorded: dict[tuple[str, int], bool] = {}
     if trace.exists():
-        held.update((_key(episode), episode.status.is_error) for episode in _episodes(trace))
+        recorded.update((_key(episode), episode.status.is_error) for episode in _episodes(trace))
     with TraceWriter(trace) as writer:
         for share in shares:
             for episode in _episodes(share):
-                if held.get(_key(episode), True) and held.get(_key(episode)) != episode.status.is_error:
+                if recorded.get(_key(episode), True) and recorded.get(_key(episode)) != episode.status.is_error:
                     writer.write(episode)
-                    held[_key(episode)] = episode.status.is_error
+                    recorded[_key(episode)] = episode.status.is_error
     for share in shares:
         share.unlink()
 
@@ -267,18 +267,18 @@ class TaskEvaluation:
         """
         with locked_file(self.trace):  # before it is read: what another process is about to add would be played twice
             gather_shares(self.trace)
-            held = self._held(errors_again)
-            resumed, seconds = len(held), self._play(self._jobs(held), held, self.trace)
-        outcomes = held.outcomes()
+            recorded = self._recorded(errors_again)
+            resumed, seconds = len(recorded), self._play(self._jobs(recorded), recorded, self.trace)
+        outcomes = recorded.outcomes()
         settings = {**panel_settings(self.tasks, self.chosen, self.limit), **self.played, **self.about}
         return EvalResult(
-            episodes=held.episodes(),
+            episodes=recorded.episodes(),
             outcomes=outcomes,
             scores=score(outcomes),
             settings={**settings, "samples": self.samples, "seed": self.seed},
             seconds=seconds,
             resumed=resumed,
-            problems=held.problems,
+            problems=recorded.problems,
         )
 
     def run_share(self, share: tuple[int, int]) -> None:
@@ -287,32 +287,32 @@ class TaskEvaluation:
         Every process must find the same trace: `gather_shares` comes before, in one of them, and `run` afterwards.
         """
         assert self.trace is not None, "shares meet in a trace"
-        held = self._held(errors_again=True)
+        recorded = self._recorded(errors_again=True)
         rank, size = share
-        self._play(self._jobs(held)[rank::size], held, share_trace(self.trace, rank))
+        self._play(self._jobs(recorded)[rank::size], recorded, share_trace(self.trace, rank))
 
-    def _held(self, errors_again: bool) -> Held:
-        return held_in(self.trace, self.chosen, self.samples, {**self.played, "seed": self.seed}, errors_again)
+    def _recorded(self, errors_again: bool) -> RecordedEpisodes:
+        return read_recorded(self.trace, self.chosen, self.samples, {**self.played, "seed": self.seed}, errors_again)
 
-    def _jobs(self, held: Held) -> list[Job]:
+    def _jobs(self, recorded: RecordedEpisodes) -> list[Job]:
         return [
             Job(task_id=task.task_id, sample=sample, group=place, seed=self.seed, sha256=task.sha256)
             for sample in range(self.samples)
             for place, task in enumerate(self.chosen)
-            if not held.has(task.task_id, sample)
+            if not recorded.has(task.task_id, sample)
         ]
 
-    def _play(self, jobs: Sequence[Job], held: Held, into: Path | None) -> float:
-        """Play `jobs` into the trace `into` and `held`; wall clock of the evaluation until now."""
+    def _play(self, jobs: Sequence[Job], recorded: RecordedEpisodes, into: Path | None) -> float:
+        """Play `jobs` into the trace `into` and `recorded`; wall clock of the evaluation until now."""
         start = time.perf_counter()
         with ExitStack() as stack:
             writer = None if into is None else stack.enter_context(TraceWriter(into))
             report = stack.enter_context(progress_bar("evaluate", len(jobs), enabled=self.progress))
 
             def keep(episode: Episode) -> None:
-                spent = {ELAPSED: held.seconds + time.perf_counter() - start}
+                spent = {ELAPSED: recorded.seconds + time.perf_counter() - start}
                 episode = replace(episode, timings={**episode.timings, **spent})
-                held.add(episode, None if writer is None else writer.write(episode))
+                recorded.add(episode, None if writer is None else writer.write(episode))
                 report(episode)
 
             # for whoever reads the trace alone; another panel with these very tasks may go on with it
@@ -320,7 +320,7 @@ class TaskEvaluation:
             meta = {**self.played, **self.about, **panel}
             how: dict[str, Any] = {"slots": self.slots, "on_episode": keep, "system": self.system, "meta": meta}
             self.play(jobs, self.make_env, self.agent, **how)
-        return held.seconds + time.perf_counter() - start
+        return recorded.seconds + time.perf_counter() - start
 
 
 def evaluate_tasks(

@@ -1,4 +1,8 @@
-"""A local engine in a process of its own, which a trainer in this process cannot hold up."""
+"""A local engine in a process of its own, so that a trainer in this process does not hold it up.
+
+The model's parameters lie in a memory-mapped file that both processes map: the trainer writes new values in place and
+calls `weights_changed`; nothing is copied. Requests, drawn ids and results go through a pipe.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,19 @@ from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.model import EngineError
 from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
 
-# Parameters of a model in a memory-mapped file, so that two processes have the same ones.
-
 ALIGN = 64
-"""Bytes at whose multiples a parameter begins."""
+"""Parameters begin at multiples of this many bytes."""
 MEMORY = Path("/dev/shm")
+FLUSH = 0.005
+"""Seconds for which drawn ids are collected before they are sent."""
+GRACE = 3.0
+"""Seconds that the process gets to end by itself."""
 
 
 def share_parameters(model: Any) -> Path:
     """Move the parameters of `model` (on the CPU) into a new file and map it; the caller removes the file.
 
-    In memory where there is room, else in the folder for temporary files.
+    The file lies in shared memory if there is room, else in the folder for temporary files.
     """
     size = max((end for _, _, end in _layout(model)), default=0)
     path = _new_file(size)
@@ -45,13 +51,13 @@ def share_parameters(model: Any) -> Path:
 
 
 def skeleton(model: Any) -> bytes:
-    """`model` without its parameters; buffers come along."""
+    """`model` pickled without its parameters, but with its buffers."""
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
         for parameter in model.parameters()
     }
     buffer = io.BytesIO()
-    # deepcopy takes what is in the memo for the parameters, so that they are not copied
+    # deepcopy uses what is in the memo in place of the parameters, so they are not copied
     torch.save(copy.deepcopy(model, memo), buffer)
     return buffer.getvalue()
 
@@ -64,7 +70,7 @@ def mapped_model(payload: bytes, path: Path) -> Any:
 
 
 def _layout(model: Any) -> Iterator[tuple[nn.Parameter, int, int]]:
-    """Every parameter once, with its first byte and the one behind its last."""
+    """Every parameter once, with its first byte and the byte after its last."""
     start = 0
     for parameter in model.parameters():
         end = start + parameter.numel() * parameter.element_size()
@@ -73,28 +79,24 @@ def _layout(model: Any) -> Iterator[tuple[nn.Parameter, int, int]]:
 
 
 def _map(model: Any, path: Path, size: int, *, keep: bool) -> None:
-    """Replace the parameters by ones that lie in `path`; `keep` their values, else take those of the file."""
+    """Replace the parameters by ones that lie in `path`; `keep` their values, else use those of the file."""
     memory: Any = torch.UntypedStorage.from_file(str(path), shared=True, nbytes=max(size, 1))
-    made: dict[int, nn.Parameter] = {}
+    mapped: dict[int, nn.Parameter] = {}
     for parameter, start, _ in _layout(model):
-        view = _view(memory, parameter, start)
+        empty: Any = torch.empty(0, dtype=parameter.dtype)
+        view: Tensor = empty.set_(memory, start // parameter.element_size(), parameter.shape)
         if keep:
             view.copy_(parameter.detach())
-        made[id(parameter)] = nn.Parameter(view, requires_grad=False)
+        mapped[id(parameter)] = nn.Parameter(view, requires_grad=False)
     for module in model.modules():
         for name, old in module._parameters.items():
             if old is not None:
-                # by identity: a head that is tied to the embedding stays so
-                module._parameters[name] = made[id(old)]
-
-
-def _view(memory: Any, like: Tensor, start: int) -> Tensor:
-    empty: Any = torch.empty(0, dtype=like.dtype)
-    return empty.set_(memory, start // like.element_size(), like.shape)
+                # looked up by identity, so that a head tied to the embedding stays tied
+                module._parameters[name] = mapped[id(old)]
 
 
 def _new_file(size: int) -> Path:
-    # half of what is free: a full memory disk kills whoever writes to it
+    # at most half of what is free is taken, since a full memory disk kills every process that writes to it
     roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 * size
     number, name = tempfile.mkstemp(prefix="turngym-weights-", dir=MEMORY if roomy else None)
     os.truncate(number, size)
@@ -102,15 +104,10 @@ def _new_file(size: int) -> Path:
     return Path(name)
 
 
-# What runs in the process of an `EngineProcess`: one local engine, told what to do through a pipe.
-
-FLUSH = 0.005
-"""Seconds that drawn ids are gathered before they are sent."""
-
-
 def serve_engine(pipe: Any, threads: int, payload: bytes, path: Path, settings: dict[str, Any]) -> None:
-    """Answer until the other end of `pipe` is closed."""
-    # signals reach the whole process group; the parent answers what it has accepted first, and then closes the pipe
+    """Main loop of the child process: one local engine that answers until the other end of `pipe` is closed."""
+    # Signals reach the whole process group. They are ignored here, since the parent first finishes what it has accepted
+    # and then closes the pipe.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
@@ -120,12 +117,7 @@ def serve_engine(pipe: Any, threads: int, payload: bytes, path: Path, settings: 
         pipe.send(("failed", picklable(error)))
         return
     pipe.send(("ready", engine.max_length))
-    with torch.inference_mode(False):
-        _answer_all(engine, pipe)
-
-
-def _answer_all(engine: LocalEngine, pipe: Any) -> None:
-    try:
+    with torch.inference_mode(False), contextlib.suppress(EOFError, OSError):
         while True:
             what, value = pipe.recv()
             if what == "stream":
@@ -134,37 +126,35 @@ def _answer_all(engine: LocalEngine, pipe: Any) -> None:
                 engine.release(value)
             elif what == "version":
                 engine.weights_changed(value)
-            # a `stop` that came after its row had ended says nothing any more
-    except (EOFError, OSError):
-        return
+            # a `stop` that arrives after its row has ended is ignored
 
 
 def _stream(engine: LocalEngine, pipe: Any, requests: list[GenerateRequest]) -> None:
-    talk = _Talk(pipe)
+    sender = _TokenSender(pipe)
     try:
-        found = engine.stream(requests, [talk.watch(row) for row in range(len(requests))])
+        results = engine.stream(requests, [sender.watch(row) for row in range(len(requests))])
     except (EOFError, OSError):
         raise
     except Exception as error:
         pipe.send(("failed", picklable(error)))
         return
-    talk.flush()
-    pipe.send(("done", found))
+    sender.flush()
+    pipe.send(("done", results))
 
 
-class _Talk:
-    """Tells of drawn ids a few at a time, and hears which rows are wanted no more."""
+class _TokenSender:
+    """Sends drawn ids a few at a time, and reads which rows should stop."""
 
     def __init__(self, pipe: Any) -> None:
         self._pipe = pipe
         self._drawn: list[tuple[int, int, float]] = []
         self._stopped: set[int] = set()
-        self._told = time.monotonic()
+        self._sent_at = time.monotonic()
 
     def watch(self, row: int) -> Watch:
         def drawn(token: int, logprob: float) -> bool:
             self._drawn.append((row, token, logprob))
-            if time.monotonic() - self._told > FLUSH:
+            if time.monotonic() - self._sent_at > FLUSH:
                 self.flush()
             return row not in self._stopped
 
@@ -173,26 +163,26 @@ class _Talk:
     def flush(self) -> None:
         if self._drawn:
             self._pipe.send(("drawn", self._drawn))
-        self._drawn, self._told = [], time.monotonic()
+        self._drawn, self._sent_at = [], time.monotonic()
         while self._pipe.poll():
             what, row = self._pipe.recv()
             assert what == "stop", f"{what} came while rows were being drawn"
             self._stopped.add(row)
 
 
-GRACE = 3.0
-"""Seconds that the process gets to end by itself."""
-
-
 class EngineProcess:
-    """Implements `StreamingPolicy`: a `LocalEngine` over `model` in a child process.
+    """A `StreamingPolicy` that runs a `LocalEngine` over `model` in a child process.
 
     The parameters of `model` move into memory that both processes map: write to them while nothing is generated, then
-    call `weights_changed`. A process that dies fails what it was generating, and is started again by the next request.
-    One call of `stream` at a time. `threads`: torch's, in the child; `settings`: further ones of `LocalEngine`.
+    call `weights_changed`. If the process dies, the requests it was serving fail, and the next request starts it again.
+    One call of `stream` at a time.
+
+    Args:
+        threads: number of torch's threads in the child.
+        settings: further arguments of `LocalEngine`.
 
     Raises:
-        EngineError: a model on an accelerator, or one that cannot be sent to a process.
+        EngineError: a model on an accelerator, or one that cannot be pickled.
     """
 
     def __init__(self, model: Any, *, threads: int = 1, **settings: Any) -> None:
@@ -215,14 +205,14 @@ class EngineProcess:
             self._end()
             raise EngineError(f"the model ({type(model).__name__}) cannot be sent to a process: {error}") from error
         self.starts = 0
-        """How often a process was started."""
+        """Number of processes started so far."""
         self.max_length = 0
         """Most ids of prompt and response together."""
         self._start()
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None where none runs."""
+        """Process id; None while no process runs."""
         return None if self._pipe is None else self._process.pid
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
@@ -230,7 +220,7 @@ class EngineProcess:
         return self.stream(requests, [None] * len(requests))
 
     def stream(self, requests: Sequence[GenerateRequest], watches: Sequence[Watch | None]) -> list[Generation]:
-        """`generate`, each watch hearing its ids soon after they were drawn. Raises what the engine raises there."""
+        """`generate` that calls each watch with its ids soon after they are drawn. Raises what the engine raises."""
         if self._pipe is None:
             self._start()
         self._send("stream", list(requests))
@@ -246,25 +236,25 @@ class EngineProcess:
             elif kind == "failed":
                 raise value
             else:
-                found: list[Generation] = value
-                return found
+                results: list[Generation] = value
+                return results
 
     def release(self, session: str) -> None:
         """Forget `session`; unknown sessions are fine."""
-        self._tell("release", session)
+        self._notify("release", session)
 
     def weights_changed(self, version: int) -> None:
-        """The mapped parameters have other values: what is generated from now on is theirs, as `version`."""
+        """The mapped parameters have new values; later generations carry `version`."""
         self.policy_version = version
-        self._tell("version", version)
+        self._notify("version", version)
 
     def close(self) -> None:
-        """End the process and give the memory back. Twice is fine."""
+        """End the process and free the memory; idempotent."""
         self._end()
         self._pipe = None
 
-    def _tell(self, what: str, value: Any) -> None:
-        """Say what a process that is started later need not know."""
+    def _notify(self, what: str, value: Any) -> None:
+        """Send a message that a process started later does not need."""
         if self._pipe is not None:
             with contextlib.suppress(EngineError):
                 self._send(what, value)
@@ -276,7 +266,7 @@ class EngineProcess:
         arguments = (theirs, self._threads, self._payload, self._path, settings)
         self._process = context.Process(target=serve_engine, args=arguments, name="turngym-engine", daemon=True)
         self._process.start()
-        # while this process holds the child's end too, the death of the child is no end of the pipe
+        # as long as this process holds the child's end too, the pipe would not end when the child dies
         theirs.close()
         self._end.detach()
         self._end = weakref.finalize(self, _stop, self._process, self._pipe, self._path)
@@ -309,7 +299,8 @@ class EngineProcess:
 
 
 def _stop(process: Any, pipe: Any, path: Path) -> None:
-    pipe.close()  # its end tells the child to end
+    # the end of the pipe tells the child to end
+    pipe.close()
     process.join(GRACE)
     if process.is_alive():
         process.kill()

@@ -1,4 +1,8 @@
-"""Rollouts in parallel workers: the same episodes as in one process, whichever worker plays them, even if some die."""
+"""How episodes are played in parallel workers: the same episodes as in one process, even if some workers die.
+
+`ParallelRollout` is what callers use; it sends agents, environments and weights to the workers. `JobScheduler` holds
+the schedule of one run: it assigns jobs, retries those of a dead worker, and keeps results in job order.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +18,27 @@ from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, RolloutSettings, failed_episode
 from turngym.envs.core.episode import Episode, Status
 
-# Schedules jobs on workers: assigns them, retries those of a dead worker, and keeps results in job order.
+POLL = 0.25
+"""Seconds between checks for a cancelled run or a hung worker."""
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """A worker as the scheduler knows it. It outlives a run: a slow one may still owe an answer to the run before."""
+    """A worker as the scheduler knows it. It outlives a run: a slow worker may still owe the previous run an answer."""
 
     busy: bool = False
-    """A call has not been answered."""
+    """Whether a call has not been answered yet."""
     phase: Literal["not_started", "starting", "ready"] = "not_started"
-    """Where the worker is in this run."""
+    """How far the worker is in this run."""
     called_at: float = 0.0
-    """When it was last called (time.monotonic)."""
+    """Time of the last call (time.monotonic)."""
     jobs: set[int] = field(default_factory=set)
     """Numbers of the jobs that it plays."""
 
 
 @dataclass(slots=True, kw_only=True)
 class JobScheduler:
-    """The schedule of one run. Which worker plays a job, and when, changes no episode."""
+    """The schedule of one run. Episodes do not depend on which worker plays a job, or when."""
 
     jobs: Sequence[Job]
     workers: Workers
@@ -47,11 +52,11 @@ class JobScheduler:
     """Called for every worker that died."""
     on_episode: Callable[[Episode], None] | None
     fixed_shares: bool = False
-    """Job n is worker n's, counted round and round, and all of its jobs are handed over at once: which episodes are
+    """Job n belongs to worker n modulo the number of workers, and each gets all of its jobs at once. Which episodes are
     decoded together then does not depend on timing."""
     _queue: deque[int] = field(init=False)
     _solo_queue: deque[int] = field(default_factory=deque)
-    """Jobs on their last attempt: each is played alone in its worker, so that a job which kills it takes no other."""
+    """Jobs on their last attempt. Each is played alone, so that a job which kills its worker takes no other with it."""
     _worker_deaths: Counter[int] = field(default_factory=Counter)
     _arrived: deque[tuple[int, Episode]] = field(default_factory=deque)
     _done: dict[int, Episode] = field(default_factory=dict)
@@ -68,11 +73,11 @@ class JobScheduler:
         return len(self._done) == len(self.jobs)
 
     def episodes(self) -> list[Episode]:
-        """In the order of the jobs."""
+        """Finished episodes in the order of the jobs."""
         return [self._done[number] for number in range(len(self.jobs))]
 
     def assign(self) -> None:
-        """Call every idle worker: to start, or to go on with as many jobs as it should have."""
+        """Call every idle worker: to start, or to continue with as many jobs as it should have."""
         for worker, worker_state in enumerate(self.worker_states):
             if worker_state.busy:
                 continue
@@ -80,24 +85,25 @@ class JobScheduler:
                 chosen = self._next_jobs(worker)
                 worker_state.jobs.update(chosen)
                 if worker_state.jobs:
-                    self._mark_called(worker_state)
+                    worker_state.busy, worker_state.called_at = True, time.monotonic()
                     self.workers.call(worker, "advance", [(number, self.jobs[number]) for number in chosen])
-            elif len(self._queue) + len(self._solo_queue) > sum(
-                other.phase == "starting" for other in self.worker_states
-            ):
+                continue
+            # another worker is started only if there are more waiting jobs than workers on their way
+            starting = sum(other.phase == "starting" for other in self.worker_states)
+            if len(self._queue) + len(self._solo_queue) > starting:
                 worker_state.phase = "starting"
-                self._mark_called(worker_state)
+                worker_state.busy, worker_state.called_at = True, time.monotonic()
                 self.start_worker(worker)
 
     def collect(self, answers: Iterable[Answer]) -> None:
-        """Take in the workers' answers. Raises what a worker raised, after all finished episodes are recorded."""
+        """Process the workers' answers. Raises what a worker raised, after all finished episodes are recorded."""
         errors = []
         for answer in answers:
             worker_state = self.worker_states[answer.worker]
             worker_state.busy = False
             if answer.died:
                 self._on_worker_death(answer, worker_state)
-            # an answer that was owed to the run before, an error too, finds the phase reset, and is dropped
+            # an answer (or error) to a call of the previous run is dropped; that run's phase was reset
             elif worker_state.phase == "not_started":
                 continue
             elif answer.error is not None:
@@ -112,10 +118,10 @@ class JobScheduler:
             raise errors[0]
 
     def _flush(self) -> None:
-        """Record arrived episodes and call `on_episode`; what it raises leaves the rest for the next call."""
+        """Record arrived episodes and call `on_episode`; if it raises, the rest stays for the next call."""
         while self._arrived:
             number, episode = self._arrived[0]
-            # an episode on which on_episode raised is recorded, and still at the front
+            # an episode for which on_episode raised is already recorded, but still at the front
             if number not in self._done:
                 self._done[number] = episode
                 if self.on_episode is not None:
@@ -123,7 +129,7 @@ class JobScheduler:
             self._arrived.popleft()
 
     def kill_hung_workers(self) -> None:
-        """End workers that have not answered in time; ExecutorError if none has even begun."""
+        """Stop workers that have not answered in time. Raises ExecutorError if none of them ever became ready."""
         now = time.monotonic()
         for worker, worker_state in enumerate(self.worker_states):
             if not worker_state.busy or now - worker_state.called_at <= self.patience:
@@ -132,33 +138,27 @@ class JobScheduler:
             if worker_state.phase == "ready":
                 self.workers.stop(worker)
                 self.collect([Answer(worker=worker, died=reason)])
-            # a worker that starts may wait long for a free node, which is no error while others play
+            # a starting worker may wait long for a free node, which is no error while others play
             elif all(other.phase != "ready" for other in self.worker_states):
                 raise ExecutorError(f"{reason} while it started: are there processors (and accelerators) for it?")
 
-    def _mark_called(self, worker_state: WorkerState) -> None:
-        worker_state.busy, worker_state.called_at = True, time.monotonic()
-
     def _next_jobs(self, worker: int) -> list[int]:
         """Numbers of the jobs that a worker gets now: its fair share of the unfinished ones, up to its free slots."""
-        worker_state = self.worker_states[worker]
+        worker_state, workers = self.worker_states[worker], len(self.worker_states)
         if any(self._is_last_attempt(number) for number in worker_state.jobs):
             return []
         if not self._queue:
             return [self._solo_queue.popleft()] if self._solo_queue and not worker_state.jobs else []
         if self.fixed_shares:
-            return self._own_jobs(worker)
-        share = -(-(len(self.jobs) - len(self._done)) // len(self.worker_states))
+            own = [number for number in self._queue if number % workers == worker]
+            self._queue = deque(number for number in self._queue if number % workers != worker)
+            return own
+        share = -(-(len(self.jobs) - len(self._done)) // workers)
         room = max(min(self.spec.slots, share) - len(worker_state.jobs), 0)
         return [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
 
-    def _own_jobs(self, worker: int) -> list[int]:
-        own = [number for number in self._queue if number % len(self.worker_states) == worker]
-        self._queue = deque(number for number in self._queue if number % len(self.worker_states) != worker)
-        return own
-
     def _is_last_attempt(self, number: int) -> bool:
-        # 0 <: without retries every attempt is the last, and all jobs would be played alone
+        # without retries every attempt would be the last and all jobs would be played alone, hence 0 <
         return 0 < self._worker_deaths[number] == self.retries
 
     def _on_worker_death(self, answer: Answer, worker_state: WorkerState) -> None:
@@ -168,32 +168,26 @@ class JobScheduler:
             self._failed_starts += 1
             if self._failed_starts > self.retries * len(self.worker_states):
                 raise ExecutorError(f"workers die before they are ready, {self._failed_starts} in a row: {answer.died}")
-        # reversed: appendleft below then leaves them in job order
+        # reversed, so that appendleft below leaves them in job order
         unfinished, worker_state.phase = sorted(worker_state.jobs, reverse=True), "not_started"
         worker_state.jobs.clear()
         for number in unfinished:
             self._worker_deaths[number] += 1
             if self._worker_deaths[number] > self.retries:
-                self._arrived.append((number, self._failed_episode(number, answer.died)))
+                meta = {"agent": self.spec.agent.name, **self.spec.meta}
+                error = f"lost {self._worker_deaths[number]} times with its worker; last: {answer.died}"
+                env_id = str(getattr(self.spec.make_env, "env_id", ""))
+                lost = failed_episode(self.jobs[number], env_id, error, meta, Status.ERROR_ENGINE)
+                self._arrived.append((number, lost))
             elif self._is_last_attempt(number):
                 self._solo_queue.append(number)
             else:
                 self._queue.appendleft(number)
 
-    def _failed_episode(self, number: int, reason: str) -> Episode:
-        meta = {"agent": self.spec.agent.name, **self.spec.meta}
-        error = f"lost {self._worker_deaths[number]} times with its worker; last: {reason}"
-        env_id = str(getattr(self.spec.make_env, "env_id", ""))
-        return failed_episode(self.jobs[number], env_id, error, meta, Status.ERROR_ENGINE)
-
-
-POLL = 0.25
-"""Seconds between looks at whether the run was cancelled or a worker hangs."""
-
 
 @dataclass(slots=True)
 class _SharedEngine:
-    """A local engine of this process, and the payloads from which workers make and update their copies."""
+    """A local engine of this process, and the payloads from which workers build and update their copies."""
 
     engine: Any
     stamp: int
@@ -201,28 +195,28 @@ class _SharedEngine:
     packed: Any
     """Handle of the packed engine."""
     weights: Any = None
-    """Handle of newer weights, if they have changed since."""
+    """Handle of newer weights, if they have changed since the engine was packed."""
 
 
 class ParallelRollout:
     """Called like `rollout`, it returns the same episodes in the same order; `slots` are shared among the workers.
 
-    Workers make their own environments and hold their own copies of local engines, whose weights follow the original's
-    whenever they have changed; turns carry the version. A worker that dies, or does not answer for `patience` seconds,
-    loses only its unfinished episodes: they are begun again elsewhere (same seed, same episode), at most `retries`
-    times and the last time alone, so that an episode which kills its worker takes no other with it. After that they end
-    as `error_engine`. `on_episode` is called here as each episode comes back.
+    Workers have their own environments and their own copies of local engines, whose weights are updated at the next run
+    after they have changed; turns record the version. If a worker dies, or does not answer for `patience` seconds, its
+    unfinished episodes are restarted elsewhere (same seed, same episode), at most `retries` times. The last attempt is
+    played alone, so that an episode which kills its worker takes no other with it. After that it ends as
+    `error_engine`. `on_episode` is called in this process as each episode comes back.
 
-    Which worker plays what depends on timing, and with it which episodes are decoded together: log-probabilities agree
-    up to the rounding of batched products. With `fixed_shares` every worker has its part of the jobs, however long it
-    takes: the same numbers every time, as long as none dies.
+    Timing decides which worker plays what, and so which episodes are decoded together; log-probabilities agree up to
+    the rounding of batched products. With `fixed_shares` every worker has a fixed part of the jobs, and the numbers are
+    the same every time, as long as no worker dies.
 
-    The workers are its own: when a run is over, one of them may still owe an answer that only this rollout waits for.
-    One run at a time; a second thread waits. Engines are read when a run begins: do not train them meanwhile.
+    One run at a time; a second thread waits. Weights are read when a run begins: do not train during a run. Do not pass
+    `workers` to anything else: after a run, one of them may still owe an answer that only this object waits for.
 
     Raises:
-        ExecutorError: what cannot be sent, workers that die before they are ready, a cancelled run.
-        Whatever a worker raised that is neither a failed environment nor a failed engine; all workers are ended then.
+        ExecutorError: something that cannot be pickled, workers that die before they are ready, or a cancelled run.
+        Exceptions of a worker other than a failed environment or engine propagate; all workers are stopped then.
     """
 
     def __init__(
@@ -242,7 +236,7 @@ class ParallelRollout:
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
         self.deaths: list[str] = []
-        """Why workers were lost, since construction."""
+        """The reason for every worker lost since construction."""
 
     def __call__(
         self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
@@ -278,10 +272,9 @@ class ParallelRollout:
             return self._run(scheduler)
 
     def prepare(self, engine: Any) -> None:
-        """Copy a local engine now, from which later runs make those of the workers.
+        """Copy a local engine now; later runs build the workers' engines from this copy.
 
-        Engines on servers are left alone: to ask one how workers reach it sends it the weights, and at this time they
-        may not be the run's yet.
+        Clients of engine servers are left alone: pickling one sends it the weights, which may not be final yet.
         """
         from turngym.agents.local_engine.engine import LocalEngine
 
@@ -331,7 +324,7 @@ class ParallelRollout:
         self._loaded.pop(answer.worker, None)
 
     def _start_worker(self, worker: int, data: bytes, engine_numbers: Sequence[int]) -> None:
-        """Call `worker` to start this run, with the engines and weights that it lacks."""
+        """Call `worker` to start this run, with the engines and weights that it does not have yet."""
         loaded, loads, payloads = self._loaded.setdefault(worker, {}), [], []
         for number in dict.fromkeys(engine_numbers):
             known = self._engines[number]
@@ -339,11 +332,11 @@ class ParallelRollout:
             if number not in loaded:
                 loads.append(Load(engine=number, full_engine=True, version=0))
                 payloads.append(known.packed)
-            # the packed engine has the weights of its first run; a new worker gets the newer ones on top
+            # the packed engine has the weights of its first run, so a new worker also needs the newer ones
             if known.weights is not None and loaded.get(number) != newest:
                 loads.append(Load(engine=number, full_engine=False, version=known.version))
                 payloads.append(known.weights)
-            # before the worker confirms: one that dies instead is forgotten in _on_death
+            # set before the worker confirms; _on_death removes it if the worker dies instead
             loaded[number] = newest
         self._sent_payloads[worker] = payloads
         self._workers.call(worker, "begin", data, engine_numbers, loads, *payloads)
@@ -358,8 +351,8 @@ class ParallelRollout:
         self._stale_handles = [handle for handle in self._stale_handles if handle in in_use]
 
     def _engine_number(self, engine: Any) -> int:
-        """The workers' number of `engine`; its weights are shared anew if they have changed."""
-        # late: needs torch, which rollouts without a local engine do without
+        """The workers' number of `engine`; its weights are shared again if they have changed."""
+        # imported here, since rollouts without a local engine do not need torch
         from turngym.agents.local_engine.engine import pack_engine, pack_weights
 
         for number, known in enumerate(self._engines):

@@ -1,4 +1,8 @@
-"""Protocol of an executor: numbered workers, each a `Worker` object elsewhere whose methods are called from here."""
+"""What workers are: numbered processes, each holding a `Worker` whose methods the scheduler calls.
+
+`Workers` is the interface (here and in `ray_cluster`), `Worker` is what runs in the other process, `LocalWorkers` are
+processes on this machine, and `pack` pickles what is sent to them.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,11 @@ from turngym.agents.playing.rollout import Job, MakeEnv, Rollout
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import AgentError
 
+HEARTBEAT = 2.0
+"""Seconds after which a worker answers although no episode has finished, so that it is not taken for hung."""
+GRACE = 3.0
+"""Seconds that workers get to end by themselves."""
+
 
 class ExecutorError(AgentError):
     """Workers that cannot be started, reached or sent what they need."""
@@ -49,14 +58,14 @@ class Workers(Protocol):
     def call(self, worker: int, method: str, *args: Any) -> None:
         """Call `method` of `worker`; `wait` returns the answer. One call at a time for each worker.
 
-        A worker that was never started, or was stopped, is started first, with nothing in its memory.
+        A worker that was never started, or was stopped, is started first, with empty memory.
         """
 
     def wait(self, timeout: float) -> list[Answer]:
-        """Answers that have come, waiting at most `timeout` seconds for the first. A death answers the call too."""
+        """Answers that have arrived; waits at most `timeout` seconds for the first. A death is an answer too."""
 
     def share(self, payload: bytes) -> Any:
-        """Store `payload` once for all workers; passed to `call`, the returned handle arrives as the bytes."""
+        """Store `payload` once for all workers; if the returned handle is passed to `call`, the bytes arrive."""
 
     def free(self, handle: Any) -> None:
         """Free a shared payload."""
@@ -65,14 +74,11 @@ class Workers(Protocol):
         """End `worker` at once, alive or not; its answer will not come."""
 
     def close(self) -> None:
-        """End every worker at once."""
-
-
-# Pickles agents for workers; local engines are replaced by numbers and sent apart, because they hold weights.
+        """End every worker."""
 
 
 def pack(content: Any) -> tuple[bytes, list[Any]]:
-    """`content` pickled, and the local engines found in it, in the order of their numbers."""
+    """`content` pickled, and the local engines in it by number; engines hold weights and are sent separately."""
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
     try:
@@ -86,7 +92,7 @@ def pack(content: Any) -> tuple[bytes, list[Any]]:
 
 
 def unpack(data: bytes, engines: Mapping[int, Any]) -> Any:
-    """What `pack` was given, with `engines` in the places of its own."""
+    """The content that `pack` was given, with `engines` by number in place of its own."""
     return _Unpickler(io.BytesIO(data), engines).load()
 
 
@@ -96,9 +102,8 @@ class _Pickler(pickle.Pickler):
         self.engines: list[Any] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        local = sys.modules.get(
-            "turngym.agents.local_engine.engine"
-        )  # not imported: then no engine exists, and torch need not be loaded
+        # if the module was never imported no engine exists, and torch need not be loaded
+        local = sys.modules.get("turngym.agents.local_engine.engine")
         if local is None or not isinstance(obj, local.LocalEngine):
             return None
         for number, engine in enumerate(self.engines):
@@ -108,7 +113,7 @@ class _Pickler(pickle.Pickler):
         return len(self.engines) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        """lru_caches (renderers have many) arrive empty; objects with `for_workers` say how their copy is made."""
+        """lru_caches (renderers have many) arrive empty; `for_workers` of an object says how its copy is made."""
         if hasattr(type(obj), "for_workers"):
             return obj.for_workers()
         if isinstance(obj, _lru_cache_wrapper):
@@ -129,15 +134,9 @@ class _Unpickler(pickle.Unpickler):
         return self._engines[number]
 
 
-# What runs in a worker process: environments, copies of engines, and a rollout that takes new jobs as it plays.
-
-HEARTBEAT = 2.0
-"""Seconds after which a worker answers although no episode has finished, so that it is not taken for hung."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSpec:
-    """Everything a worker needs to play, but for the jobs."""
+    """Everything a worker needs to play, except the jobs."""
 
     make_env: MakeEnv
     agent: Agent
@@ -149,7 +148,7 @@ class RolloutSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """An engine to make (`full_engine`) or weights to put into it, in the order in which payloads are sent along."""
+    """One payload of a `begin` call: an engine to build (`full_engine`), or newer weights for it."""
 
     engine: int
     """The executor's number of the engine."""
@@ -158,17 +157,20 @@ class Load:
 
 
 class Worker:
-    """Plays jobs for a scheduler in another process. Methods are called one at a time with picklable arguments."""
+    """Plays jobs for a scheduler in another process. Holds environments, copies of engines and the rollout.
+
+    Methods are called one at a time with picklable arguments.
+    """
 
     def __init__(self) -> None:
         self._engines: dict[int, Any] = {}
         self._rollout: Rollout | None = None
         self._waiting: deque[tuple[int, Job]] = deque()
         self._spare_env: tuple[MakeEnv, Any] | None = None
-        """An environment that stays open between runs: what all of a process share (a shop, an index) is built once."""
+        """An environment kept open between runs, so that what environments share (a shop, an index) is built once."""
 
     def begin(self, spec: bytes, engine_numbers: Sequence[int], loads: Sequence[Load], *payloads: bytes) -> None:
-        """Start a run; an unfinished one is abandoned. Engine i of `spec` is the one numbered `engine_numbers[i]`."""
+        """Start a run; an unfinished one is abandoned. Engine i of `spec` has the number `engine_numbers[i]`."""
         self.end()
         for load, payload in zip(loads, payloads, strict=True):
             self._load_engine(load, payload)
@@ -187,13 +189,13 @@ class Worker:
 
     def _keep_env_open(self, make_env: MakeEnv) -> None:
         if self._spare_env is None or self._spare_env[0] != make_env:
-            # the new one before the former is closed: what the two share then stays built
+            # the new one is made before the former is closed, so that what the two share stays built
             former, self._spare_env = self._spare_env, (make_env, make_env())
             if former is not None:
                 former[1].close()
 
     def _load_engine(self, load: Load, payload: bytes) -> None:
-        # late: needs torch, which workers without a local engine do without
+        # imported here, since workers without a local engine do not need torch
         from turngym.agents.local_engine.engine import load_weights, unpack_engine
 
         if load.full_engine:
@@ -202,7 +204,7 @@ class Worker:
             load_weights(self._engines[load.engine], payload, load.version)
 
     def advance(self, jobs: Sequence[tuple[int, Job]]) -> list[tuple[int, Episode]]:
-        """Take on `jobs` and play until something ends: numbers and episodes. Empty after HEARTBEAT seconds without."""
+        """Add `jobs` and play until episodes end; returns their numbers and records, or nothing after HEARTBEAT s."""
         assert self._rollout is not None, "begin comes first"
         self._waiting.extend(jobs)
         start = time.monotonic()
@@ -220,17 +222,11 @@ class Worker:
             self._rollout = None
 
     def close(self) -> None:
-        """Abandon everything: the process ends."""
+        """Abandon everything, before the process ends."""
         self.end()
         if self._spare_env is not None:
             self._spare_env[1].close()
             self._spare_env = None
-
-
-# Workers as processes on this machine.
-
-GRACE = 3.0
-"""Seconds that workers get to end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +241,7 @@ class _Child:
     process: Any
     pipe: Any
     busy: bool = False
-    """A call has not been answered."""
+    """Whether a call has not been answered yet."""
 
 
 class LocalWorkers:
@@ -273,7 +269,7 @@ class LocalWorkers:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of those that run."""
+        """Process ids of the running workers."""
         return tuple(child.process.pid for child in self._children.values())
 
     def call(self, worker: int, method: str, *args: Any) -> None:
@@ -320,8 +316,9 @@ class LocalWorkers:
             child.pipe.close()
 
     def close(self) -> None:
+        # a worker whose pipe ends closes its environments and exits
         for child in self._children.values():
-            child.pipe.close()  # the end of its pipe tells a worker to close its environments
+            child.pipe.close()
         deadline = time.monotonic() + GRACE
         for worker, child in list(self._children.items()):
             child.process.join(max(0.0, deadline - time.monotonic()))
@@ -336,7 +333,7 @@ class LocalWorkers:
         name = f"turngym-worker-{worker}"
         process = self._context.Process(target=serve, args=(theirs, self._threads), name=name, daemon=True)
         process.start()
-        # while this process holds the child's end too, the death of the child is no end of the pipe
+        # as long as this process holds the child's end too, the pipe would not end when the child dies
         theirs.close()
         self._children[worker] = _Child(process, ours)
         return self._children[worker]
@@ -358,9 +355,10 @@ class LocalWorkers:
 
 def serve(pipe: Any, threads: int) -> None:
     """Main loop of a worker process: one `Worker`, whose methods are called through `pipe`."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent is not for this process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; only the parent handles it
-    # before torch is loaded, which reads them once
+    # the parent's handler is not for this process; Ctrl-C reaches the whole group, and only the parent handles it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # set before torch is loaded, which reads them once
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     worker = Worker()
@@ -382,11 +380,11 @@ def serve(pipe: Any, threads: int) -> None:
 
 
 def picklable(error: Exception) -> Exception:
-    """`error` with its traceback as a note, or a summary of it where it cannot be pickled."""
+    """`error` with its traceback as a note, or a summary of it if it cannot be pickled."""
     trace = "".join(traceback.format_exception(error))
     error.add_note(f"in a worker:\n{trace}")
     try:
-        # both ways: exceptions whose __init__ takes other arguments can be dumped, but not loaded
+        # loaded as well, since exceptions whose __init__ takes other arguments can be dumped but not loaded
         pickle.loads(pickle.dumps(error))
     except Exception:
         return ExecutorError(f"{type(error).__name__} in a worker: {error}\n{trace}")

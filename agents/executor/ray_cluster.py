@@ -12,11 +12,11 @@ from turngym.agents.executor.processes import Answer, ExecutorError, Worker, pic
 
 
 class RayWorkers:
-    """`count` actors, spread over the nodes; every node needs turngym installed, and the data that is played.
+    """`count` actors, spread over the nodes; every node needs turngym and the data installed.
 
-    Connects to `address`, or starts Ray on this machine; a connection that the process has already is used as it is,
-    and left open. An actor for which no node has `cpus` and `gpus` waits until one has, while the others play. A node
-    that is lost takes its actors with it: their calls are answered with the cause of death.
+    Connects to `address`, or starts Ray on this machine. An existing connection of this process is used as it is and
+    left open. An actor for which no node has `cpus` and `gpus` waits until one has, while the others play. If a node is
+    lost, the calls of its actors are answered with the cause of death.
 
     Raises:
         ExecutorError: Ray is not installed, or there is no cluster at `address`.
@@ -35,7 +35,7 @@ class RayWorkers:
         if self._ours:
             self._connect(address, cpus * count)
         resources = {"num_cpus": cpus, "num_gpus": gpus}
-        # no restarts by Ray: the scheduler must learn of the death, since a restarted actor has lost its engines
+        # no restarts by Ray: a restarted actor has lost its engines, so the scheduler must learn of the death
         self._actor_class = self._ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **resources)(Actor)
         self._actors: dict[int, Any] = {}
         self._pending: dict[int, Any] = {}
@@ -55,7 +55,8 @@ class RayWorkers:
             return []
         calls = {call: worker for worker, call in self._pending.items()}
         ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout)
-        if ready:  # and all other calls that have been answered by now
+        # take all other calls that have been answered by now, too
+        if ready:
             ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
         return [self._answer(calls[call], call) for call in ready]
 

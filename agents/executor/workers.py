@@ -1,4 +1,4 @@
-"""A rollout in this process that another thread can cancel."""
+"""Where episodes are played: in this process, in several on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,8 +17,33 @@ from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettin
 from turngym.envs.core.episode import Episode
 
 
+@contextmanager
+def open_workers(options: WorkerOptions, workload: Workload | None = None) -> Iterator[PlayJobs]:
+    """Open a function that plays jobs as `rollout` does; its workers end with the context. `auto` uses `workload`."""
+    choice = options.choice(workload or Workload(episodes=0))
+    if not choice.workers:
+        yield rollout
+        return
+    chosen_here = options.workers == "auto"
+    if chosen_here:
+        print(f"episodes are played by {choice}; --workers 0: by this process", file=sys.stderr)
+    workers: Workers
+    if options.executor == "ray":
+        workers = RayWorkers(
+            choice.workers, address=options.ray_address, cpus=options.worker_cpus, gpus=options.worker_gpus
+        )
+    else:
+        workers = LocalWorkers(choice.workers)
+    # fixed shares keep numbers the same from run to run for users who did not ask for workers
+    play = ParallelRollout(workers, retries=options.retries, fixed_shares=chosen_here)
+    try:
+        yield play
+    finally:
+        play.close()
+
+
 class CancellableRollout:
-    """Called like `rollout`; after `cancel` it ends with ExecutorError before the next round of answers."""
+    """A rollout in this process that another thread can cancel. Called like `rollout`."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
@@ -26,7 +51,7 @@ class CancellableRollout:
     def __call__(
         self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
     ) -> list[Episode]:
-        """Play `jobs`; see `rollout`."""
+        """Play `jobs`; see `rollout`. Raises ExecutorError before the next round of answers after `cancel`."""
         cancellable = _CancellableAgent(agent, self._cancelled)
         return rollout(jobs, make_env, cancellable, **options)
 
@@ -57,30 +82,3 @@ class _CancellableAgent:
 
     def release(self, conversation: Conversation) -> None:
         self._agent.release(conversation)
-
-
-# Where episodes are played: in this process, in several on this machine, or on a Ray cluster.
-
-
-@contextmanager
-def open_workers(options: WorkerOptions, playing: Workload | None = None) -> Iterator[PlayJobs]:
-    """What plays jobs as `rollout` does; its workers end with the context. `auto` goes by `playing`."""
-    choice = options.choice(playing or Workload(episodes=0))
-    if not choice.workers:
-        yield rollout
-        return
-    unasked = options.workers == "auto"
-    if unasked:
-        print(f"episodes are played by {choice}; --workers 0: by this process", file=sys.stderr)
-    workers: Workers
-    if options.executor == "ray":
-        workers = RayWorkers(
-            choice.workers, address=options.ray_address, cpus=options.worker_cpus, gpus=options.worker_gpus
-        )
-    else:
-        workers = LocalWorkers(choice.workers)
-    play = ParallelRollout(workers, retries=options.retries, fixed_shares=unasked)
-    try:
-        yield play
-    finally:
-        play.close()

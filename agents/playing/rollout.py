@@ -72,7 +72,7 @@ class EpisodeRunner:
     timings: dict[str, float] = field(default_factory=dict)
 
     def step(self, reply: Reply, max_turns: int | None = None) -> None:
-        """Pass `reply` to the environment and record the turn; `max_turns` is the depth cap of jobs without their own."""
+        """Pass `reply` to the environment and record the turn; `max_turns` caps jobs without a cap of their own."""
         max_turns = self.job.max_turns or max_turns
         if reply.ends is not None:
             self.status, self.error = reply.ends, reply.error
@@ -149,8 +149,8 @@ class EpisodeRunner:
 def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: ChatRenderer | None) -> EpisodeRunner:
     """Reset `env` to the job's task; the first observation waits for an answer.
 
-    With `system` None the system message is the environment's instructions, and the channel's if the renderer's template
-    does not give them. Raises EnvBackendError if the environment fails, TaskError if the task has another hash.
+    With `system` None the system message is the environment's instructions, and the channel's unless the renderer's
+    template gives them. Raises EnvBackendError if the environment fails, TaskError if the task has another hash.
     """
     guard = guard_of(env)
     start = time.perf_counter()

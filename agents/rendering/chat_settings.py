@@ -128,7 +128,7 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> Chat
     if not found.exact:
         warnings.warn(
             f"this chat template's calls are read as {found.dialect.name}, but it writes them slightly differently "
-            "from us: answers are read and kept as they were said, but demonstrations (sft, luffy) differ from the template",
+            "from us: answers are read and kept as they were said, but demonstrations (sft, luffy) differ from it",
             stacklevel=2,
         )
     return settings if found.dialect is HERMES else replace(settings, channel=f"tool:{found.dialect.name}")

@@ -17,7 +17,7 @@ from turngym.agents.executor import options as automatic  # noqa: E402
 from turngym.agents.executor import options as cores  # noqa: E402
 from turngym.agents.executor import workers as open_workers  # noqa: E402
 from turngym.agents.executor.options import (  # noqa: E402
-    Choice,
+    WorkerCount,
     WorkerOptions,
     Workload,
     available_cores,
@@ -51,7 +51,7 @@ TINY = sized(1000)
     ],
 )
 def test_where_workers_pay(playing: Workload, have: int, workers: int, reason: str) -> None:
-    assert choose_workers(playing, have) == Choice(workers=workers, reason=reason)
+    assert choose_workers(playing, have) == WorkerCount(workers=workers, reason=reason)
 
 
 def test_a_large_model_plays_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from families import FAMILIES, family_tokenizer
 from turngym.agents.rendering.chat_settings import (
     ChatSettings,
     describe,
-    learn_dialect,
+    find_dialect,
     open_renderer,
     resolved,
     with_dialect,
@@ -62,7 +62,7 @@ def test_every_template_that_knows_tools_is_read_in_its_own_dialect() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert all(with_dialect(ChatSettings(channel="tool"), family_tokenizer(name), TOOL) for name in FAMILIES)
-    learned = {name: learn_dialect(family_tokenizer(name), TOOL) for name in FAMILIES}
+    learned = {name: find_dialect(family_tokenizer(name), TOOL) for name in FAMILIES}
     assert {name: found.dialect.name for name, found in learned.items()} == FAMILIES
     assert all(found.exact for found in learned.values())
 
@@ -202,9 +202,9 @@ def test_a_dialect_that_is_read_but_not_written_letter_by_letter() -> None:
     source = tokenizer.chat_template
     try:
         tokenizer.chat_template = source.replace('{"name": "', '{ "name" : "')
-        learned = learn_dialect(tokenizer, TOOL)
+        learned = find_dialect(tokenizer, TOOL)
         assert (learned.dialect.name, learned.exact) == ("llama", False)
-        with pytest.warns(UserWarning, match="read as llama, but it writes them a little otherwise"):
+        with pytest.warns(UserWarning, match="read as llama, but it writes them slightly differently"):
             assert with_dialect(ChatSettings(channel="tool"), tokenizer, TOOL).channel == "tool:llama"
     finally:
         tokenizer.chat_template = source

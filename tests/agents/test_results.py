@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from turngym.agents import evaluate, load_world
-from turngym.agents.evaluation.compare import compare_recorded, read_recorded, rescore
+from turngym.agents.evaluation.compare import compare_recorded, read_evaluation, rescore
 from turngym.agents.evaluation.play_panel import evaluate_tasks
 from turngym.agents.evaluation.results import EpisodeRow, token_counts
 from turngym.agents.evaluation.scores import EvaluationError, Outcomes
@@ -193,7 +193,7 @@ def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: P
         compare_recorded(tmp_path / "4.jsonl", tmp_path / "other.json")
     (tmp_path / "old.json").write_text('{"panel": "doors-v1"}')
     with pytest.raises(EvaluationError, match="name the trace that it was made from"):
-        read_recorded(tmp_path / "old.json")
+        read_evaluation(tmp_path / "old.json")
 
 
 def test_rows_are_read_by_later_versions() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turngym.agents.evaluation.compare import decisive, differing, in_words, recorded
+from turngym.agents.evaluation.compare import decisive, differing, describe, recorded
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.scripts.main import main
 
@@ -64,7 +64,7 @@ def test_which_differences_decide() -> None:
     assert list(differ) == ["agent", "model", "temperature", "preset"]
     assert decisive(differ) == {"preset": ("react", None)}
     assert list(decisive(differing(first, {**first, "temperature": 0.85}))) == ["temperature"]
-    assert in_words({"preset": ("react", None)}) == "preset 'react' and None"
+    assert describe({"preset": ("react", None)}) == "preset 'react' and None"
 
 
 def test_settings_out_of_the_episodes() -> None:
