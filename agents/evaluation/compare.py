@@ -123,7 +123,7 @@ def rescore(path: str | Path) -> EvalResult:
             continue
         every.add(item)
         places.append(place)
-        elapsed = max(elapsed, seconds_played((item,)))
+        elapsed = max(elapsed, seconds_played(item))
     if not len(every):
         raise EvaluationError(f"{trace} holds no episodes to score")
     chosen = latest(every)

@@ -1,4 +1,7 @@
-"""Evaluate an agent on a task panel, from Python or the command line: Avg@n, pass@k, rows by category, rates."""
+"""How an agent is evaluated on a task panel: `evaluate`, which `turngym eval` calls, and `PanelEvaluation` in training.
+
+`prepare` opens an environment and an agent as a preset and the caller's settings say; `play_episodes` uses it too.
+"""
 
 from __future__ import annotations
 
@@ -27,94 +30,9 @@ from turngym.envs.core.settings import FILE, to_table, write_config
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.panels import Panel, load_panel, verify_panel
 
-# The settings of an evaluation or rollout, kept beside its files as `--config` reads them.
-
-
-def keep_settings(
-    path: Path,
-    call: Mapping[str, Any],
-    agent: str | Agent | OpenedAgent,
-    player: Mapping[str, Any],
-    servers: PolicyServer | None,
-    workers: WorkerOptions,
-    command: str | Sequence[str],
-) -> None:
-    """Write what was asked for: the arguments of the `call` that are not None, and who plays where.
-
-    `player` are fields of `AgentOptions`. An agent that is an object stands there by its name, for whoever reads the
-    file: no command can find it by that.
-    """
-    found = agent.agent if isinstance(agent, OpenedAgent) else agent
-    options = AgentOptions.of({**player, "agent": found if isinstance(found, str) else found.name})
-    table = {name: value for name, value in call.items() if value is not None}
-    # as on the command line, where it is one option; str: a path is among the arguments, and JSON has no word for it
-    table["env_kwargs"] = json.dumps(dict(table.get("env_kwargs", {})), default=str)
-    table |= to_table(options) | to_table(servers or PolicyServer()) | to_table(workers)
-    write_config(path, table, command, seed=table["seed"])
-
-
-# What a rollout and an evaluation prepare alike: a preset's arguments, and the agent opened for the environment.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """An environment and the agent that is to play it."""
-
-    env: str
-    preset: Preset | None
-    overrides: Mapping[str, Any]
-    """Arguments of gym.make that were given, with the preset's; without those of a panel."""
-    kwargs: Mapping[str, Any]
-    """All of them."""
-    player: Mapping[str, Any]
-    """Settings of the agent as they were given, for the configuration file."""
-    opened: OpenedAgent
-    playing: WorkerOptions
-
-    @property
-    def make_env(self) -> MakeEnv:
-        """Makes the environment, which reads what the agent writes."""
-        return env_maker(self.env, **self.kwargs, channel=self.opened.channel)
-
-    def played(self, episodes: int) -> Workload:
-        """What `--workers auto` is told."""
-        return Workload.of(getattr(self.opened.agent, "policy", None), episodes)
-
-    @property
-    def preset_note(self) -> dict[str, Any]:
-        """What the records of episodes say of the preset."""
-        return {} if self.preset is None else dict(self.preset.identity)
-
-
-def prepare(
-    env: str,
-    agent: str | Agent | OpenedAgent,
-    settings: Mapping[str, Any],
-    *,
-    preset: str | Preset | None,
-    base: Mapping[str, Any],
-    given: Mapping[str, Any],
-    workers: int | Literal["auto"] | WorkerOptions,
-    servers: PolicyServer | None,
-) -> Prepared:
-    """Open `agent` with `settings` for `env`, made with `base` (a panel's arguments), the preset's, and `given`.
-
-    Raises TurngymError for an unknown preset or agent, or a preset for an agent that is an object.
-    """
-    named = find_preset(preset, env)
-    overrides = given if named is None else named.make(dict(given))
-    kwargs = {**base, **overrides}
-    require_named(named, agent)
-    played = settings if named is None else named.player(dict(settings), overrides)
-    return Prepared(
-        env=env,
-        preset=named,
-        overrides=overrides,
-        kwargs=kwargs,
-        player=settings,
-        opened=as_opened(agent, played, lambda: probe(env, kwargs), servers),
-        playing=WorkerOptions.of(workers),
-    )
+AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "tool_name", "tool_argument")
+"""Arguments of gym.make that a run's evaluations share with its training: how the agent is spoken to. The others say
+what is trained on; a panel brings its own."""
 
 
 def evaluate(
@@ -144,28 +62,28 @@ def evaluate(
         panel: name (newest version), full name, path of a manifest, or a `Panel`.
         agent: a name as on the command line (`expert`, `random`, `replay:TRACE`, `model:FOLDER`,
             `package.module:name`), or an agent object.
-        preset: a published set-up of the panel's environment, by name (docs/presets.md); what is given beside it takes
-            the place of its values, and its values that of the panel's.
+        preset: name of a published set-up of the panel's environment (docs/presets.md). Explicit arguments override
+            its values, and its values override the panel's.
         samples: episodes per task.
-        seed: same seed, same episodes, whatever `slots` and `workers`.
+        seed: the same seed gives the same episodes for any `slots` and `workers`.
         temperature: at which a model samples; 0 is greedy.
         slots: episodes played, and requests generated, at a time.
-        out: folder for results.json, trace.jsonl and config.toml (what was asked for, which `turngym eval --config`
-            takes); an interrupted evaluation with the same folder goes on.
-        limit: play only the first so many tasks.
+        out: folder for results.json, trace.jsonl and config.toml (the settings, which `turngym eval --config` reads);
+            an interrupted evaluation is resumed if it is called again with the same folder.
+        limit: play only the first `limit` tasks.
         data: folder of the data; by default where the environment looks for it.
         max_turns: turns before an episode is cut; by default the environment's own limit.
         env_kwargs: further arguments for gym.make.
-        workers: processes that play; 0: this one; auto: several where they pay.
+        workers: processes that play; 0 is this one, auto takes several if they pay off.
         servers: SGLang servers that play with the weights of `model:FOLDER`.
         verify: check every task's hash against the panel before anything is played.
-        progress: a bar on standard error.
-        command: who asked, as config.toml names it.
+        progress: show a bar on standard error.
+        command: the caller, as recorded in config.toml.
         settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
 
     Raises:
-        TurngymError: an unknown panel or agent, tasks that are not the panel's, a folder with another evaluation,
-            or one that another process writes.
+        TurngymError: an unknown panel or agent, tasks that are not the panel's, a folder that holds another
+            evaluation, or one that another process is writing to.
     """
     with locked_folder(out):
         named = panel.full_name if isinstance(panel, Panel) else str(panel)
@@ -176,32 +94,45 @@ def evaluate(
             {**settings, "temperature": temperature, "slots": slots},
             preset=preset,
             base=panel.make_kwargs,
-            given={**(env_kwargs or {}), **_given(data=data, max_turns=max_turns)},
+            given={
+                **(env_kwargs or {}),
+                **({} if data is None else {"data": data}),
+                **({} if max_turns is None else {"max_turns": max_turns}),
+            },
             workers=workers,
             servers=servers,
         )
+        opened = ready.opened
         if verify:
             _check(panel, env_maker(panel.env_id, **ready.kwargs)())
         trace = None if out is None else Path(out) / "trace.jsonl"
-        if trace is not None and not trace.exists():  # what goes on keeps the file of its beginning
+        # a resumed evaluation keeps the configuration with which it began
+        if trace is not None and not trace.exists():
             call: dict[str, Any] = {"panel": named, **preset_name(ready.preset), "samples": samples, "out": str(out)}
             call |= {"limit": limit, "seed": seed, "data": data}
             call |= {"max_turns": max_turns, "env_kwargs": env_kwargs, "verify": verify}
-            keep_settings(trace.with_name(FILE), call, agent, ready.player, servers, ready.playing, command)
-        with open_workers(ready.playing, ready.played(len(panel.tasks[:limit]) * samples)) as play:
+            keep_settings(trace.with_name(FILE), call, agent, ready.player, servers, ready.workers, command)
+        # where the data lie is not part of the identity: the tasks' hashes say whether they are the same
+        made = {name: ready.overrides[name] for name in sorted(ready.overrides) if name != "data"}
+        identity = {"channel": opened.channel, "model": opened.fingerprint, "dtype": opened.dtype}
+        with open_workers(ready.workers, ready.workload(len(panel.tasks[:limit]) * samples)) as play:
             result = evaluate_tasks(
                 panel,
                 ready.make_env,
-                ready.opened.agent,
+                opened.agent,
                 samples=samples,
                 limit=limit,
-                temperature=ready.opened.temperature,
+                temperature=opened.temperature,
                 seed=seed,
                 slots=slots,
                 trace=trace,
-                system=ready.opened.system,
-                settings=_note(ready.overrides, ready.opened) | ready.preset_note,
-                about=_about(panel, ready),
+                system=opened.system,
+                settings={"make": made, **{k: v for k, v in identity.items() if v is not None}, **ready.preset_note},
+                about={
+                    **({"chat": opened.chat} if opened.chat else {}),
+                    **({} if ready.preset is None else {"preset_values": ready.preset.values}),
+                    **eval_overrides(panel, ready.kwargs),
+                },
                 progress=progress,
                 play=play,
             )
@@ -210,32 +141,92 @@ def evaluate(
         return result
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An environment and the agent that plays it, with their settings."""
+
+    env: str
+    preset: Preset | None
+    overrides: Mapping[str, Any]
+    """Explicit arguments of gym.make and those of the preset, without those of a panel."""
+    kwargs: Mapping[str, Any]
+    """All arguments of gym.make."""
+    player: Mapping[str, Any]
+    """Settings of the agent as they were given, for the configuration file."""
+    opened: OpenedAgent
+    workers: WorkerOptions
+
+    @property
+    def make_env(self) -> MakeEnv:
+        """Makes the environment with the agent's channel."""
+        return env_maker(self.env, **self.kwargs, channel=self.opened.channel)
+
+    def workload(self, episodes: int) -> Workload:
+        """What `--workers auto` decides by."""
+        return Workload.of(getattr(self.opened.agent, "policy", None), episodes)
+
+    @property
+    def preset_note(self) -> dict[str, Any]:
+        """The preset as the records of episodes name it."""
+        return {} if self.preset is None else dict(self.preset.identity)
 
 
-def _about(panel: Panel, ready: Prepared) -> dict[str, Any]:
-    """What is recorded for readers, and may differ in a call that goes on."""
-    about: dict[str, Any] = {"chat": ready.opened.chat} if ready.opened.chat else {}
-    about |= {} if ready.preset is None else {"preset_values": ready.preset.values}
-    return about | eval_overrides(panel, ready.kwargs)
+def prepare(
+    env: str,
+    agent: str | Agent | OpenedAgent,
+    settings: Mapping[str, Any],
+    *,
+    preset: str | Preset | None,
+    base: Mapping[str, Any],
+    given: Mapping[str, Any],
+    workers: int | Literal["auto"] | WorkerOptions,
+    servers: PolicyServer | None,
+) -> Prepared:
+    """Open `agent` with `settings` for `env`; `given` overrides the preset, which overrides `base` (a panel's).
+
+    Raises TurngymError for an unknown preset or agent, or a preset for an agent that is an object.
+    """
+    named = find_preset(preset, env)
+    overrides = given if named is None else named.make(dict(given))
+    kwargs = {**base, **overrides}
+    require_named(named, agent)
+    played = settings if named is None else named.player(dict(settings), overrides)
+    return Prepared(
+        env=env,
+        preset=named,
+        overrides=overrides,
+        kwargs=kwargs,
+        player=settings,
+        opened=as_opened(agent, played, lambda: probe(env, kwargs), servers),
+        workers=WorkerOptions.of(workers),
+    )
 
 
-def _note(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
-    """What else the episodes depend on, besides panel, seed and agent name."""
-    # not where the data lie: whether they are the same is said by the tasks' hashes
-    note: dict[str, Any] = {"make": {name: overrides[name] for name in sorted(overrides) if name != "data"}}
-    if opened.channel is not None:
-        note["channel"] = opened.channel
-    if opened.fingerprint is not None:
-        note["model"] = opened.fingerprint
-    if opened.dtype is not None:
-        note["dtype"] = opened.dtype
-    return note
+def keep_settings(
+    path: Path,
+    call: Mapping[str, Any],
+    agent: str | Agent | OpenedAgent,
+    player: Mapping[str, Any],
+    servers: PolicyServer | None,
+    workers: WorkerOptions,
+    command: str | Sequence[str],
+) -> None:
+    """Write the settings of an evaluation or rollout in the form that `--config` reads.
+
+    `call` are the arguments of the function (None values are left out), `player` are fields of `AgentOptions`. An agent
+    that is an object is written by its name, for readers only: no command can find it by that name.
+    """
+    named = agent.agent if isinstance(agent, OpenedAgent) else agent
+    options = AgentOptions.of({**player, "agent": named if isinstance(named, str) else named.name})
+    table = {name: value for name, value in call.items() if value is not None}
+    # one JSON text, as on the command line; default=str because arguments may hold paths
+    table["env_kwargs"] = json.dumps(dict(table.get("env_kwargs", {})), default=str)
+    table |= to_table(options) | to_table(servers or PolicyServer()) | to_table(workers)
+    write_config(path, table, command, seed=table["seed"])
 
 
 def eval_overrides(panel: Panel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"panel_max_turns": the panel's own limit of turns}` where another one is played; else nothing."""
+    """`{"panel_max_turns": the panel's own limit of turns}` if another limit is played, else {}."""
     own = panel.make_kwargs.get("max_turns")
     return {} if own is None or kwargs.get("max_turns") == own else {"panel_max_turns": own}
 
@@ -252,12 +243,9 @@ def _check(panel: Panel, env: Any) -> None:
         )
 
 
-# Evaluations on a panel while a model is trained.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelEvaluation:
-    """Avg@n on a panel, as the training loop asks for it; every episode is kept as a trace to read."""
+    """Avg@n on a panel at a step of training; every episode is kept in a trace."""
 
     panel: Panel
     player: ModelPlayer
@@ -268,22 +256,25 @@ class PanelEvaluation:
     seed: int = 0
     slots: int = 64
     limit: int | None = None
-    """Play only the first so many tasks."""
+    """Play only the first `limit` tasks."""
     play: PlayJobs = rollout
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the record of every episode says beside the agent: the preset, and what is not as the panel has it."""
+    """Recorded in every episode beside the agent: the preset, and what differs from the panel (`eval_note`)."""
 
     def __call__(self, step: int) -> EvalPoint:
         return _point(self._of(step).run())
 
     def gather(self, step: int) -> None:
+        """Move the shares that a stopped run has left into the trace of `step`."""
         gather_shares(self._of(step).trace)
 
     def play_share(self, step: int, share: tuple[int, int]) -> None:
+        """Play the episodes of process number `share[0]` of `share[1]`."""
         self._of(step).run_share(share)
 
     def finish(self, step: int) -> EvalPoint:
-        # an error in a share is one as it is in a whole: not played again within the same evaluation
+        """Score what all shares have played."""
+        # as in an undivided evaluation, episodes that ended in an error are not played again
         return _point(self._of(step).run(errors_again=False))
 
     def _of(self, step: int) -> TaskEvaluation:
@@ -313,15 +304,10 @@ def _point(result: EvalResult) -> EvalPoint:
     return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
 
 
-AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "tool_name", "tool_argument")
-"""What of a run's arguments for `gym.make` is true of its evaluations, too: how the agent is spoken to. The rest says
-what is trained on; a panel brings its own."""
-
-
 def eval_note(panel: Panel, preset: str | None, made: Mapping[str, Any]) -> dict[str, Any]:
-    """What the records of an evaluation say of how it was made; another limit than the panel's own is printed, too."""
-    found, own = find_preset(preset, panel.env_id), panel.make_kwargs.get("max_turns")
-    note: dict[str, Any] = {} if found is None else {**found.identity}
+    """What differs from the panel in an evaluation, for its records; another limit of turns is also printed."""
+    named, own = find_preset(preset, panel.env_id), panel.make_kwargs.get("max_turns")
+    note: dict[str, Any] = {} if named is None else {**named.identity}
     if own is not None and made["max_turns"] != own:
         print(f"evaluations: max_turns {made['max_turns']} instead of {panel.full_name}'s {own}", file=sys.stderr)
         note["max_turns"] = made["max_turns"]
@@ -332,11 +318,10 @@ def eval_note(panel: Panel, preset: str | None, made: Mapping[str, Any]) -> dict
 
 
 def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: ToolSpec) -> None:
-    """Whether a run that trains on `env`, where the student is told of `tool`, can be evaluated on `panel`, whose
-    environment is made with `made`.
+    """Check that a run that trains on `env` with the action `tool` can be evaluated on `panel` (made with `made`).
 
-    On another environment with the same action it can, which is a question of transfer and said in a line. Raises
-    TurngymError where that environment has another action: the student would never be told of it.
+    Another environment with the same action is a test of transfer, and one line says so. Raises TurngymError if its
+    action differs, since the student has never been told of that one.
     """
     trained = env.rpartition(":")[2]
     if panel.env_id == trained:

@@ -1,4 +1,4 @@
-"""Play episodes of any environment with any agent, from Python or the command line, and keep them as a trace."""
+"""How episodes of any environment are played with any agent and kept as a trace (`turngym rollout`)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from turngym.envs.core.trace import TraceWriter, iter_episodes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedEpisodes:
-    """What `play_episodes` played."""
+    """The result of `play_episodes`."""
 
     episodes: tuple[Episode, ...]
-    """Sample by sample, tasks in order; without those that the trace held before."""
+    """Sample by sample, tasks in order; episodes that the trace already held are not included."""
     agent: str
     """Name of the agent."""
     out: Path | None = None
     """The trace."""
     chat: str = ""
-    """How a model was spoken to; empty for other agents."""
+    """The chat settings of a model in one line; empty for other agents."""
 
     @property
     def errors(self) -> int:
@@ -48,7 +48,7 @@ class PlayedEpisodes:
         return sum(episode.status.is_error for episode in self.episodes)
 
     def table(self) -> Table | None:
-        """Success and behavior; None where no episode ended without an error."""
+        """Success and behavior; None if every episode ended in an error."""
         if self.errors == len(self.episodes):
             return None
         scores = {self.agent: score(self.episodes)}
@@ -56,7 +56,7 @@ class PlayedEpisodes:
 
     @property
     def summary(self) -> str:
-        """How many episodes, and where, in one line."""
+        """Number of episodes and their trace, in one line."""
         where = "" if self.out is None else f" in {self.out}"
         errors = f", {self.errors} of them ended in errors" if self.errors else ""
         chat = f"\n{self.chat}" if self.chat else ""
@@ -94,29 +94,29 @@ def play_episodes(
         env: Gymnasium id; `package:namespace/Name-v0` imports `package` first.
         agent: a name as on the command line, or an agent object; see `evaluate`.
         preset: a published set-up of `env`, by name; see `evaluate`.
-        tasks: how many, or task ids.
+        tasks: the number of tasks, or task ids.
         draw: draw the tasks with `seed` instead of taking the first ones.
         samples: episodes per task.
-        seed: same seed, same episodes, whatever `slots` and `workers`.
-        depth: end every episode after so many turns as `truncated_depth`.
+        seed: the same seed gives the same episodes for any `slots` and `workers`.
+        depth: end every episode after this many turns as `truncated_depth`.
         temperature: at which a model samples; 0 is greedy.
         slots: episodes played, and requests generated, at a time.
-        out: trace file (JSON lines), with what was asked for beside it as NAME.config.toml (which `turngym rollout
-            --config` takes); an existing one is refused unless `append`.
+        out: trace file (JSON lines), with the settings beside it in NAME.config.toml (which `turngym rollout --config`
+            reads); an existing file is refused unless `append`.
         append: add to an existing trace; episodes that it holds (task, sample, seed) are not played again.
         env_kwargs: arguments for gym.make: split, data, max_turns, on_invalid, ...
-        workers: processes that play; 0: this one; auto: several where they pay.
+        workers: processes that play; 0 is this one, auto takes several if they pay off.
         servers: SGLang servers that play with the weights of `model:FOLDER`.
-        progress: a bar on standard error.
-        command: who asked, as the configuration names it.
+        progress: show a bar on standard error.
+        command: the caller, as recorded in the configuration.
         settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
 
     Raises:
-        TurngymError: an unknown environment, task or agent, or a trace that exists, or that another process writes.
+        TurngymError: an unknown environment, task or agent, or a trace that exists or is being written to.
     """
     out, given = None if out is None else Path(out), dict(env_kwargs or {})
     with locked_file(out):
-        done = _held(out, append)
+        done = _recorded(out, append)
         ready = prepare(
             env,
             agent,
@@ -128,18 +128,19 @@ def play_episodes(
             servers=servers,
         )
         opened, chosen = ready.opened, _choose(env_maker(env, **ready.kwargs), tasks, seed if draw else None)
-        if out is not None and not out.exists():  # what is added to keeps the configuration of its first episodes
+        # a trace that is added to keeps the configuration of its first episodes
+        if out is not None and not out.exists():
             many = {"tasks": tasks} if isinstance(tasks, int) else {"task": chosen}
             call = {"env": env, "out": str(out), "append": append, **many, "draw": draw, "samples": samples}
             call |= {"seed": seed, "depth": depth, "env_kwargs": given, **preset_name(ready.preset)}
-            keep_settings(out.with_suffix(".config.toml"), call, agent, ready.player, servers, ready.playing, command)
+            keep_settings(out.with_suffix(".config.toml"), call, agent, ready.player, servers, ready.workers, command)
         jobs = [
             Job(task_id=task_id, sample=sample, group=group, seed=seed)
             for sample in range(samples)
             for group, task_id in enumerate(chosen)
             if (task_id, sample, seed) not in done
         ]
-        with open_workers(ready.playing, ready.played(len(jobs))) as play, _writing(out, len(jobs), progress) as keep:
+        with open_workers(ready.workers, ready.workload(len(jobs))) as play, _writing(out, len(jobs), progress) as keep:
             episodes = play(
                 jobs,
                 ready.make_env,
@@ -155,7 +156,7 @@ def play_episodes(
 
 @contextmanager
 def _writing(out: Path | None, episodes: int, progress: bool) -> Iterator[Callable[[Episode], None]]:
-    """What writes each episode as it ends, and moves the bar."""
+    """A function that writes each finished episode to the trace and moves the progress bar."""
     with ExitStack() as stack:
         writer = None if out is None else stack.enter_context(TraceWriter(out))
         report = stack.enter_context(progress_bar("rollout", episodes, enabled=progress))
@@ -168,20 +169,20 @@ def _writing(out: Path | None, episodes: int, progress: bool) -> Iterator[Callab
         yield keep
 
 
-def _held(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
-    """(task id, sample, seed) of the episodes in the trace that is added to."""
+def _recorded(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
+    """(task id, sample, seed) of the episodes in the trace that is added to; {} for a new one."""
     if out is None and append:
         raise TurngymError("--append (append=True) adds to a trace: name it with --out (out=...)")
     if out is None or not out.exists():
         return set()
     if not append:
         raise TurngymError(f"{out} exists: add to it with --append (append=True), or name another file")
-    # episodes that ended in errors are not held: adding to the trace is how they are played again
+    # episodes that ended in an error are left out, so that they are played again
     return {(e.task.task_id, e.sample, e.seed) for e in iter_episodes(out) if not e.status.is_error}
 
 
 def _choose(make_env: Callable[[], Any], tasks: int | Sequence[str], seed: int | None) -> list[str]:
-    """Task ids: those that are named, the first so many, or so many that `seed` draws."""
+    """Task ids: those named, or the first `tasks`, or `tasks` of them drawn with `seed`."""
     if not isinstance(tasks, int):
         return [tasks] if isinstance(tasks, str) else list(tasks)
     env = make_env()

@@ -1,10 +1,14 @@
-"""What the trace of an evaluation holds already, and the traces beside it of processes that play shares of it."""
+"""How a panel is played: every task n times, resumed where it stopped, refused if the tasks are not the panel's.
+
+`TaskEvaluation` plays tasks into a trace, alone or in shares by several processes, and scores them; `evaluate_tasks` is
+the same as one function. `read_recorded` finds out what a trace already holds, so that only the rest is played.
+"""
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,28 +27,24 @@ from turngym.envs.core.trace import TraceEpisodes, TraceProblem, TraceWriter, it
 from turngym.envs.panels import Panel
 
 ELAPSED = "elapsed"
-"""Among an episode's timings: seconds from the beginning of its evaluation, over all calls, to its end."""
-UNSAID = {"dtype": "float32"}
-"""What traces of older versions were played with where they do not say it."""
-ADDED = ("make",)
-"""What evaluations of training runs did not record in older versions; their traces are gone on with."""
+"""Name of a timing of each episode: seconds from the start of its evaluation, summed over all calls, to its end."""
 
 
 @dataclass(slots=True)
 class RecordedEpisodes:
-    """What an evaluation has of its tasks and samples: how each episode ended, and the episode or where it stands."""
+    """The episodes of an evaluation so far: how each ended, and the episode itself or its place in the trace."""
 
     tasks: Mapping[str, tuple[int, Task]]
     """Number and task by id."""
     samples: int
     trace: Path | None = None
-    """Where episodes are found again; without one they are kept."""
+    """The trace from which episodes can be read again; without one they are kept in memory."""
     seconds: float = 0.0
-    """Wall clock up to the last of all episodes."""
+    """Wall clock up to the last episode."""
     problems: tuple[TraceProblem, ...] = ()
     every: Outcomes = field(default_factory=Outcomes)
     _rows: array[int] = field(init=False)
-    """Of each sample and task the place in `every`; -1 for what is missing."""
+    """For each sample and task its place in `every`; -1 if it is missing."""
     _places: array[int] = field(default_factory=lambda: array("q"))
     _kept: list[Episode] = field(default_factory=list)
 
@@ -52,9 +52,9 @@ class RecordedEpisodes:
         self._rows = array("q", [-1]) * (self.samples * len(self.tasks))
 
     def add(self, episode: Episode, place: int | None) -> None:
-        """Take `episode` in the place of what there was of its task and sample; `place`: its byte of the trace."""
+        """Add `episode`, replacing an earlier one of the same task and sample; `place` is its offset in the trace."""
         number, task = self.tasks[episode.task.task_id]
-        # a task that failed before its first observation is known by its id alone
+        # an episode that failed before its first observation knows only the id of its task
         row = self.every.add(episode, task if task == episode.task else None)
         self._rows[episode.sample * len(self.tasks) + number] = row
         self._places.append(-1 if place is None else place)
@@ -65,15 +65,15 @@ class RecordedEpisodes:
         return self._rows[sample * len(self.tasks) + self.tasks[task_id][0]] >= 0
 
     def __len__(self) -> int:
-        """Tasks and samples that are not missing."""
+        """Number of tasks and samples that are not missing."""
         return sum(row >= 0 for row in self._rows)
 
     def outcomes(self) -> Outcomes:
-        """Sample by sample, tasks in their order; of what is not missing."""
+        """How the episodes ended, sample by sample, tasks in their order."""
         return self.every.take(self._order())
 
     def episodes(self) -> Sequence[Episode]:
-        """The same, whole."""
+        """The episodes in the same order."""
         if self.trace is None:
             return tuple(self._kept[row] for row in self._order())
         return TraceEpisodes(self.trace, (self._places[row] for row in self._order()))
@@ -85,9 +85,9 @@ class RecordedEpisodes:
 def read_recorded(
     trace: Path | None, tasks: Sequence[Task], samples: int, settings: Mapping[str, Any], errors_again: bool
 ) -> RecordedEpisodes:
-    """What `trace` holds of these tasks. Raises EvaluationError where it does not belong here.
+    """The episodes of these tasks in `trace`. Raises EvaluationError if the trace is of another evaluation.
 
-    With `errors_again`, episodes that ended in an error are not recorded: they are played again.
+    With `errors_again`, episodes that ended in an error count as missing and are played again.
     """
     recorded = RecordedEpisodes({task.task_id: (number, task) for number, task in enumerate(tasks)}, samples, trace)
     problems = list[TraceProblem]()
@@ -96,12 +96,18 @@ def read_recorded(
             problems.append(episode)
             continue
         where = f"{trace}, episode {number - len(problems)} ({episode.task.task_id} sample {episode.sample})"
-        _check_settings(episode, settings, where)
-        recorded.seconds = max(recorded.seconds, seconds_played((episode,)))
+        said = {**episode.meta, "seed": episode.seed}
+        for name, value in settings.items():
+            if said.get(name) != value:
+                raise EvaluationError(
+                    f"{where}: played with {name} {said.get(name)!r}, this evaluation has {value!r}; continue "
+                    "with the old setting or write to another folder"
+                )
+        recorded.seconds = max(recorded.seconds, seconds_played(episode))
         failed, known = episode.status.is_error, recorded.tasks.get(episode.task.task_id)
         if known is None or episode.sample >= samples or (failed and errors_again):
             continue
-        # a task that failed before its first observation is known by its id alone
+        # an episode that failed before its first observation has no hash of its task
         if not failed and episode.task.sha256 != known[1].sha256:
             raise EvaluationError(
                 f"{where}: sha256 {episode.task.sha256}, the panel says {known[1].sha256}; "
@@ -113,19 +119,9 @@ def read_recorded(
     return recorded
 
 
-def _check_settings(episode: Episode, settings: Mapping[str, Any], where: str) -> None:
-    found = {**episode.meta, "seed": episode.seed}
-    for name, value in settings.items():
-        if found.get(name, UNSAID.get(name, value if name in ADDED else None)) != value:
-            raise EvaluationError(
-                f"{where}: played with {name} {found.get(name)!r}, this evaluation has {value!r}; continue "
-                "with the old setting or write to another folder"
-            )
-
-
-def seconds_played(episodes: Iterable[Episode]) -> float:
-    """Wall clock from the beginning of an evaluation to the last of its episodes; traces of older versions: 0."""
-    return max((episode.timings.get(ELAPSED, 0.0) for episode in episodes), default=0.0)
+def seconds_played(episode: Episode) -> float:
+    """Wall clock from the start of the evaluation to the end of `episode`; 0 if it was played without one."""
+    return episode.timings.get(ELAPSED, 0.0)
 
 
 def share_trace(trace: Path, rank: int) -> Path:
@@ -134,32 +130,25 @@ def share_trace(trace: Path, rank: int) -> Path:
 
 
 def gather_shares(trace: Path | None) -> None:
-    """Move what processes have left beside `trace` into it. Killed on the way, nothing is lost, nor there twice."""
+    """Move the shares beside `trace` into it. If it is killed halfway, nothing is lost or written twice."""
     shares = [] if trace is None else sorted(trace.parent.glob(f"{trace.stem}.share*{trace.suffix}"))
     if trace is None or not shares:
         return
-    recorded: dict[tuple[str, int], bool] = {}
-    if trace.exists():
-        recorded.update((_key(episode), episode.status.is_error) for episode in _episodes(trace))
+    # (task, sample) to whether it ended in an error; a good episode replaces a failed one, never the other way round
+    failed: dict[tuple[str, int], bool] = {}
     with TraceWriter(trace) as writer:
-        for share in shares:
-            for episode in _episodes(share):
-                if recorded.get(_key(episode), True) and recorded.get(_key(episode)) != episode.status.is_error:
+        for source in (trace, *shares):
+            for episode in iter_trace(source) if source.exists() else ():
+                if isinstance(episode, TraceProblem):
+                    continue
+                key, is_error = (episode.task.task_id, episode.sample), episode.status.is_error
+                if source == trace:
+                    failed[key] = is_error
+                elif failed.get(key, True) and failed.get(key) != is_error:
                     writer.write(episode)
-                    recorded[_key(episode)] = episode.status.is_error
+                    failed[key] = is_error
     for share in shares:
         share.unlink()
-
-
-def _episodes(trace: Path) -> Iterator[Episode]:
-    return (item for item in iter_trace(trace) if isinstance(item, Episode))
-
-
-def _key(episode: Episode) -> tuple[str, int]:
-    return episode.task.task_id, episode.sample
-
-
-# Evaluation on a panel: every task n times, resumed where it stopped, refused where the tasks are not the panel's.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,21 +156,21 @@ class EvalResult:
     """A finished evaluation."""
 
     episodes: Sequence[Episode]
-    """Sample by sample, tasks in panel order. Those of a trace are read from it when they are asked for."""
+    """Sample by sample, tasks in panel order. Those of a trace are read from it when they are accessed."""
     outcomes: Outcomes
-    """How they ended."""
+    """How the episodes ended."""
     scores: Scores
     settings: Mapping[str, Any]
     seconds: float
-    """Wall clock of all calls that played into the trace; of one that was killed, up to its last finished episode."""
+    """Wall clock of all calls that played into the trace; a call that was killed counts up to its last episode."""
     resumed: int = 0
-    """Episodes that were found in the trace."""
+    """Number of episodes that were in the trace already."""
     problems: tuple[TraceProblem, ...] = field(default=())
     """Lines of the trace that could not be read."""
 
     @property
     def missing(self) -> int:
-        """Episodes that were neither played nor found; only of a trace that was interrupted there are any."""
+        """Number of episodes that a trace of an interrupted evaluation lacks."""
         return self.settings["tasks"] * self.settings["samples"] - len(self.outcomes)
 
     def table(self) -> Table:
@@ -191,7 +180,7 @@ class EvalResult:
 
     @property
     def _users(self) -> Sequence[Episode]:
-        """The episodes, where one of them says what it used."""
+        """The episodes if any of them recorded its usage, else none."""
         return self.episodes if self.outcomes.noted_usage else ()
 
     @property
@@ -201,35 +190,30 @@ class EvalResult:
         what = f"{named or self.settings['tasks']}" + ("" if named else " tasks")
         what += "" if limit is None else f", first {limit} tasks"
         what += f", preset {self.settings['preset']}" if "preset" in self.settings else ""
-        what += self._turns
-        return f"{what}: {self.settings['samples']} samples" + ("" if heat is None else f", temperature {heat:g}")
-
-    @property
-    def _turns(self) -> str:
-        """Says where another limit of turns than the panel's own was played."""
         own, made = self.settings.get("panel_max_turns"), self.settings.get("make", {})
-        return "" if own is None else f", max_turns {made.get('max_turns')} instead of the panel's {own}"
+        what += "" if own is None else f", max_turns {made.get('max_turns')} instead of the panel's {own}"
+        return f"{what}: {self.settings['samples']} samples" + ("" if heat is None else f", temperature {heat:g}")
 
     def __str__(self) -> str:
         return table_text(self.table(), self.title)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of results.json; docs/results.schema.json says what is in it."""
+        """The content of results.json, as docs/results.schema.json describes it."""
         return {**self._head(), "episodes": list(episode_rows(self.outcomes))}
 
     def write(self, path: str | Path) -> None:
-        """Write results.json, without having all of it in memory."""
+        """Write results.json row by row, without holding all of it in memory."""
         write_results(path, self._head(), self.outcomes)
 
     def _head(self) -> dict[str, Any]:
         used = usage_of(self._users)
-        found = results_json(self.settings, self.scores, self.seconds, self.outcomes)
-        return found if used is None else {**found, "usage": used.to_json()}
+        head = results_json(self.settings, self.scores, self.seconds, self.outcomes)
+        return head if used is None else {**head, "usage": used.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEvaluation:
-    """Tasks, who plays them, and where: an evaluation that is played at once, or in shares by several processes."""
+    """An evaluation that is played by one process, or in shares by several. Arguments as for `evaluate_tasks`."""
 
     tasks: Panel | Sequence[Task]
     make_env: MakeEnv
@@ -257,15 +241,16 @@ class TaskEvaluation:
 
     @property
     def played(self) -> dict[str, Any]:
-        """What every episode says of how it was played: a trace that says otherwise is of another evaluation."""
+        """Settings recorded in every episode; a trace with other values is of another evaluation."""
         return {"agent": self.agent.name, "temperature": self.temperature, **self.settings}
 
     def run(self, *, errors_again: bool = True) -> EvalResult:
-        """Play what the trace, and what shares have left beside it, do not hold, and score everything.
+        """Play what is missing in the trace and the shares beside it, and score everything.
 
         Without `errors_again`, episodes that ended in an error count as played.
         """
-        with locked_file(self.trace):  # before it is read: what another process is about to add would be played twice
+        # locked before it is read, or what another process is about to add would be played twice
+        with locked_file(self.trace):
             gather_shares(self.trace)
             recorded = self._recorded(errors_again)
             resumed, seconds = len(recorded), self._play(self._jobs(recorded), recorded, self.trace)
@@ -284,7 +269,7 @@ class TaskEvaluation:
     def run_share(self, share: tuple[int, int]) -> None:
         """Play the episodes of process number `share[0]` of `share[1]` into a trace of its own beside the trace.
 
-        Every process must find the same trace: `gather_shares` comes before, in one of them, and `run` afterwards.
+        All processes must see the same trace: one of them calls `gather_shares` before, and `run` afterwards.
         """
         assert self.trace is not None, "shares meet in a trace"
         recorded = self._recorded(errors_again=True)
@@ -303,7 +288,7 @@ class TaskEvaluation:
         ]
 
     def _play(self, jobs: Sequence[Job], recorded: RecordedEpisodes, into: Path | None) -> float:
-        """Play `jobs` into the trace `into` and `recorded`; wall clock of the evaluation until now."""
+        """Play `jobs` into the trace `into` and `recorded`; returns the evaluation's wall clock so far."""
         start = time.perf_counter()
         with ExitStack() as stack:
             writer = None if into is None else stack.enter_context(TraceWriter(into))
@@ -315,11 +300,10 @@ class TaskEvaluation:
                 recorded.add(episode, None if writer is None else writer.write(episode))
                 report(episode)
 
-            # for whoever reads the trace alone; another panel with these very tasks may go on with it
+            # for readers of the trace alone; it is not compared, so another panel with the same tasks can resume it
             panel = {"panel": panel_note(self.tasks)} if isinstance(self.tasks, Panel) else {}
             meta = {**self.played, **self.about, **panel}
-            how: dict[str, Any] = {"slots": self.slots, "on_episode": keep, "system": self.system, "meta": meta}
-            self.play(jobs, self.make_env, self.agent, **how)
+            self.play(jobs, self.make_env, self.agent, slots=self.slots, on_episode=keep, system=self.system, meta=meta)
         return recorded.seconds + time.perf_counter() - start
 
 
@@ -343,9 +327,9 @@ def evaluate_tasks(
     """Play every task, or the first `limit`, `samples` times and score it (by default Avg@4 at temperature 0.85).
 
     With `trace`, every episode is appended as it finishes, and a later call plays only what is missing; episodes that
-    ended in an error are played again. `temperature` is a note for the record: the agent's own sampling decides. So are
-    `settings` (JSON-able: environment arguments, the model's fingerprint, ...): a trace with others is refused.
-    `about` is recorded with them and may differ. `play` plays the episodes, in this process or in others.
+    ended in an error are played again. `temperature` and `settings` (JSON values: environment arguments, the model's
+    fingerprint, ...) are only recorded, and a trace with other values is refused. `about` is recorded too, but may
+    differ. `play` plays the episodes, in this process or in others.
 
     Raises:
         EvaluationError: `samples` below 1, no tasks, or a trace that holds other tasks, settings or seeds.
@@ -371,7 +355,7 @@ def evaluate_tasks(
 
 
 def panel_settings(tasks: Panel | Sequence[Task], chosen: Sequence[Task], limit: int | None) -> dict[str, Any]:
-    """What an evaluation's settings say about its tasks."""
+    """The tasks of an evaluation as its settings name them."""
     name, sha256 = (tasks.full_name, tasks.sha256) if isinstance(tasks, Panel) else (None, None)
     return {
         "panel": name,
