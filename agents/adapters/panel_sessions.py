@@ -88,7 +88,7 @@ class PanelSessions:
         if path is not None and path.exists():
             elapsed, held = 0.0, set()
             for episode in iter_episodes(path):
-                elapsed = max(elapsed, seconds_played((episode,)))
+                elapsed = max(elapsed, seconds_played(episode))
                 if not episode.status.is_error:
                     held.add((episode.task.task_id, episode.sample))
             found._start -= elapsed
