@@ -25,7 +25,7 @@ import tyro
 from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import Job, PlayJobs, rollout
-from turngym.agents.worlds.alfworld import WORLD
+from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import GenerateRequest, Sampling
@@ -542,8 +542,8 @@ def _players(bench: PlayBench) -> tuple[Any, dict[str, Callable[[], Any]], str |
     from turngym.envs.core.protocols import Policy, Sampling
 
     settings = ChatSettings.load(bench.model)
-    kwargs = {"split": WORLD.split, "max_turns": WORLD.max_turns, **WORLD.make}
-    tool = probe(WORLD.env_id, kwargs).tool
+    kwargs = {"split": HOUSEHOLD.split, "max_turns": HOUSEHOLD.max_turns, **HOUSEHOLD.make}
+    tool = probe(HOUSEHOLD.env_id, kwargs).tool
     model, tokenizer = load_policy(str(bench.model), "auto", "float32")
     renderer = renderer_of(model, tokenizer, settings, tool)
 
@@ -565,7 +565,7 @@ def _players(bench: PlayBench) -> tuple[Any, dict[str, Callable[[], Any]], str |
 
         servers = PolicyServer(policy_server=bench.policy_server)
         agents["server"] = lambda: agent(eval_policy(servers, bench.model, tokenizer, settings.max_context))
-    return env_maker(WORLD.env_id, **kwargs, channel=settings.channel), agents, settings.system
+    return env_maker(HOUSEHOLD.env_id, **kwargs, channel=settings.channel), agents, settings.system
 
 
 def _check_same(found: Sequence[Episode], expected: Sequence[Episode]) -> None:

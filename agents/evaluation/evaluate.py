@@ -112,9 +112,6 @@ def evaluate(
             call |= {"limit": limit, "seed": seed, "data": data}
             call |= {"max_turns": max_turns, "env_kwargs": env_kwargs, "verify": verify}
             keep_settings(trace.with_name(FILE), call, agent, ready.player, servers, ready.workers, command)
-        # where the data lie is not part of the identity: the tasks' hashes say whether they are the same
-        made = {name: ready.overrides[name] for name in sorted(ready.overrides) if name != "data"}
-        identity = {"channel": opened.channel, "model": opened.fingerprint, "dtype": opened.dtype}
         with open_workers(ready.workers, ready.workload(len(panel.tasks[:limit]) * samples)) as play:
             result = evaluate_tasks(
                 panel,
@@ -127,7 +124,7 @@ def evaluate(
                 slots=slots,
                 trace=trace,
                 system=opened.system,
-                settings={"make": made, **{k: v for k, v in identity.items() if v is not None}, **ready.preset_note},
+                settings=identity(ready.overrides, opened) | ready.preset_note,
                 about={
                     **({"chat": opened.chat} if opened.chat else {}),
                     **({} if ready.preset is None else {"preset_values": ready.preset.values}),
@@ -200,6 +197,14 @@ def prepare(
         opened=as_opened(agent, played, lambda: probe(env, kwargs), servers),
         workers=WorkerOptions.of(workers),
     )
+
+
+def identity(overrides: Mapping[str, Any], opened: OpenedAgent) -> dict[str, Any]:
+    """Settings on which the episodes depend, besides panel, seed and the agent's name."""
+    # where the data lie is left out: the tasks' hashes say whether they are the same
+    made = {name: overrides[name] for name in sorted(overrides) if name != "data"}
+    known = {"channel": opened.channel, "model": opened.fingerprint, "dtype": opened.dtype}
+    return {"make": made, **{name: value for name, value in known.items() if value is not None}}
 
 
 def keep_settings(

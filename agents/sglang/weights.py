@@ -1,4 +1,4 @@
-"""Sends new weights to servers by torch.distributed broadcast (gloo or NCCL), without a disk in between."""
+"""How SGLang servers get new weights: through a folder that both sides see (`DiskSync`), or by broadcast."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from turngym.agents.sglang.client import Busy, ServerError, SyncError
 from turngym.agents.sglang.fleet import Fleet
 from turngym.agents.sglang.policy import SglangPolicy
 from turngym.envs.core.protocols import GenerateRequest, Generation, WeightSink
+
+# torch is imported where a broadcast needs it: evaluation on servers works without it
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # A process group of this process (rank 0) and the servers' workers, beside whatever group the trainer has.
 
@@ -190,9 +191,9 @@ class DiskSync:
                 self.fleet.call_one(one, "POST", "/update_weights_from_disk", self._body(self._newest, name))
 
 
-Named = tuple[str, Tensor]
-SENT_AS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""A server in half precision rounds what it gets: sending it rounded is half the work and the same result."""
+Named = tuple[str, "Tensor"]
+SENT_AS = ("bfloat16", "float16")
+"""A server in half precision rounds what it gets, so weights are sent rounded: half the work, the same result."""
 POLL = 0.002
 
 
@@ -311,7 +312,10 @@ class BroadcastSync:
 
     def _tensors(self) -> Iterator[Named]:
         """Contiguous, in the precision of the servers, on the device of the group."""
-        target = SENT_AS.get(self.fleet.servers[0].dtype)
+        import torch
+
+        dtype = self.fleet.servers[0].dtype
+        target = getattr(torch, dtype) if dtype in SENT_AS else None
         device = "cuda" if self.backend == "nccl" else "cpu"
         for name, tensor in self.weights():
             yield name, tensor.detach().to(device=device, dtype=target or tensor.dtype).contiguous()

@@ -1,4 +1,4 @@
-"""A world of tiny models for any registered environment that has an expert: its vocabulary is learned from play."""
+"""How tiny models are made for any registered environment that has an expert: its vocabulary is learned from play."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 
-# A vocabulary for an environment that publishes none: words that were seen, and words that always go together.
-
+NOISE = (0.0, 0.5)
+TEACHER_STEPS = 300
+ROOM = 1.25
+"""Length of the context relative to the longest episode seen."""
+BLOCK = 64
+"""Contexts are multiples of this many ids."""
 WORD = re.compile(r" ?[^\W\d_]+| ?\d+|\s+|[^\w\s]|_")
 """A word or a number with the space before it, white space, or one other sign: the pieces of any text, none lost."""
 TOGETHER = 0.9
-"""Two neighbors become one piece where each of them is seen beside the other in at least this share."""
+"""Two neighbors become one piece if each is seen beside the other in at least this share of its uses."""
 SEEN = 4
-"""A pair that was seen less often says nothing."""
+"""Pairs seen less often are not joined."""
 ROUNDS = 40
-"""Most rounds of joining; a piece at most doubles in each, so nothing that is ever said is longer."""
+"""Most rounds of joining. A piece at most doubles in each, so longer phrases do not occur."""
 
 
 def learn_phrases(texts: Iterable[str]) -> tuple[str, ...]:
-    """The pieces of `texts`, in order: all words, single digits, and phrases whose words hardly ever stand apart.
+    """The pieces of `texts`, sorted: all words, single digits, and phrases whose words hardly ever stand apart.
 
-    Rounds of joining neighbors a b with count(a b) at least `SEEN` and 0.9 max(count(a), count(b)): what is always said
-    whole becomes one piece ("Nothing happens."), and what combines freely stays apart ("cabinet" and " 3"), so that a
-    model can say what was never seen. Texts count as often as they come.
+    In each round, neighbors a b with count(a b) >= `SEEN` and count(a b) >= 0.9 max(count(a), count(b)) are joined. A
+    sentence that is always said whole becomes one piece ("Nothing happens."), and words that combine freely stay apart
+    ("cabinet" and " 3"), so that a model can say what was never seen. Repeated texts count each time.
     """
     rows = [(WORD.findall(text), count) for text, count in sorted(Counter(texts).items())]
     found = {piece for row, _ in rows for piece in row} | {f"{gap}{digit}" for gap in ("", " ") for digit in range(10)}
@@ -65,7 +69,7 @@ def _inseparable(rows: Sequence[tuple[Sequence[str], int]]) -> set[tuple[str, st
 
 
 def _joined(row: Sequence[str], pairs: set[tuple[str, str]]) -> list[str]:
-    """`row` with neighbors in `pairs` as one piece, from the left."""
+    """`row` with neighbors in `pairs` joined, from the left."""
     found: list[str] = []
     place = 0
     while place < len(row):
@@ -75,16 +79,9 @@ def _joined(row: Sequence[str], pairs: set[tuple[str, str]]) -> list[str]:
     return found
 
 
-NOISE = (0.0, 0.5)
-TEACHER_STEPS = 300
-ROOM = 1.25
-"""How much longer than the longest episode that was seen a context is."""
-BLOCK = 64
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyWorld:
-    """What is asked of an environment: what is played, by whom, and how long its tiny models are trained."""
+    """Which environment is played, by whom, and how long its tiny models are trained."""
 
     env_id: str
     split: str = "train"
@@ -93,7 +90,7 @@ class AnyWorld:
     max_turns: int = 24
     expert: str = "expert"
     episodes: int = 256
-    """Episodes that are played to learn the vocabulary, a quarter of them at random."""
+    """Episodes played to learn the vocabulary, a quarter of them at random."""
     steps: tuple[int, int] = (TEACHER_STEPS, 60)
     """Updates of teacher and student."""
     batch: int = 32
@@ -103,7 +100,7 @@ class AnyWorld:
     def world(self) -> EmbeddedWorld:
         """The environment as an embedded world.
 
-        Raises TurngymError where it is not registered, its expert does not act, or it has no way that an expert wins.
+        Raises TurngymError if it is not registered, or its expert wins no episode.
         """
         base = probe(self.env_id, self._kwargs)
         episodes = self._play()
@@ -123,7 +120,7 @@ class AnyWorld:
             expert=self.expert,
             chat=_chat(base.instructions, words, episodes),
             phrases=lambda: phrases,
-            # the student is taught less, and has never seen what is said to a mistake
+            # the student is trained for fewer steps and has never seen the answer to a mistake
             recipes={
                 "teacher": TinyRecipe(steps=teacher, episodes=self.batch, noise=NOISE),
                 "student": TinyRecipe(steps=student, episodes=self.batch, noise=NOISE, mistakes=0.0),
@@ -135,7 +132,7 @@ class AnyWorld:
         return {**self.make, "split": self.split, "max_turns": self.max_turns}
 
     def _play(self) -> list[Episode]:
-        """Episodes of the expert among noise, and of a random player where actions can be drawn."""
+        """Episodes of the expert, of the noisy expert, and of a random player if actions can be drawn."""
         expert = named_player(self.expert)
         found = self._episodes(ExpertAgent(expert=expert), 0, self.episodes // 4)
         self._check(found)
@@ -164,7 +161,7 @@ class AnyWorld:
 
 
 def _texts(episodes: Iterable[Episode]) -> Iterable[str]:
-    """Everything that was said; responses begin and end with tags that are phrases already."""
+    """Everything that was said, without the tags around actions, which are phrases already."""
     for episode in episodes:
         yield from (turn.observation for turn in episode.turns)
         yield episode.final_observation
@@ -172,7 +169,7 @@ def _texts(episodes: Iterable[Episode]) -> Iterable[str]:
 
 
 def _chat(system: str, words: Any, episodes: Sequence[Episode]) -> ChatSettings:
-    """Limits that hold the longest response and episode that were seen, with some room."""
+    """Chat settings whose limits hold the longest response and episode seen, with some room."""
     response, context = 1, 1
     for episode in episodes:
         said = [_count(words, turn.response) for turn in episode.turns]

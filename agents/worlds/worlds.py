@@ -1,7 +1,9 @@
-"""How pairs of models are made that have seen players fall into loops.
+"""What an embedded world is: a small task family of one environment, and how its tiny models are made.
 
-Models taught by an expert alone have no idea how a player in a loop goes on, and disagree about it for ever. These are
-mixtures of the same players in other shares: the history tells who is playing, and both go on alike (docs/worlds.md).
+`built_in` lists the five that are shipped. The models of the `-loops` worlds (`loop_recipes`) have seen players fall
+into loops. Models taught by an expert alone cannot tell how a player in a loop goes on, and disagree about it for ever.
+These are taught by mixtures of the same players in other shares: the history tells who is playing, and both go on alike
+(docs/worlds.md).
 """
 
 from __future__ import annotations
@@ -12,8 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
-
-# What an embedded world is made of, and how its tiny models are made.
 
 CHECKPOINTS = Path(__file__).with_name("checkpoints")
 """The shipped models, WORLD/ROLE."""
@@ -29,31 +29,31 @@ class TinyRecipe:
     steps: int
     """Updates."""
     episodes: int = 64
-    """Expert episodes per update. A task may come again, but with other noise."""
+    """Expert episodes per update. A task may be repeated, with other noise."""
     noise: tuple[float, float] = (0.0, 0.5)
-    """Share of random actions in an episode, drawn per episode; the expert labels every state that they lead to."""
+    """Range from which each episode draws its share of random actions; the expert continues from wherever they lead."""
     mistakes: float = 0.5
-    """Share of those that are plausible mistakes, most of them refused by the environment."""
+    """Share of the random actions that are plausible mistakes, most of which the environment refuses."""
     lr: float = 3e-3
     seed: int = 0
     start: str = ""
-    """What it grows from: another recipe of the same world, which is made first; the shipped model WORLD/ROLE; or, by
-    default, random weights."""
+    """Initial weights: another recipe of the same world, which is run first; the shipped model WORLD/ROLE; by default
+    random weights."""
     players: str = ""
-    """Who plays the episodes, as `--players`; by default all do as `noise` says."""
+    """Who plays the episodes, as in `--players`; by default the noisy expert alone."""
     loop_after: float = 2.3
-    """Mean turns before a player falls into its loop."""
+    """Mean number of turns before a player falls into its loop."""
     loop_slips: float = 0.0
-    """Share of turns in a loop that are noise, after which it goes on."""
+    """Share of turns in a loop that are noise; the loop goes on after them."""
     weight: Literal["token_mean", "episode_mean"] = "token_mean"
-    """What counts the same: every token, or every episode, however long."""
+    """Whether every token counts the same, or every episode, however long."""
     dtype: Literal["float32", "float16"] = "float32"
-    """Precision of the finished model's file. Training and playing are in float32."""
+    """Precision of the finished model's file. Training and playing use float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillRecipe:
-    """How the quickstart distills: the same for every method."""
+    """How the quickstart distills, the same for every method."""
 
     steps: int = 100
     episodes: int = 64
@@ -68,7 +68,7 @@ class EmbeddedWorld:
     name: str
     env_id: str
     split: str
-    """What is trained on, as `--split` of `turngym train`."""
+    """Split to train on, as in `turngym train --split`."""
     make: Mapping[str, Any]
     """Further arguments of gym.make; the panel's evaluations use the same."""
     max_turns: int
@@ -76,13 +76,13 @@ class EmbeddedWorld:
     tags: tuple[str, ...] = ("action",)
     """The tags of the environment's text channel (`ToolSpec.tags`)."""
     expert: str = "expert"
-    """Who demonstrates: a name that `turngym train --expert` takes."""
+    """Who demonstrates, as in `turngym train --expert`."""
     chat: ChatSettings
-    """With a system message of its own: the environment's instructions would be many tokens to a phrase tokenizer."""
+    """It has its own system message, since a phrase tokenizer would need many tokens for the environment's."""
     phrases: Callable[[], Iterable[str]]
-    """Everything that the world can say or hear, cut into the pieces that become single tokens."""
+    """Everything said in this world, cut into the pieces that become single tokens."""
     recipes: Mapping[str, TinyRecipe]
-    """`teacher` and `student`, and what they grow from."""
+    """Recipes of `teacher` and `student`, and of the models that these start from."""
     distill: DistillRecipe = field(default_factory=DistillRecipe)
 
     def checkpoint(self, role: str) -> Path:
@@ -90,7 +90,7 @@ class EmbeddedWorld:
         return CHECKPOINTS / self.name / role
 
     def settings(self, split: str | None = None) -> dict[str, Any]:
-        """Settings of `turngym.trainers.train` that put it into this world."""
+        """Settings with which `turngym.trainers.train` trains in this world."""
         return {
             "env": self.env_id,
             "split": split or self.split,
@@ -105,7 +105,7 @@ class EmbeddedWorld:
 
 
 def loop_recipes(start: str, mistakes: float = 0.5) -> dict[str, TinyRecipe]:
-    """`student` and `teacher`, and what they grow from, which grows from `start`; `mistakes` as in `TinyRecipe`."""
+    """Recipes of `student`, `teacher` and what they start from in a world with loops; the first starts from `start`."""
     mixture = TinyRecipe(
         steps=110,
         lr=1.5e-3,
@@ -113,7 +113,7 @@ def loop_recipes(start: str, mistakes: float = 0.5) -> dict[str, TinyRecipe]:
         players="expert:.35,noisy:.2,repeat:.2,cycle:.25",
         mistakes=mistakes,
         loop_after=1.6,
-        # a model samples, so its loops have slips; without these it is thrown out of them, and the two disagree
+        # a sampling model slips out of its loops; if it has not learned to return to them, the two models disagree
         loop_slips=0.1,
         dtype="float16",
     )
@@ -127,10 +127,10 @@ def loop_recipes(start: str, mistakes: float = 0.5) -> dict[str, TinyRecipe]:
         start="student",
         players="expert:.45,noisy:.5,repeat:.03,cycle:.02",
         noise=(0.02, 0.4),
-        # by episode: a loop that lasts to the end would outweigh an expert's few turns
+        # weighted by episode, or a loop that lasts to the end would outweigh an expert's few turns
         weight="episode_mean",
     )
-    # skilled as it is, it has all but forgotten loops, and blames a player in one for every slip
+    # `skilled` has nearly forgotten loops and would give every slip of a player in one a low probability
     teacher = replace(
         skilled, steps=60, lr=1e-3, seed=3, start="skilled", players="expert:.4,noisy:.4,repeat:.12,cycle:.08"
     )

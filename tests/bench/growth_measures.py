@@ -323,13 +323,13 @@ def _rendered() -> tuple[Any, str]:
     from turngym.agents.playing.agent import ResponseWriter
     from turngym.agents.playing.environments import probe
     from turngym.agents.rendering.chat_settings import ChatSettings
-    from turngym.agents.worlds.alfworld import WORLD
+    from turngym.agents.worlds.built_in import HOUSEHOLD
     from turngym.agents.worlds.worlds import CHECKPOINTS
 
     folder = CHECKPOINTS / "alfworld" / "student"
     settings = ChatSettings.load(folder)
     model, tokenizer = load_policy(str(folder), "cpu", "float32")
-    tool = probe(WORLD.env_id, {"split": WORLD.split, **WORLD.make}).tool
+    tool = probe(HOUSEHOLD.env_id, {"split": HOUSEHOLD.split, **HOUSEHOLD.make}).tool
     return ResponseWriter(renderer_of(model, tokenizer, settings, tool)), settings.channel
 
 

@@ -1,0 +1,114 @@
+"""The five embedded worlds: generated household, shop and search, the first and the last also with loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.worlds.worlds import DistillRecipe, EmbeddedWorld, TinyRecipe, loop_recipes
+
+# The environments' generators are imported when a vocabulary is built, so that naming a world stays cheap.
+
+
+def _household_phrases() -> Iterable[str]:
+    """Each phrase that the generated games can say, the answer to `help` included."""
+    from turngym.envs.alfworld.engine import NativeEngine
+    from turngym.envs.alfworld.game import load_game
+    from turngym.envs.alfworld.generate import generate
+    from turngym.envs.alfworld.priors import SMALL, vocabulary
+
+    engine = NativeEngine(load_game(generate(SMALL, "train", 0)))
+    engine.reset()
+    return [*vocabulary(SMALL), engine.step("help")[0]]
+
+
+def _shop_phrases() -> Iterable[str]:
+    from turngym.envs.webshop.generate import SMALL, vocabulary
+
+    return vocabulary(SMALL)
+
+
+def _search_phrases() -> Iterable[str]:
+    from turngym.envs.search.world import TINY
+    from turngym.envs.search.world_questions import vocabulary
+
+    return vocabulary(TINY)
+
+
+def _chat(system: str, max_context: int) -> ChatSettings:
+    return ChatSettings(
+        channel="text", observation_role="user", system=system, max_new_tokens=12, max_context=max_context
+    )
+
+
+HOUSEHOLD = EmbeddedWorld(
+    name="alfworld",
+    env_id="turngym/ALFWorld-v0",
+    split="generated",
+    make={"config": "small", "on_invalid": "noop"},
+    max_turns=24,
+    panel="alfworld-quickstart",
+    expert="searching",
+    chat=_chat("You are in a house. Do the task.", 1024),
+    phrases=_household_phrases,
+    # Both start from the same random weights, but the student has never seen what the house answers to a mistake. The
+    # effects of other choices are in docs/quickstart.md under "What the tiny models taught us".
+    recipes={"teacher": TinyRecipe(steps=500), "student": TinyRecipe(steps=300, mistakes=0.0)},
+)
+SHOP = EmbeddedWorld(
+    name="webshop",
+    env_id="turngym/WebShop-v0",
+    split="train",
+    # the expert may search only for words of the instruction, since a student could not know a product's title
+    make={"profile": "embedded-small", "on_invalid": "noop", "oracle_query": "instruction"},
+    max_turns=12,
+    panel="webshop-quickstart",
+    chat=_chat("You are in a shop. Buy what is asked for.", 1536),
+    phrases=_shop_phrases,
+    # the student has only seen clean episodes: it knows neither refusals nor a way back from a wrong page
+    recipes={"teacher": TinyRecipe(steps=300), "student": TinyRecipe(steps=160, noise=(0.0, 0.0), mistakes=0.0)},
+)
+SEARCH = EmbeddedWorld(
+    name="search",
+    env_id="turngym/Search-v0",
+    split="train",
+    # one passage a search: a name finds its article, and contexts stay short
+    make={"source": "world", "config": "tiny", "topk": 1},
+    max_turns=8,
+    panel="search-quickstart",
+    tags=("search", "answer"),
+    chat=_chat("Search, then answer.", 1024),
+    phrases=_search_phrases,
+    # Models of this size cannot copy names before about step 70. The student has only just learned to, from clean
+    # episodes: it often gets one part of a name wrong, and has never seen what follows.
+    recipes={
+        "teacher": TinyRecipe(steps=600, mistakes=1.0),
+        "student": TinyRecipe(steps=220, noise=(0.0, 0.0), mistakes=0.0),
+    },
+)
+HOUSEHOLD_LOOPS = replace(
+    HOUSEHOLD,
+    name="alfworld-loops",
+    # at 24 turns half of the episode is over before a loop has settled
+    max_turns=48,
+    panel="alfworld-loops",
+    chat=replace(HOUSEHOLD.chat, max_context=2048),
+    recipes=loop_recipes("alfworld/teacher"),
+)
+SEARCH_LOOPS = replace(
+    SEARCH,
+    name="search-loops",
+    # as many turns as the paper allows; within 8 turns no loop would settle
+    max_turns=30,
+    panel="search-loops",
+    chat=replace(SEARCH.chat, max_context=2048),
+    recipes=loop_recipes("search/teacher", mistakes=1.0),
+    # The student already knows what it needs to leave a loop. At ten times this rate it learns the rest within twenty
+    # steps, too fast to compare methods.
+    distill=DistillRecipe(lr=1e-4),
+)
+WORLDS: Mapping[str, EmbeddedWorld] = {
+    world.name: world for world in (HOUSEHOLD, HOUSEHOLD_LOOPS, SHOP, SEARCH, SEARCH_LOOPS)
+}
+"""The embedded worlds by their name on the command line."""
