@@ -11,7 +11,8 @@ import pytest
 
 from turngym.agents import load_world
 from turngym.agents.endpoint.client import EndpointOptions
-from turngym.agents.evaluation.evaluate import check_panel, evaluate, identity
+from turngym.agents.evaluation.evaluate import check_panel, evaluate
+from turngym.agents.evaluation.evaluate import identity as recorded_identity
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.models import trained_on
 from turngym.agents.open_agent import open_agent
@@ -60,7 +61,7 @@ NO_IDENTITY = {
 
 def identity(**options: Any) -> dict[str, Any]:
     opened = open_agent(AgentOptions.of(options), lambda: probe(ALFWORLD, {}))
-    return {**identity({}, opened), "agent": opened.agent.name, "temperature": opened.temperature}
+    return {**recorded_identity({}, opened), "agent": opened.agent.name, "temperature": opened.temperature}
 
 
 def test_every_option_of_agents_is_decided() -> None:
