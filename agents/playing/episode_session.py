@@ -49,7 +49,7 @@ class Stepped:
 
 
 class EpisodeSession:
-    """One episode in progress, opened by `SessionPool.open`. Sampled ids are kept as they are, never tokenized again."""
+    """One episode in progress, opened by `SessionPool.open`. Sampled ids are kept as they are, never re-tokenized."""
 
     def __init__(self, pool: SessionPool, job: Job) -> None:
         self._pool = pool
