@@ -1,4 +1,8 @@
-"""Two evaluations of one panel side by side: differences paired by task, and which of their settings differ."""
+"""How two evaluations are compared: differences paired by task, and the settings in which they differ.
+
+`compare_recorded` reads two traces or results files. It refuses to compare if settings differ that change the game and
+not the player (`decisive`). `rescore` makes the whole result of an evaluation again from its trace.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +27,19 @@ from turngym.envs.core.tables import Table, table_text
 from turngym.envs.core.trace import TraceEpisodes, TraceProblem, iter_places
 from turngym.envs.panels import load_panel
 
-# Which settings of two evaluations differ, and which of them make their paired difference one of settings.
-
 OWN = ("agent", "model", "chat", "channel", "dtype", "seed")
-"""Settings in which two players may differ and still be compared: who plays, how it writes, and its random stream."""
+"""Settings of a player, which may differ: who plays, how it writes, and its random stream."""
 AMOUNT = ("panel", "panel_sha256", "tasks", "limit", "samples")
-"""How much was played: whether two evaluations can be paired is asked of their tasks."""
+"""Settings of how much was played, which may differ here: the tasks themselves are compared."""
 Differing = Mapping[str, tuple[Any, Any]]
-"""Name to its values in the first and in the second; None where one of them does not say."""
+"""Name to its values in the first and in the second evaluation; None if not recorded."""
 
 
 def recorded(metas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings in the `meta` of a trace's episodes, flat: `make.max_turns`. Values that differ in one trace are
-    joined to one text."""
+    """The settings in the `meta` of a trace's episodes, flat (`make.max_turns`).
+
+    Values that differ within a trace are joined into one text.
+    """
     found: dict[str, dict[str, Any]] = {}
     for meta in metas:
         for name, value in _flat(meta).items():
@@ -47,28 +51,26 @@ def recorded(metas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an evaluation as its results have them, flat: `make.max_turns`."""
+    """The settings of an evaluation's results, flat (`make.max_turns`)."""
     return _flat({**settings, "panel": {"name": settings.get("panel")}}) | {"panel": settings.get("panel")}
 
 
 def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in meta.items() if name not in PER_EPISODE and name != "make"}
-    # what the panel fixes may be said again by the command: that is no difference
+    # an argument that repeats the panel's own value is no difference
     made = {**_panel_make(meta.get("panel")), **meta.get("make", {})}
-    if "max_turns" in found:  # as evaluations of training runs say it
+    # evaluations of training runs record it beside `make`
+    if "max_turns" in found:
         made["max_turns"] = found.pop("max_turns")
-    return found | {f"make.{name}": value for name, value in made.items() if name != "data"} | _said(meta)
-
-
-def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: meta[name] for name in ABOUT if name == "chat" and name in meta}
+    chat = {"chat": meta["chat"]} if "chat" in meta else {}
+    return found | {f"make.{name}": value for name, value in made.items() if name != "data"} | chat
 
 
 _PANELS: dict[str, Mapping[str, Any]] = {}
 
 
 def _panel_make(note: Any) -> Mapping[str, Any]:
-    """The arguments of gym.make of the panel that an episode names; {} where it is not known here."""
+    """The arguments of gym.make of the panel that an episode names; {} if the panel is unknown."""
     name = note.get("name") if isinstance(note, Mapping) else None
     if not isinstance(name, str):
         return {}
@@ -80,16 +82,16 @@ def _panel_make(note: Any) -> Mapping[str, Any]:
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that are not the same, those of the first in front."""
+    """The settings that differ, each with its first and second value."""
     return {
         name: (first.get(name), second.get(name)) for name in {**first, **second} if first.get(name) != second.get(name)
     }
 
 
 def decisive(differ: Differing) -> dict[str, tuple[Any, Any]]:
-    """Those that change the game and not the player: a paired difference would be theirs, too.
+    """The settings that change the game and not the player, so that a paired difference would not be the player's.
 
-    A temperature counts where both have one: scripted agents have none.
+    A temperature counts if both have one; scripted agents have none.
     """
     return {
         name: values
@@ -99,21 +101,18 @@ def decisive(differ: Differing) -> dict[str, tuple[Any, Any]]:
 
 
 def describe(differ: Differing) -> str:
-    """`make.max_turns 24 and 50; temperature 0.0 and 0.85`."""
+    """The settings in one line: `make.max_turns 24 and 50; temperature 0.0 and 0.85`."""
     return "; ".join(f"{name} {first!r} and {second!r}" for name, (first, second) in differ.items())
 
 
-# An evaluation's whole table again, from its trace alone.
-
-
 def rescore(path: str | Path) -> EvalResult:
-    """Score the trace at `path`, or in the folder `path`, as the evaluation that wrote it did: nothing is played.
+    """Score the trace at `path`, or in the folder `path`, as the evaluation that wrote it did; nothing is played.
 
-    Of an episode that was played more than once (after an error) the last one counts. An evaluation that was
-    interrupted is scored as far as it came; `EvalResult.missing` says how many episodes it lacks.
+    If an episode was played more than once (after an error), the last one counts. An interrupted evaluation is scored
+    as far as it came; `EvalResult.missing` is the number of episodes it lacks.
 
     Raises:
-        EvaluationError: no trace there, no episodes in it, or episodes of more than one evaluation.
+        EvaluationError: there is no trace, it has no episodes, or episodes of more than one evaluation.
     """
     trace = trace_of(path)
     every, places, elapsed, problems = Outcomes(), array("q"), 0.0, list[TraceProblem]()
@@ -142,7 +141,7 @@ def rescore(path: str | Path) -> EvalResult:
 
 
 def trace_of(path: str | Path) -> Path:
-    """The trace that `path` is, or that lies in the folder `path`. Raises EvaluationError where there is none."""
+    """The trace `path`, or the one in the folder `path`. Raises EvaluationError if there is none."""
     path = Path(path).expanduser()
     trace = path / "trace.jsonl" if path.is_dir() else path
     if not trace.is_file():
@@ -151,17 +150,23 @@ def trace_of(path: str | Path) -> Path:
 
 
 def latest(every: Outcomes) -> NDArray[np.int64]:
-    """Places of one of each (task, sample), the last that ended without an error if one did; as evaluations order them:
-    sample by sample, tasks in the panel's order."""
+    """Places of one episode of each (task, sample): the last without an error, if there is one.
+
+    In the order of evaluations: sample by sample, tasks in the panel's order.
+    """
     chosen = every.latest()
     return np.asarray(chosen[np.lexsort((every.column("group")[chosen], every.column("sample")[chosen]))], np.int64)
 
 
 def _settings(trace: Path, outcomes: Outcomes) -> dict[str, Any]:
-    """The settings that the evaluation recorded, out of its episodes."""
+    """The settings that the evaluation recorded in its episodes."""
     noted = outcomes.played()
-    played = _same(trace, [(place, {**_recorded(meta), "seed": seed}) for place, seed, meta in noted])
-    # the task of an episode that failed before its first observation is known by its id alone
+    tables = [
+        (place, {name: value for name, value in meta.items() if name not in PER_EPISODE} | {"seed": seed})
+        for place, seed, meta in noted
+    ]
+    played = _same(trace, tables)
+    # an episode that failed before its first observation knows only the id of its task
     tasks = outcomes.tasks()
     known = [task for task in tasks if task.sha256] or tasks
     panel: Mapping[str, Any] = next((note for *_, meta in reversed(noted) if (note := meta.get("panel"))), {})
@@ -180,13 +185,11 @@ def _settings(trace: Path, outcomes: Outcomes) -> dict[str, Any]:
     }
 
 
-def _recorded(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in meta.items() if name not in PER_EPISODE}
-
-
 def _same(trace: Path, tables: Sequence[tuple[int, Mapping[str, Any]]]) -> Mapping[str, Any]:
-    """What all `tables`, each with the number of an episode, say. Raises EvaluationError where they differ: the trace
-    holds more than one evaluation."""
+    """The settings that all `tables` (number of an episode, its settings) share.
+
+    Raises EvaluationError if they differ, since the trace then holds more than one evaluation.
+    """
     first = tables[0][1]
     for number, table in tables:
         for name in {**first, **table}:
@@ -200,17 +203,17 @@ def _same(trace: Path, tables: Sequence[tuple[int, Mapping[str, Any]]]) -> Mappi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEvaluation:
-    """An evaluation as its trace or its results file has it."""
+    """An evaluation read from its trace or its results file."""
 
     path: str
     settings: Mapping[str, Any]
     rows: tuple[EpisodeRow, ...]
-    """Without those that ended in errors."""
+    """Its episodes, without those that ended in an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
-    """Avg@n of both on the tasks of one category, or of all."""
+    """Avg@n of both evaluations on the tasks of one category, or on all."""
 
     name: str
     first: Interval
@@ -230,10 +233,10 @@ class Comparison:
     rows: tuple[ComparedRow, ...]
     """Categories, then all tasks."""
     differ: Mapping[str, tuple[Any, Any]]
-    """Settings that are not the same: name to (first, second)."""
+    """Settings that differ: name to (first, second)."""
 
     def table(self) -> Table:
-        """One row per category, and all."""
+        """One row per category, then one for all tasks."""
         header = ["", "first %", "second %", "second minus first [95 %]", "tasks"]
         return header, [
             [row.name, _percent(row.first), _percent(row.second), str(row.difference), str(row.tasks)]
@@ -251,7 +254,7 @@ class Comparison:
 def read_evaluation(path: str | Path) -> RecordedEvaluation:
     """Read a trace, a results file (`*.json`), or the folder of an evaluation (its trace, else its results file).
 
-    Raises EvaluationError where there is nothing of the kind.
+    Raises EvaluationError if there is none of these.
     """
     path = Path(path).expanduser()
     if path.is_dir() and not (path / "trace.jsonl").is_file() and (path / "results.json").is_file():
@@ -268,9 +271,9 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     """Avg@n of `second` minus `first`, by category and overall, paired by task with clustered 95 % intervals.
 
     Raises:
-        ScoreError: they played other tasks (by id, or by sha256); the message names the settings that differ. Or
-            settings differ that change the game and not the player (turns, arguments of gym.make, temperature, preset),
-            unless `different_settings`.
+        ScoreError: the tasks differ (by id, or by sha256), and the message names the settings that differ; or settings
+            differ that change the game and not the player (turns, arguments of gym.make, temperature, preset), unless
+            `different_settings`.
         EvaluationError: there is no evaluation at one of the paths.
     """
     one, other = read_evaluation(first), read_evaluation(second)

@@ -1,4 +1,4 @@
-"""The results file of an evaluation: one schema (docs/results.schema.json) for whoever played the episodes."""
+"""The results file of an evaluation, with one schema (docs/results.schema.json) whoever played the episodes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from turngym.envs.core.settings import loaded_versions
 from turngym.envs.core.tables import atomic_write
 
 FORMAT, VERSION = "turngym-results", 2
-"""Version 1 had neither of the two, nor versions, date, tokens and episodes; its settings stood at the top."""
 IDENTITY = ("panel", "panel_sha256", "env_id", "tasks", "limit", "agent", "samples", "seed")
-"""Of an evaluation's settings, those that every results file has at its top; the others are under `settings`."""
+"""Settings at the top level of every results file; the others are under `settings`."""
 ABOUT = ("chat", "preset_values", "panel_max_turns")
-"""Names in `Episode.meta` that the evaluation recorded, and in which calls that went into one trace may differ."""
+"""Names in `Episode.meta` that are recorded, but may differ between calls that play into one trace."""
 PER_EPISODE = (*EACH, "panel", *ABOUT)
-"""Names in `Episode.meta` that are no settings of the evaluation."""
+"""Names in `Episode.meta` that are not settings of the evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRow:
-    """One episode in a results file: enough to score again and to compare, without what was said."""
+    """One episode in a results file: enough to score and compare it, without its text."""
 
     task_id: str
     sha256: str
@@ -41,13 +40,13 @@ class EpisodeRow:
     invalid: int
     """Turns whose action did not reach the environment."""
     prompt_tokens: int | None = None
-    """Ids that were not sampled, each counted once; None for text-only agents."""
+    """Number of ids that were not sampled, each counted once; None for text-only agents."""
     response_tokens: int | None = None
-    """Ids of the responses; None for text-only agents."""
+    """Number of ids of the responses; None for text-only agents."""
 
     @property
     def is_error(self) -> bool:
-        """It says nothing about the agent, and no number has it in it."""
+        """Whether the episode failed for reasons outside the agent; such rows count in no score."""
         return self.status.startswith("error_")
 
     @classmethod
@@ -72,14 +71,14 @@ class EpisodeRow:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> EpisodeRow:
-        """Fields that a later version added are left out. Raises KeyError for one that is missing."""
+        """Reads a row; unknown fields are ignored. Raises KeyError for a missing one."""
         optional = ("prompt_tokens", "response_tokens")
         known: dict[str, Any] = {f.name: row.get(f.name) if f.name in optional else row[f.name] for f in fields(cls)}
         return cls(**known)
 
 
 def token_counts(outcomes: Outcomes) -> dict[str, int] | None:
-    """Ids of all episodes by who wrote them, `prompt` and `response`; None where no episode has ids."""
+    """Number of `prompt` and `response` ids of all episodes; None if no episode has ids."""
     response, prompt = outcomes.column("response"), outcomes.column("prompt")
     known = response >= 0
     if not known.any():
@@ -88,8 +87,7 @@ def token_counts(outcomes: Outcomes) -> dict[str, int] | None:
 
 
 def results_json(settings: Mapping[str, Any], scores: Scores, seconds: float, outcomes: Outcomes) -> dict[str, Any]:
-    """The content of a results file, but for the rows of its episodes. The date says when it was made; nothing reads
-    it."""
+    """The content of a results file without the rows of its episodes."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -109,7 +107,7 @@ def episode_rows(outcomes: Outcomes) -> Iterator[dict[str, Any]]:
 
 
 def write_results(path: str | Path, head: Mapping[str, Any], outcomes: Outcomes) -> None:
-    """Write `results_json` with the rows of its episodes, one after the other, as `write_json` would all of it."""
+    """Write `head` and the rows of the episodes one by one; the file is the same as if it were written at once."""
     before, after = _indented({**head, "episodes": []}, 0).split('\n "episodes": []', 1)
     with atomic_write(path) as file:
         file.write(f'{before}\n "episodes": [')

@@ -1,4 +1,8 @@
-"""Scores of evaluation episodes: Avg@n, pass@k, rows by category, rates of invalid actions and cut episodes."""
+"""How episodes are scored: Avg@n, pass@k, rows by category, rates of invalid actions and truncated episodes.
+
+`Outcomes` keeps how episodes ended in columns (about 60 bytes each), `score` turns them into `Scores`, and
+`success_table` and `behavior_table` show these.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,12 @@ from turngym.envs.core.task import Task, Verdict
 
 
 class EvaluationError(TurngymError):
-    """An evaluation that cannot start or go on: a trace of something else, tasks that are not the panel's."""
+    """An evaluation that cannot start or be resumed: another evaluation's trace, or tasks that are not the panel's."""
 
-
-# How episodes ended, in columns: what scores and results files need, in about 60 bytes an episode.
 
 V = TypeVar("V")
 EACH = ("error", "goal_rate", "usage", SHORT)
-"""Of an episode's `meta`, what is another for each."""
+"""Names in an episode's `meta` whose values differ from episode to episode."""
 _STATUSES = tuple(Status)
 _UNKNOWN = -1
 
@@ -45,13 +47,13 @@ class Outcome:
     score: float
     episode_return: float
     verdicts: tuple[tuple[Verdict, int], ...]
-    """Turns by verdict, of those that occur."""
+    """Number of turns for each verdict that occurs."""
     goal_rate: float | None
     prompt_tokens: int | None
-    """Ids that were not sampled; None for text-only agents."""
+    """Number of ids that were not sampled; None for text-only agents."""
     response_tokens: int | None
     meta: Mapping[str, Any]
-    """Without what is another for each episode."""
+    """The episode's `meta` without the names in `EACH`."""
 
     @property
     def depth(self) -> int:
@@ -60,19 +62,19 @@ class Outcome:
 
     @property
     def invalid(self) -> int:
-        """Turns whose action did not reach the environment."""
+        """Number of turns whose action did not reach the environment."""
         return sum(count for verdict, count in self.verdicts if not verdict.valid)
 
 
 class Codes(Generic[V]):
-    """Values that many episodes share, by number."""
+    """Numbers values that many episodes share, so that each is stored once."""
 
     def __init__(self) -> None:
         self.values: list[V] = []
         self._numbers: dict[Hashable, int] = {}
 
     def number(self, key: Hashable, make: Callable[[], V]) -> int:
-        """The number of the value under `key`, which `make` makes the first time."""
+        """The number of the value with this `key`; `make` builds it the first time."""
         found = self._numbers.get(key)
         if found is None:
             found = self._numbers[key] = len(self.values)
@@ -96,11 +98,11 @@ class Outcomes(Sequence[Outcome]):
         self._tasks, self._verdicts = Codes[Task](), Codes[tuple[tuple[Verdict, int], ...]]()
         self._played = Codes[tuple[int, Mapping[str, Any]]]()
         self.noted_usage = False
-        """Whether any episode ever added says what it used."""
+        """Whether any episode added so far recorded its usage."""
 
     @classmethod
     def of(cls, episodes: Iterable[Episode] | Outcomes) -> Outcomes:
-        """Those of `episodes`."""
+        """The outcomes of `episodes`."""
         if isinstance(episodes, Outcomes):
             return episodes
         found = cls()
@@ -109,14 +111,12 @@ class Outcomes(Sequence[Outcome]):
         return found
 
     def add(self, episode: Episode, task: Task | None = None) -> int:
-        """Its place. `task`: an equal object that is kept anyway."""
+        """Add `episode` and return its place. `task` may be an equal object to store instead of the episode's own."""
         counts = Counter(turn.verdict for turn in episode.turns)
         verdicts = tuple((verdict, counts[verdict]) for verdict in Verdict if verdict in counts)
         meta = {name: value for name, value in episode.meta.items() if name not in EACH}
-        response, ids = (
-            sum(turn.response_length for turn in episode.turns),
-            sum(len(segment) for segment in episode.segments),
-        )
+        response = sum(turn.response_length for turn in episode.turns)
+        ids = sum(len(segment) for segment in episode.segments)
         task, goal = task or episode.task, episode.meta.get("goal_rate")
         row: dict[str, Any] = {
             "task": self._tasks.number(task, lambda: task),
@@ -170,7 +170,7 @@ class Outcomes(Sequence[Outcome]):
         return (self[place] for place in range(len(self)))
 
     def take(self, places: Iterable[int] | NDArray[np.int64]) -> Outcomes:
-        """Those at `places`, in that order."""
+        """The outcomes at `places`, in that order."""
         found = Outcomes()
         rows = places if isinstance(places, np.ndarray) else np.fromiter(places, np.int64)
         found._tasks, found._verdicts, found._played = self._tasks, self._verdicts, self._played
@@ -186,11 +186,11 @@ class Outcomes(Sequence[Outcome]):
 
     @property
     def errors(self) -> NDArray[np.bool_]:
-        """[n]: episodes that ended in an error."""
+        """[n]: whether each episode ended in an error."""
         return np.array([status.is_error for status in _STATUSES])[self.column("status")]
 
     def latest(self) -> NDArray[np.int64]:
-        """Places of one of each (task, sample), sorted: the last that ended without an error, if one did."""
+        """Sorted places of one episode of each (task, sample): the last without an error, if there is one."""
         task, sample, places = self.task_ranks(), self.column("sample"), np.arange(len(self))
         order = np.lexsort((places, ~self.errors, sample, task))
         task, sample = task[order], sample[order]
@@ -204,7 +204,7 @@ class Outcomes(Sequence[Outcome]):
         return np.array([names[task.task_id] for task in self._tasks.values], np.int64)[self.column("task")]
 
     def tasks(self) -> list[Task]:
-        """The tasks of these episodes, each once, by first occurrence."""
+        """The tasks of these episodes, each once, in order of first occurrence."""
         numbers, first = np.unique(self.column("task"), return_index=True)
         return [self._tasks.values[number] for number in numbers[np.argsort(first)].tolist()]
 
@@ -219,7 +219,7 @@ class Outcomes(Sequence[Outcome]):
         return {name: places for name, places in parts if len(places)}
 
     def played(self) -> list[tuple[int, int, Mapping[str, Any]]]:
-        """(place of the first, seed, meta without what is another for each) by first occurrence, each pair once."""
+        """Each distinct (seed, meta without `EACH`) with the place of its first episode, in order of that place."""
         numbers, first = np.unique(self.column("played"), return_index=True)
         return [
             (place, *self._played.values[number])
@@ -227,12 +227,12 @@ class Outcomes(Sequence[Outcome]):
         ]
 
     def depths(self) -> NDArray[np.int64]:
-        """Turns [n]."""
+        """Number of turns of each episode [n]."""
         each = [sum(count for _, count in verdicts) for verdicts in self._verdicts.values]
         return np.array(each, np.int64)[self.column("verdicts")]
 
     def verdict_counts(self) -> Counter[Verdict]:
-        """Turns of all by verdict."""
+        """Number of turns of all episodes by verdict."""
         total: Counter[Verdict] = Counter()
         for number, times in zip(*np.unique(self.column("verdicts"), return_counts=True), strict=True):
             for verdict, count in self._verdicts.values[number]:
@@ -240,7 +240,7 @@ class Outcomes(Sequence[Outcome]):
         return total
 
     def statuses(self) -> Counter[Status]:
-        """Episodes by status."""
+        """Number of episodes by status."""
         numbers, counts = np.unique(self.column("status"), return_counts=True)
         return Counter({_STATUSES[n]: c for n, c in zip(numbers.tolist(), counts.tolist(), strict=True)})
 
@@ -254,7 +254,7 @@ class ScoreRow:
 
     name: str
     samples: int
-    """Fewest samples of a task in this row: the n of Avg@n."""
+    """Smallest number of samples of a task in this row, the n of Avg@n."""
     episodes: int
     avg: Interval
     """Avg@n: mean success over tasks and samples."""
@@ -266,12 +266,12 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Everything that a table or a figure needs about one evaluation. Episodes that ended in an error do not count."""
+    """All that tables and figures need about one evaluation. Episodes that ended in an error do not count."""
 
     overall: ScoreRow
     categories: tuple[ScoreRow, ...]
     errors: int
-    """Episodes that ended in an error: left out everywhere else, to be played again."""
+    """Number of episodes that ended in an error; they are left out of all other numbers."""
     score: float
     """Mean graded score at the end."""
     turns: float
@@ -285,7 +285,7 @@ class Scores:
     truncated: Mapping[str, float]
     """Share of episodes by truncation status."""
     goal_rate: float | None
-    """Mean share of goal conditions met at the end; None where the environment has none."""
+    """Mean share of goal conditions met at the end; None if the environment has none."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -332,7 +332,7 @@ def compare(first: Iterable[Episode] | Outcomes, second: Iterable[Episode] | Out
     """Avg@n of `second` minus `first` on the same tasks, paired by task, with its 95 % interval.
 
     Raises:
-        ScoreError: if the runs played different tasks (by id, or by sha256).
+        ScoreError: the runs played different tasks (by id, or by sha256).
     """
     one, other = _counted(Outcomes.of(first)), _counted(Outcomes.of(second))
     hashes = {task.task_id: task.sha256 for task in one.tasks()}
@@ -346,7 +346,7 @@ def compare(first: Iterable[Episode] | Outcomes, second: Iterable[Episode] | Out
 
 
 def _counted(every: Outcomes) -> Outcomes:
-    """Without those that ended in an error."""
+    """The outcomes without those that ended in an error."""
     failed = every.errors
     return every.take(np.flatnonzero(~failed)) if failed.any() else every
 
@@ -370,14 +370,14 @@ def _row(name: str, rank_N: NDArray[np.int64], won_N: NDArray[np.bool_]) -> Scor
 def _by_task(
     rank_N: NDArray[np.int64], won_N: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(tasks, successes, samples), each [T], from the task and the success of every episode [N]."""
+    """(tasks, successes, samples), each [T], from the task and success of every episode [N]."""
     tasks_T, place_N, samples_T = np.unique(rank_N, return_inverse=True, return_counts=True)
     wins_T = np.bincount(place_N, weights=won_N, minlength=len(tasks_T)).astype(np.int64)
     return tasks_T, wins_T, samples_T
 
 
 def category_rank(category: str) -> tuple[int, str]:
-    """Where a category stands in tables: ALFWorld's as papers have them, others by name."""
+    """Sort key of a category in tables: ALFWorld's in the order of papers, then others by name."""
     known = PAPER_ORDER.index(category) if category in PAPER_ORDER else len(PAPER_ORDER)
     return known, category
 
@@ -385,7 +385,7 @@ def category_rank(category: str) -> tuple[int, str]:
 def success_table(runs: Mapping[str, Scores]) -> Table:
     """One row per run: Avg@n by category and overall and pass@n with 95 % intervals; percent.
 
-    Runs with different numbers of samples per task have columns of their own: Avg@1 and Avg@4 are not the same measure.
+    Runs with different numbers of samples per task get columns of their own, since Avg@1 and Avg@4 differ in meaning.
     """
     names = list(dict.fromkeys(row.name for scores in runs.values() for row in scores.categories))
     samples = sorted({scores.overall.samples for scores in runs.values()}, reverse=True)

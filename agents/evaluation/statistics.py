@@ -1,4 +1,4 @@
-"""Estimates over tasks: clustered intervals, pass@k, paired differences, and the last points of a training curve."""
+"""Which statistics are reported: intervals clustered by task, pass@k, paired differences, ends of training curves."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.errors import TurngymError
 
-# Bounds on the mean of numbers within known limits: Gaffke's; of zeros and ones those of Clopper and Pearson.
-
 TAIL = 0.025
-"""On either side of an interval."""
+"""Probability on either side of a 95 % interval."""
 _HALVINGS = 26
-"""Of an interval of at most 1: bounds are exact to 1e-8, the integral to about 1e-9."""
+"""Steps of bisection in an interval of at most 1: bounds are exact to 1e-8, the integral to about 1e-9."""
 
 
 def upper_bound(values: Sequence[float], alpha: float = TAIL) -> float:
-    """A number that lies below the mean with chance at most `alpha`, from independent `values` within [0, 1].
+    """Gaffke's upper bound of the mean: it lies below the mean with probability at most `alpha`.
 
-    With one more value at the end of the scale, z_{n+1} = 1, and weights w that are drawn evenly from all that sum to 1
-    (Dirichlet(1, ..., 1)), it is the 1 - alpha quantile of sum_i w_i z_i. It never falls when a value rises, for zeros
-    and ones it is the bound of Clopper and Pearson, and nothing is assumed of the values' distribution. From
-    Gaffke 2005, and Learned-Miller and Thomas 2019; docs/evaluation.md#intervals has both in full.
+    `values` are independent and within [0, 1]; nothing else is assumed of their distribution. With one more value
+    z_{n+1} = 1 and weights w ~ Dirichlet(1, ..., 1), the bound is the 1 - alpha quantile of sum_i w_i z_i. It never
+    falls when a value rises, and for zeros and ones it is the bound of Clopper and Pearson. Sources: Gaffke 2005,
+    Learned-Miller and Thomas 2019; docs/evaluation.md#intervals has both in full.
     """
     places, counts = _with_the_end(values)
     if len(places) == 1:
@@ -43,7 +41,7 @@ def upper_bound(values: Sequence[float], alpha: float = TAIL) -> float:
 
 
 def rejected(values: Sequence[float], mean: float, alpha: float = TAIL) -> bool:
-    """Whether `mean` lies above `upper_bound(values, alpha)`: one evaluation instead of a search."""
+    """Whether `mean` lies above `upper_bound(values, alpha)`, by one evaluation instead of a search."""
     places, counts = _with_the_end(values)
     return mean > 1.0 if len(places) == 1 else chance_above(places, counts, mean) < alpha
 
@@ -51,12 +49,12 @@ def rejected(values: Sequence[float], mean: float, alpha: float = TAIL) -> bool:
 def chance_above(places: NDArray[np.float64], counts: NDArray[np.float64], limit: float) -> float:
     """P(sum_i w_i z_i > limit), w ~ Dirichlet(1, ..., 1), where `counts` [v] of the z are at `places` [v].
 
-    Even weights are standard exponentials over their sum, so it is P(sum_i (z_i - limit) E_i > 0), by inversion of the
-    characteristic function ([imhof] eq. 3.2): 1/2 + 1/pi int_0^inf sin(theta(u)) / (u rho(u)) du with
-    theta = sum_v c_v atan(a_v u), rho = prod_v (1 + a_v^2 u^2)^(c_v / 2), a_v = z_v - limit. In log u the integrand is
-    analytic and dies out on both sides, where the trapezoidal rule converges exponentially.
+    Such weights are standard exponentials E_i divided by their sum, so this is P(sum_i (z_i - limit) E_i > 0). By
+    inversion of the characteristic function ([imhof] eq. 3.2) it is 1/2 + 1/pi int_0^inf sin(theta(u)) / (u rho(u)) du
+    with theta = sum_v c_v atan(a_v u), rho = prod_v (1 + a_v^2 u^2)^(c_v / 2), a_v = z_v - limit. In log u the
+    integrand is analytic and vanishes on both sides, so the trapezoidal rule converges exponentially.
     """
-    # the more factors, the narrower the strip in which the integrand stays small
+    # with more factors the strip in which the integrand stays small is narrower
     step = 0.1 * min(1.0, 10 / math.sqrt(counts.sum()))
     scaled = np.multiply.outer(np.exp(np.arange(-25.0, 25.0, step)), places - limit)
     theta = np.arctan(scaled) @ counts
@@ -65,8 +63,8 @@ def chance_above(places: NDArray[np.float64], counts: NDArray[np.float64], limit
 
 
 def _with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where values lie, one more at 1 included, and how many do."""
-    # rounded: means of the same samples differ in their last digits
+    """The distinct values, with one more value at 1, and how often each occurs."""
+    # rounded, since equal means may differ in their last digits
     found = Counter(round(float(value), 12) for value in values)
     found[1.0] += 1
     places = sorted(found)
@@ -116,12 +114,11 @@ class CurvePoint:
 
 
 def clustered(means: Sequence[float], *, low: float = 0.0, high: float = 1.0) -> Interval:
-    """95 % interval of the mean of per-task means: samples of one task are not independent, tasks are.
+    """95 % interval of the mean of per-task means. Tasks are independent; samples of one task are not.
 
-    The means lie within [low, high], and nothing else is assumed of them: Gaffke's bounds (`mean_bounds`), 2.5 % on
-    either side. They never fall when a mean rises. Where every mean is at an end of the scale, they are Clopper and
-    Pearson's over tasks; of n tasks that all failed, [0, 1 - 0.025^(1/n)]. One task alone says nothing: the interval is
-    [low, high].
+    The means lie within [low, high], and nothing else is assumed of them: these are Gaffke bounds (`mean_bounds`) with
+    2.5 % on either side, which never fall when a mean rises. If every mean is at an end of the scale, they are Clopper
+    and Pearson's over tasks: for n tasks that all failed, [0, 1 - 0.025^(1/n)]. A single task gives [low, high].
 
     Raises:
         ScoreError: without tasks.
@@ -151,7 +148,7 @@ def t_quantile(p: float, degrees: int) -> float:
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:
-    """Chance that at least one of k samples drawn without replacement succeeds: 1 - C(n - c, k) / C(n, k).
+    """Probability that at least one of k samples drawn without replacement succeeds: 1 - C(n - c, k) / C(n, k).
 
     Unbiased. Source: [humaneval] eq. 1; docs/algorithms.md#pass-at-k.
     Raises ScoreError unless 1 <= k <= n and 0 <= c <= n.
@@ -162,7 +159,7 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
 
 
 def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -> Interval:
-    """Mean over tasks of second minus first, with `clustered` of the differences (within [-1, 1]).
+    """Mean over tasks of second minus first, with the `clustered` interval of the differences (within [-1, 1]).
 
     Raises:
         ScoreError: if the tasks differ; the difference of two panels is not a paired one.
