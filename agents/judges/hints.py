@@ -1,4 +1,4 @@
-"""Hints in prompts: what the policy would have read, had somebody told it beforehand."""
+"""How hints get into prompts: `HintPrompts` after an episode was played, `HintedObservations` while it is played."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Position = Literal["last_user", "last_message"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintPrompts:
-    """Fills in `Turn.hint_prompt_ids` wherever a turn has a hint: the ids of its prompt with the hint in it.
+    """Fills in `Turn.hint_prompt_ids` of every turn with a hint: the ids of its prompt with the hint in it.
 
-    The hint follows the text of the last message of role user, which is the first observation where later ones are
-    tool results; `last_message` puts it after the latest observation. Earlier responses keep the ids that were sampled.
-    A hint that spells a special token of the tokenizer or holds control characters could forge a turn: it is refused
-    (`hint` stays, `hint_prompt_ids` stays None), as is one that leaves the response no room in `max_context`.
+    The hint follows the text of the last message of role user (the first observation, if later ones are tool results);
+    `last_message` puts it after the latest observation. Earlier responses keep the ids that were sampled. A hint with a
+    special token of the tokenizer or with control characters could forge a turn and is refused (`hint` stays,
+    `hint_prompt_ids` stays None), and so is one that leaves the response no room in `max_context`.
     Source: [openclaw-rl] section 4.2; docs/algorithms.md#hinted-prompt.
     """
 
@@ -45,7 +45,7 @@ class HintPrompts:
         return [self.enhance(episode) for episode in episodes]
 
     def enhance(self, episode: Episode) -> Episode:
-        """Raises AgentError for an episode whose ids another template or tokenizer made."""
+        """`episode` with `hint_prompt_ids`. Raises AgentError if another template or tokenizer made its ids."""
         hinted = [turn for turn in episode.turns if turn.hint is not None and turn.response_length]
         hinted = [turn for turn in hinted if turn.hint_prompt_ids is None and self.accepts(turn.hint or "")]
         if not hinted:
@@ -66,7 +66,7 @@ class HintPrompts:
     def _special(self) -> list[str]:
         tokenizer = self.renderer.template.tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        # `<think>` and its kin are added tokens that tokenizers do not call special
+        # `<think>` and the like are added tokens that tokenizers do not call special
         markup = [str(token) for token in added if token.special or str(token).startswith("<")]
         return [word for word in {*tokenizer.all_special_tokens, *markup} if word.strip()]
 
@@ -75,7 +75,7 @@ class HintPrompts:
         return self.position == "last_message" or self.renderer.template.role == "user"
 
     def _late(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
-        """The hint at the end of each turn's own observation: one pass, forked at every hint."""
+        """Hints at the end of each turn's own observation: one pass over the episode, forked at every hint."""
         wanted = {turn.index: turn.hint or "" for turn in hinted}
         thread: TokenHistory | None = None
         found: dict[int, NDArray[np.int32]] = {}
@@ -89,7 +89,7 @@ class HintPrompts:
         return found
 
     def _early(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
-        """The hint in the opening message: every hint has a conversation of its own."""
+        """Hints in the opening message: every hint needs a conversation of its own."""
         found: dict[int, NDArray[np.int32]] = {}
         for wanted in hinted:
             thread: TokenHistory | None = None
@@ -120,24 +120,23 @@ class HintPrompts:
 
 
 def _fork(thread: TokenHistory | None) -> TokenHistory | None:
-    """A conversation that may go on by itself."""
+    """A copy of the conversation that can be continued independently."""
     if thread is None:
         return None
-    # only the last segment is ever written to; the earlier ones may be shared
+    # only the last segment is ever written to, so the earlier ones are shared
     last = IdBuffer(max(256, thread.buffer.size))
     last.extend(thread.buffer.view())
     segments = [*thread.segments[:-1], last]
     return replace(thread, segments=segments, messages=list(thread.messages), pieces=list(thread.pieces))
 
 
-# Observations with an expert's hint in them: how a model learns to read the hints that it is later taught by.
-
 HINT_STREAM = 4
+"""Random stream that decides which observations are hinted."""
 
 
 @dataclass(frozen=True, slots=True)
 class HintedEnv:
-    """Makes hinted environments, here or in another process."""
+    """Makes hinted environments; can be sent to other processes."""
 
     make_env: Callable[[], Any]
     share: float
@@ -148,11 +147,12 @@ class HintedEnv:
 
 
 class HintedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
-    """Appends what `expert` would do next to a `share` of the observations, drawn turn by turn.
+    """Appends the expert's next action as a hint to a `share` of the observations.
 
-    The expert should be the one who demonstrates: hints that name other actions than those that are imitated teach to
-    ignore hints. Which turns are hinted follows from the reset's seed, the task and the turn. An observation for which
-    the expert knows nothing stays as it is.
+    A model learns from such episodes to read the hints that it is later taught by. The expert should be the one who
+    demonstrates: hints that name other actions than the imitated ones teach the model to ignore hints. The reset's
+    seed, the task and the turn decide which turns are hinted. An observation stays as it is if the expert knows no
+    action.
     """
 
     def __init__(self, env: gym.Env[str, str], share: float, expert: MakeExpert = PrivilegedExpert) -> None:

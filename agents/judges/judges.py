@@ -1,4 +1,8 @@
-"""Asks judges two questions about each turn, and makes one vote of both answers."""
+"""Which judges there are: by rules, by an expert, by words, by a model; each with hindsight of what came next.
+
+A judge (`envs.core.protocols.Judge`) writes votes about turns: a score (was the response good?) or a hint (what should
+the policy have been told beforehand?). `make_judge` opens the one that `--judge` names.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,9 @@ from turngym.envs.guard import guard_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BothQuestions:
-    """Implements `Judge` for requests of kind `both`: vote v is the score's vote v and the hint's vote v, `joined`.
+    """A `Judge` for requests of kind `both`: vote v is the score's vote v and the hint's vote v, `joined`.
 
-    Where `score` and `hint` are one judge it is asked once, all together. A vote fails where both of its answers do.
+    If `score` and `hint` are the same judge, it is asked once with all requests. A vote fails if both answers do.
     """
 
     score: Judge
@@ -40,31 +44,27 @@ class BothQuestions:
             found = self.score.judge([*scores, *hints])
         else:
             found = [*self.score.judge(scores), *self.hint.judge(hints)]
-        return [_together(*pair) for pair in zip(found[: len(scores)], found[len(scores) :], strict=True)]
-
-
-def _together(score: Judgment, hint: Judgment) -> Judgment:
-    return Judgment(
-        votes=tuple(joined(*pair) for pair in zip_longest(score.votes, hint.votes)),
-        error=score.error or hint.error,
-        cut=score.cut + hint.cut,
-    )
-
-
-# A judge that asks an expert: it plays each episode again and compares every turn with what the expert would do.
+        return [
+            Judgment(
+                votes=tuple(joined(*pair) for pair in zip_longest(score.votes, hint.votes)),
+                error=score.error or hint.error,
+                cut=score.cut + hint.cut,
+            )
+            for score, hint in zip(found[: len(scores)], found[len(scores) :], strict=True)
+        ]
 
 
 class ReplayError(TurngymError):
-    """An episode that goes another way when its responses are given again."""
+    """An episode that goes differently when its responses are given again."""
 
 
 def expert_hint(action: str) -> str:
-    """What an expert who would do `action` tells the policy."""
+    """The hint of an expert who would do `action`."""
     return f"The best action here is: {action}"
 
 
 def in_a_row(actions: Sequence[str | None], turn: int) -> int:
-    """How many turns up to `turn` have the same action as it, without another between them."""
+    """Length of the run of equal actions that ends at `turn`."""
     start = turn
     while start and actions[start - 1] == actions[turn]:
         start -= 1
@@ -73,7 +73,7 @@ def in_a_row(actions: Sequence[str | None], turn: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Advice:
-    """What the expert would have done before each turn of an episode, or why that cannot be said."""
+    """The expert's action at each turn of an episode, or why it is unknown."""
 
     actions: tuple[str | None, ...] = ()
     error: str = ""
@@ -81,18 +81,18 @@ class _Advice:
 
 @dataclass(slots=True, kw_only=True)
 class ExpertJudge:
-    r"""Implements `Judge` with one vote per request, for tests and small experiments: the expert may be privileged.
+    r"""A `Judge` that replays each episode and compares every action with the expert's. One vote per request.
 
-    - Score: 1 where the action is the expert's own in that state, -1 where it differs and was not even valid or changed
-      nothing, 0 where it is another possible one (which may be as good).
-    - Hint: `expert_hint`, also where they agree (`agreeing`; else `\boxed{-1}` there). The same one at most
-      `repeats` times in a row: a policy that is stuck would be told little else.
+    - Score: 1 if the action is the expert's own in that state; -1 if it differs and was invalid or changed nothing; 0
+      if it is another possible action, which may be as good (-1 with `strict`).
+    - Hint: `expert_hint`, also if the actions agree (without `agreeing`, `\boxed{-1}` then). The same hint is given at
+      most `repeats` times in a row, or a policy that is stuck would be told little else.
 
-    The default expert sees the hidden state, so its hints are more than hindsight: they are the solution.
-    `scripted.named_player("searching")` and its kin know only what was observed.
+    The default expert sees the hidden state, so its hints are more than hindsight: they are the solution. Scripted
+    players such as `scripted.named_player("searching")` know only what was observed.
 
-    A vote fails where the request has no episode, the environment fails or answers otherwise than recorded, or the
-    expert knows no action. Environments that answer at random cannot be played again.
+    A vote fails if the request has no episode, the environment fails or answers differently from the record, or the
+    expert knows no action. Environments that answer at random cannot be replayed.
     """
 
     make_env: Callable[[], Any]
@@ -103,7 +103,7 @@ class ExpertJudge:
     _env: Any = field(default=None, init=False)
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        # by identity: one replay serves all turns of an episode, whose arrays have no hash
+        # one replay serves all turns of an episode; keyed by identity, since episodes have no hash
         episodes = {id(request.episode): request.episode for request in requests}
         advice = {key: self._advice(episode) for key, episode in episodes.items()}
         return [self._judgment(request, advice[id(request.episode)]) for request in requests]
@@ -135,11 +135,12 @@ class ExpertJudge:
         try:
             return _Advice(actions=tuple(self._replay(episode)))
         except TurngymError as error:
-            self.close()  # its state is unknown
+            # the environment's state is unknown
+            self.close()
             return _Advice(error=f"{type(error).__name__}: {error}")
 
     def _replay(self, episode: Episode) -> list[str | None]:
-        """The expert's action before each turn. Raises ReplayError where the environment answers otherwise."""
+        """The expert's action at each turn. Raises ReplayError if the environment answers differently."""
         if self._env is None:
             self._env = self.make_env()
         guard = guard_of(self._env)
@@ -162,8 +163,6 @@ class ExpertJudge:
         return actions
 
 
-# A judge that needs no model: it looks for words of failure, displeasure or thanks in what came next.
-
 FAILED = (
     r"\berrors?\b|\bexception\b|\btraceback\b|\bfailed\b|\bfailure\b|\bnot found\b|\binvalid\b|\bdenied\b|"
     r"\bnothing happens\b|\bnot possible\b|\bcannot\b|\bcan't\b|\bno such\b|\bunknown\b"
@@ -173,7 +172,7 @@ UNHAPPY = (
     r"\bnot what i\b|\bthat'?s not\b|\bfix (?:this|that|it)\b"
 )
 HAPPY = (
-    # a bare `correct` is no praise: `correct this` asks for more
+    # a bare `correct` is not praise, since `correct this` asks for more
     r"\bthanks?\b|\bthank you\b|\bperfect\b|\bgreat\b|\bwell done\b|\bcorrect[.!]|\byou won\b|"
     r"\bsuccess(?:ful(?:ly)?)?\b"
 )
@@ -181,10 +180,11 @@ HAPPY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordJudge:
-    r"""Implements `Judge` with one vote per request, for tests and first steps; a judge model sees more.
+    r"""A `Judge` that looks for words of failure, displeasure or thanks in what came next. One vote per request.
 
-    -1 where the next message speaks of failure or displeasure, else 1 where it speaks of success or thanks or where a
-    tool answered something (`results`), else 0. As a hint judge it repeats a failure's first line; else `\boxed{-1}`.
+    The score is -1 if the next message has words of failure or displeasure, else 1 if it has words of success or
+    thanks, or if a tool answered (`results`), else 0. The hint repeats the first line with a failure, else it is
+    `\boxed{-1}`. It needs no model and suits tests and first steps; a judge model sees more.
     """
 
     failed: str = f"{FAILED}|{UNHAPPY}"
@@ -212,21 +212,21 @@ class WordJudge:
         return f"Nothing went wrong. \\boxed{{{int(good)}}}"
 
 
-# A judge made of an environment's verdicts and rewards: no model, no knowledge that the agent did not cause.
-
 HINTS = {
     Verdict.MALFORMED: "Answer with exactly one action, written in the form that the instructions ask for.",
     Verdict.INADMISSIBLE: "That action is not possible here. Choose another one.",
     Verdict.NO_EFFECT: "That action changes nothing here. Choose another one.",
 }
 CHAT = "proxy"
-"""Environment id of chat sessions."""
+"""Environment id of the proxy's chat sessions."""
 REPEATED = "This was tried before, with the same result. Choose another action."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleJudge:
-    r"""Implements `Judge` with one vote per request. The first rule that applies decides, for a turn t:
+    r"""A `Judge` that knows only the environment's verdicts and rewards. One vote per request.
+
+    The first rule that applies to a turn gives its score:
 
     -1: no action could be read, it was not possible, or it changed nothing (the verdict)
     +1: its reward is positive, or its episode ends here in success
@@ -236,10 +236,11 @@ class RuleJudge:
     -1 (`repeats`): the same action had the same answer at an earlier turn, and progress was the same there
      0: anything else
 
-    Rewarding whatever works and is new would teach to walk about: success fell to 0 within ten steps when tried.
+    There is no reward for actions that are merely valid and new: it would teach to wander about (when tried, success
+    fell to 0 within ten steps).
 
-    As a hint judge it says what the verdict teaches, on turns of the first kind and on repeated ones; else
-    `\boxed{-1}`. On a chat session, which has no verdicts, every vote fails.
+    The hint says what the verdict teaches, on turns of the first rule and on repeated ones; else it is `\boxed{-1}`.
+    On a chat session, which has no verdicts, every vote fails.
     """
 
     outcome: bool = True
@@ -376,7 +377,8 @@ def _http_judge(context: JudgeContext) -> Judge:
 
 
 def _model_judge(context: JudgeContext, folder: str) -> Judge:
-    from turngym.agents.local_engine.engine import LocalEngine  # torch, which only this judge needs
+    # imported here, since only this judge needs torch
+    from turngym.agents.local_engine.engine import LocalEngine
 
     options, settings = context.options, ChatSettings.load(folder)
     model, tokenizer = load_policy(folder, context.device, "float32")

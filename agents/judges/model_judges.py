@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, hosted models)."""
+"""How a model judges: the prompts (`SCORE`, `HINT`), and a judge behind an endpoint or in this process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
 
-# What a judge model is told: one response, what came next, and what to decide with that hindsight.
-
 LIMIT = 6000
-"""Characters of each part that are shown; the middle of longer ones is left out."""
+"""Most characters of each part of the prompt; the middle of longer ones is left out."""
+KEY = "TURNGYM_JUDGE_KEY"
+"""Environment variable with the bearer key; none is sent without it."""
+RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+"""HTTP statuses after which a request is sent again."""
+JUDGE_STREAM = 3
 SCORE = """You judge one reply of an assistant by what happened right after it.
 You see what the assistant had in front of it, its reply, and the message that came next. The next message is either \
 from the user or the result of a tool that the assistant called.
@@ -55,21 +58,17 @@ def _short(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
-KEY = "TURNGYM_JUDGE_KEY"
-"""Environment variable with the bearer key; none is sent without it."""
-RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-
-
 @dataclass(slots=True, kw_only=True)
 class HttpJudge:
-    """Implements `Judge`: one POST to `url`/chat/completions per vote, `parallel` of them at a time.
+    """A `Judge` behind an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, hosted models).
 
-    A vote that gets no answer after `tries` attempts is None; one that `max_tokens` cut is counted, and "" if nothing
-    but reasoning had been written. The `seed` of a vote is fixed by the request's name and its number; whether that
-    repeats a vote is up to the server. Safe to call from several threads.
+    Each vote is one POST to `url`/chat/completions, with `parallel` of them at a time. A vote without an answer after
+    `tries` attempts is None. One that `max_tokens` cut is counted, and is "" if only reasoning had been written. The
+    request's name and the vote's number fix its `seed`; whether that repeats a vote is up to the server. Safe to call
+    from several threads.
 
     Raises:
-        AgentError: a url that is none, settings out of range, or httpx is not installed.
+        AgentError: an invalid url, settings out of range, or httpx is not installed.
     """
 
     url: str
@@ -163,30 +162,25 @@ class _Vote(NamedTuple):
 
 
 def _content(answer: Any) -> _Vote:
-    """The text of the first choice; None where the body is something else."""
+    """The text of the first choice; None if the body is something else."""
     try:
         choice = answer.json()["choices"][0]
         text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
     except (ValueError, LookupError, TypeError, AttributeError):
         return _Vote(None)
     if text is None and cut:
-        # a reasoning model that came to no answer: to ask again would cost as much, for as little
+        # a reasoning model that ran out of tokens; asking again would cost as much and likely give as little
         return _Vote("", cut=True)
     return _Vote(text if isinstance(text, str) else None, cut=cut)
 
 
-# A judge that is a model behind a `Policy`: in this process, or any other engine that continues token ids.
-
-JUDGE_STREAM = 3
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyJudge:
-    """Implements `Judge`: every vote of every request is one sample, all of them in one call of the policy.
+    """A `Judge` that samples from a `Policy`: a model in this process, or any engine that continues token ids.
 
-    A vote's random stream is fixed by (`seed`, the request's name, the number of the vote). Where the policy fails
-    (RuntimeError, OSError), the votes are tried again in halves; one that fails alone, or that leaves no room for an
-    answer, is None.
+    All votes of all requests are one call of the policy. A vote's random stream is fixed by (`seed`, the request's
+    name, the number of the vote). If the policy fails (RuntimeError, OSError), the votes are tried again in halves; one
+    that fails alone, or whose prompt leaves no room for an answer, is None.
     """
 
     policy: Policy
