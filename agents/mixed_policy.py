@@ -1,4 +1,4 @@
-"""Two policies take turns within an answer: each id is the teacher's with a fixed probability, else the student's."""
+"""How a student and a teacher share an episode: whole turns (`GuidedPolicy`) or single ids (`MixedPolicy`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from turngym.agents.playing.rollout import PlayJobs, rollout
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy
 
-# What the policies share in which a student and a teacher take part in one episode.
+COIN, ANSWER = 1, 2
+"""Appended to a request's stream. 0 is not used: that is the stream from which the student draws."""
 
 
 class TwoEngines:
@@ -29,7 +30,7 @@ class TwoEngines:
 
     @property
     def max_length(self) -> int:
-        """Most ids of prompt and response together: what both hold."""
+        """Most ids of prompt and response together that both engines can hold."""
         return min(self._student.max_length, self._teacher.max_length)
 
     def weights_changed(self, version: int) -> None:
@@ -41,17 +42,11 @@ class TwoEngines:
         self._teacher.release(session)
 
 
-# Teacher and student share an episode turn by turn: some answers are the teacher's, whole.
-
-COIN, ANSWER = 1, 2
-"""What a request's stream is continued with: 0 would be the stream itself, from which the student draws."""
-
-
 class GuidedPolicy(TwoEngines):
     """Each answer is the teacher's with probability `share`, else the student's, decided by the request's own stream.
 
-    Who else is in the batch changes nothing, and without a share the student plays what it would have played alone. An
-    answer of the teacher has origin `demonstration`, and no behavior probability (NaN): the student did not draw it.
+    The rest of the batch changes nothing, and with share 0 the student plays what it would have played alone. A
+    teacher's answer has origin `demonstration` and NaN as log-probabilities, since the student did not draw it.
     Source: [guided-opd]; docs/algorithms.md#guided-turns.
 
     Raises:
@@ -62,7 +57,7 @@ class GuidedPolicy(TwoEngines):
         super().__init__(student, teacher, share, "turns")
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
-        """Raises PartialFailure where one of the two fails for some requests."""
+        """Raises PartialFailure if one of the two fails for some requests."""
         theirs = [bool(uniforms((*request.stream, COIN), 1)[0] < self.share) for request in requests]
         found: dict[int, Generation | BaseException] = {}
         for policy, teaches in ((self._student, False), (self._teacher, True)):
@@ -98,7 +93,7 @@ def _shown(answer: Generation | BaseException) -> Generation | BaseException:
 def guided_player(
     player: ModelPlayer, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
 ) -> Callable[[float], ModelPlayer]:
-    """Who plays when the model `teacher` takes a share of the turns: from that share to `player` and it.
+    """A function from the teacher's share of the turns to the player that plays with it.
 
     Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
     """
@@ -130,19 +125,19 @@ class _Row:
 
     @property
     def run(self) -> int:
-        """How many ids the one whose turn it is draws before the other's turn comes."""
+        """Number of ids that one model draws before it is the other's turn."""
         rest = self.theirs[len(self.tokens) :]
         other = np.flatnonzero(rest != rest[0])
         return int(other[0]) if len(other) else len(rest)
 
     def part(self) -> GenerateRequest:
-        """The request for those ids."""
+        """The request for the ids of this run."""
         place = len(self.tokens)
         return replace(
             self.request,
             prompt_ids=np.concatenate((self.request.prompt_ids, np.array(self.tokens, np.int32))),
             sampling=replace(self.request.sampling, max_new_tokens=self.run),
-            # 0 is the stream of the coins, and a place is never drawn twice
+            # 0 is the stream of the coins; a place is never drawn twice
             stream=(*self.request.stream, 1 + place),
         )
 
@@ -150,14 +145,14 @@ class _Row:
 class MixedPolicy(TwoEngines):
     """MiniLLM's teacher-mixed sampling: every id is drawn from p~ = share p_teacher + (1 - share) p_student.
 
-    Whether the teacher or the student draws an id is decided beforehand, by the request's own stream; drawing from the
-    chosen one is drawing from the mixture. Runs of ids that fall to one of them are one request to it, so both may be
-    any policies, each with its own KV cache. `logprobs` are the student's, NaN where the teacher drew: the weight
-    p_student / p~ that corrects for it (`kd_signals.mixture_weight`) follows from both models' log-probabilities.
+    The request's own stream decides beforehand who draws each id, which is the same as drawing from the mixture.
+    Consecutive ids of one model are one request to it, so both may be any policies, each with its own KV cache.
+    `logprobs` are the student's, and NaN where the teacher drew; the trainer computes the correcting weight
+    p_student / p~ from both models' log-probabilities.
     Source: [minillm] eq. 4; docs/algorithms.md#teacher-mixed-sampling (its share is 0.2).
 
     Args:
-        tokenizer: needed for stop texts, which may begin in one's ids and end in the other's.
+        tokenizer: needed for stop texts, which may begin in ids of one model and end in ids of the other.
 
     Raises:
         AgentError: a share outside [0, 1].
@@ -168,7 +163,7 @@ class MixedPolicy(TwoEngines):
         self._stop_text = None if tokenizer is None else StopText(tokenizer)
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
-        """Raises PartialFailure where one of the two fails for some requests."""
+        """Raises PartialFailure if one of the two fails for some requests."""
         rows = [self._row(request) for request in requests]
         while any(not row.over for row in rows):
             for policy, teaches in ((self._student, False), (self._teacher, True)):
@@ -184,7 +179,7 @@ class MixedPolicy(TwoEngines):
         if sampling.stop_text and self._stop_text is None:
             raise AgentError(f"stop_text {sampling.stop_text!r} needs decoding: build the policy with tokenizer=...")
         room = min(sampling.max_new_tokens, self.max_length - len(request.prompt_ids))
-        # all coins at once from the request's own stream: who else is in the batch changes nothing
+        # all coins are drawn at once from the request's own stream, so the rest of the batch changes nothing
         coins = uniforms((*request.stream, 0), max(room, 0))
         return _Row(request, coins < self.share, finish="" if room > 0 else "length")
 
@@ -201,7 +196,7 @@ class MixedPolicy(TwoEngines):
                 self._take(row, result, teaches)
 
     def _take(self, row: _Row, result: Generation, teaches: bool) -> None:
-        # before the ids are taken: `run` is counted from the row's end
+        # computed before the ids are appended, since `run` counts from the row's end
         cut_short = len(result.ids) < row.run
         row.version = row.version if teaches else result.policy_version
         for token, logprob in zip(result.ids.tolist(), result.logprobs.tolist(), strict=True):
@@ -217,7 +212,7 @@ class MixedPolicy(TwoEngines):
             row.finish = "length"
 
     def _stops(self, row: _Row) -> bool:
-        # an engine sees only its own run: a stop text that the other one began is found here
+        # an engine sees only its own ids, so a stop text that the other one began is found here
         return self._stop_text is not None and self._stop_text.hit(row.tokens, row.request.sampling.stop_text)
 
 
@@ -229,7 +224,7 @@ def _generation(row: _Row) -> Generation:
 def mixed_player(
     player: ModelPlayer, share: float, teacher: Any | None, tokenizer: Any, *, slots: int, play: PlayJobs
 ) -> ModelPlayer:
-    """Who plays the episodes to train on: `player` itself, or it and the model `teacher` mixed for a `share` above 0.
+    """The player of the episodes to train on: `player` itself, or mixed with the model `teacher` if `share` is above 0.
 
     Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
     """
