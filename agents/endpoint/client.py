@@ -1,4 +1,13 @@
-"""Asks an endpoint for chat completions: the official client, with retries, a deadline and rate limits of our own."""
+"""How an endpoint is asked for chat completions: the official client, with our own retries, deadline and rate limits.
+
+What happens to a failed attempt (`EndpointClient._ask`):
+
+- 429: all requests wait until `Retry-After` has passed (`RateGate`), and this one is repeated until the deadline.
+- 5xx, a lost connection, an unreadable body: repeated up to `retries` times after a pause that doubles from 0.5 s to
+  60 s, with jitter from the request's own random stream.
+- a full context: `ContextOverflow`, so that the caller can ask for fewer tokens.
+- anything else: `EndpointError` with advice.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +28,6 @@ from turngym.agents.endpoint.messages import Answer, UnreadableAnswer, read_answ
 from turngym.envs.core.errors import AgentError, did_you_mean
 from turngym.envs.core.task import content_hash
 
-# When a request is sent again: back-off with jitter of the request's own stream, and rate limits that all obey.
-
 FIRST, LONGEST = 0.5, 60.0
 """Seconds before the first retry, and at most."""
 
@@ -34,7 +41,7 @@ def pauses(rng: np.random.Generator) -> Iterator[float]:
 
 
 def retry_after(headers: Any) -> float | None:
-    """Seconds that a server asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date; None without."""
+    """Seconds that a server asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date; None if absent."""
     thousandths = _number(headers.get("retry-after-ms"))
     if thousandths is not None:
         return thousandths / 1000
@@ -47,7 +54,7 @@ def retry_after(headers: Any) -> float | None:
     except (ValueError, TypeError):
         return None
     try:
-        # the server's own clock, where it says what time it is
+        # by the server's own clock, if it sends the time
         now = parsedate_to_datetime(headers.get("date")).timestamp()
     except (ValueError, TypeError):
         now = time.time()
@@ -64,13 +71,13 @@ def _number(text: str | None) -> float | None:
 
 @dataclass(slots=True)
 class RateGate:
-    """When requests may be sent again: a limit that one of them met holds for all."""
+    """The time until which no request may be sent: a rate limit that one request meets holds for all."""
 
     opens: float = 0.0
-    """On the clock of `time.monotonic`."""
+    """When requests may be sent again, by `time.monotonic`."""
 
     def close(self, seconds: float) -> None:
-        """Nobody sends anything for so long."""
+        """Hold all requests for `seconds`."""
         self.opens = max(self.opens, time.monotonic() + seconds)
 
     async def passed(self, spread: float, end: float) -> bool:
@@ -86,12 +93,10 @@ class RateGate:
         return True
 
 
-# What can go wrong at an endpoint: what may pass, what never will, and a context that is full.
-
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 520, 521, 522, 523, 524, 529})
-"""Statuses that may be gone when the request is sent again."""
+"""HTTP statuses of failures that may be temporary."""
 SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Codes of a 429 that waiting does not help."""
+"""Error codes of a 429 that waiting does not cure."""
 OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _OVERFLOW = re.compile(
     r"maximum context length|context (length|size|window)|context_length_exceeded|prompt is too long"
@@ -121,22 +126,23 @@ class RequestFailed(Exception):
 
     reason: str
     passing: bool
-    """Whether it may work later."""
+    """Whether the same request may work later."""
     reached: bool = True
     """Whether a server answered at all."""
     limited: bool = False
-    """Too many requests: waited out, however often it takes."""
+    """Whether it was too many requests, which is waited out however often it takes."""
     overflow: bool = False
+    """Whether the conversation does not fit the context."""
     after: float | None = None
     """Seconds that the server asks to wait."""
     code: int | None = None
     """The HTTP status."""
     param: str = ""
-    """The field of the request that is at fault, where the server tells."""
+    """The field of the request that is at fault, if the server names it."""
 
 
 def lost_connection(error: Exception) -> RequestFailed:
-    """A connection that was refused, or broke before the whole answer was there."""
+    """The failure of a connection that was refused, or broke before the whole answer was there."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -144,9 +150,9 @@ def lost_connection(error: Exception) -> RequestFailed:
 
 
 def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed:
-    """An answer with a status of 400 or more. `body` is the error object where the server sent one."""
+    """The failure of an answer with status 400 or more. `body` is the error object, if the server sent one."""
     fields: dict[str, Any] = body if isinstance(body, dict) else {}
-    # the client library takes "error" out of the body where it is there
+    # the client library unpacks "error" if the body has it
     inner = fields.get("error")
     fields = inner if isinstance(inner, dict) else fields
     code, kind, param = (str(fields.get(name) or "") for name in ("code", "type", "param"))
@@ -155,7 +161,7 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
         code in OVERFLOW_CODES or kind in OVERFLOW_CODES or bool(_OVERFLOW.search(text))
     )
     spent = code in SPENT or kind in SPENT
-    # llama.cpp's way to say that it was started without support for tools
+    # llama.cpp answers this if it was started without support for tools
     unable = status == 500 and "--jinja" in text
     return RequestFailed(
         f"status {status}: {text}" if text else f"status {status}",
@@ -169,7 +175,7 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
 
 
 def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool) -> str:
-    """What may help, as a sentence; empty where nothing is known."""
+    """A sentence on what may help; empty if nothing is known."""
     text = failed.reason
     if not failed.reached:
         return "Is the server running, and is --base-url its address with the version (http://HOST:PORT/v1)?"
@@ -184,8 +190,6 @@ def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool) -> s
             return f"{option} leaves it out." if option.startswith("--no") else f"{option} is what some models want."
     return ""
 
-
-# Where an OpenAI-compatible endpoint is, and how it is asked; part of the options of every agent.
 
 KEY = "OPENAI_API_KEY"
 
@@ -242,19 +246,19 @@ class EndpointSettings(TypedDict, total=False):
 
 HOSTED = "https://api.openai.com/v1"
 COLD_TRIES = 3
-"""Connections tried before a server that has never answered is given up."""
+"""Attempts before a server that has never answered is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where an endpoint is, and which variable has its key. The key itself is read where it is used, never kept."""
+    """The address of an endpoint and the name of the variable with its key. The key itself is never stored."""
 
     base_url: str
     key_env: str = KEY
 
     @classmethod
     def of(cls, base_url: str, key_env: str) -> Address:
-        """Raises AgentError for an address that is none or holds a password, and for a key that is missing."""
+        """Raises AgentError for an invalid address, one with a password in it, and a missing key."""
         url = base_url or os.environ.get("OPENAI_BASE_URL") or HOSTED
         if not url.startswith(("http://", "https://")):
             raise AgentError(f"--base-url {url!r} must begin with http:// or https://")
@@ -269,17 +273,17 @@ class Address:
 
     @property
     def key(self) -> str:
-        """Empty where there is none."""
+        """The key; empty if there is none."""
         return os.environ.get(self.key_env, "").strip()
 
     def hide(self, text: str) -> str:
-        """`text` without the key: servers may repeat it in their errors."""
+        """`text` without the key, which servers may repeat in their errors."""
         return text.replace(self.key, "***") if self.key else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """An answer, and how often the request was sent again for it."""
+    """An answer, and how often its request was repeated."""
 
     answer: Answer
     retries: int
@@ -287,7 +291,7 @@ class Sent:
 
 @dataclass(slots=True, kw_only=True)
 class EndpointClient:
-    """Sends requests; all coroutines belong to one event loop. `parallel` requests are under way at a time."""
+    """Sends requests, at most `parallel` at the same time. All coroutines belong to one event loop."""
 
     address: Address
     model: str
@@ -295,13 +299,13 @@ class EndpointClient:
     retries: int = 6
     parallel: int = 64
     tools: bool = False
-    """Whether requests bring tools; for what errors advise."""
+    """Whether requests offer tools, which changes the advice in errors."""
     ids: bool = False
-    """Whether an answer without token ids is a broken one."""
+    """Whether an answer without token ids counts as broken."""
     reached: bool = False
-    """Whether a server has ever answered, were it with an error."""
+    """Whether a server has ever answered, even with an error."""
     worked: bool = False
-    """Whether there ever was an answer."""
+    """Whether there has been a usable answer."""
     gate: RateGate = field(default_factory=RateGate)
     _tokens_field: str = "max_tokens"
     _client: Any = None
@@ -311,7 +315,9 @@ class EndpointClient:
         """The answer to `body`, by the deadline. `where` names the request in errors, `rng` draws its pauses.
 
         Raises:
-            EndpointTimeout, ContextOverflow, EndpointError: there is none.
+            EndpointTimeout: there was no answer by the deadline.
+            ContextOverflow: the conversation does not fit the context.
+            EndpointError: the request failed for good.
         """
         if self._free is None:
             self._free = asyncio.Semaphore(self.parallel)
@@ -342,7 +348,7 @@ class EndpointClient:
                 after = failed.after or 0.0
                 if failed.limited:
                     self.gate.close(after)
-                # a server that always says "at once" is not asked without a pause all the same
+                # at least our own pause, even if the server always allows an immediate retry
                 pause = max(next(waits), after)
                 if time.monotonic() + pause >= end:
                     raise self._late(where, sent, last) from None
@@ -360,7 +366,7 @@ class EndpointClient:
         create = self._opened(openai).chat.completions.with_raw_response.create
         call = create(model=model, messages=messages, extra_body=fields, timeout=left)
         try:
-            # the client's own limit is on each read: a server that drips would never meet it
+            # the client's own limit applies to each read, so a slowly dripping answer would never meet it
             raw = await asyncio.wait_for(call, left)
         except openai.APITimeoutError:
             raise TimeoutError from None
@@ -384,7 +390,7 @@ class EndpointClient:
 
     def _opened(self, openai: Any) -> Any:
         if self._client is None:
-            # the client insists on a key; servers of one's own ask for none
+            # the client requires a key, although local servers ask for none
             key = self.address.key or "none"
             self._client = openai.AsyncOpenAI(
                 api_key=key, base_url=self.address.base_url, max_retries=0, timeout=self.deadline
@@ -392,7 +398,7 @@ class EndpointClient:
         return self._client
 
     def _renamed(self, failed: RequestFailed) -> bool:
-        """Whether the limit of tokens goes by its other name from now on: OpenAI's newer models refuse the old one."""
+        """Whether to switch to `max_completion_tokens`, since OpenAI's newer models refuse `max_tokens`."""
         if self._tokens_field != "max_tokens" or "max_completion_tokens" not in failed.reason:
             return False
         self._tokens_field = "max_completion_tokens"
@@ -413,11 +419,11 @@ class EndpointClient:
         return EndpointError(f"{where}: {self.address.base_url}: {reason}{tries}. {help_text}".rstrip(" ."))
 
     async def _models(self) -> str:
-        """Which models there are, where the one that is asked for is none of them."""
+        """A sentence that lists the endpoint's models, if the requested one is not among them."""
         try:
             found = await asyncio.wait_for(self._client.models.list(), 10.0)
             names = sorted(str(model.id) for model in found.data)
-        # whatever it is: the error that is being explained matters more
+        # any failure here is ignored, since the error being explained matters more
         except Exception:
             return ""
         if not names or self.model in names:
@@ -437,12 +443,9 @@ def _read(body: bytes) -> Answer:
         raise RequestFailed(str(error), passing=True) from None
 
 
-# What every request to an endpoint asks for besides its messages.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatParameters:
-    """What every request asks for besides its messages, and what is done with the answers."""
+    """The fields of every request besides its messages, and what is done with the answers."""
 
     model: str
     temperature: float = 0.85
@@ -454,14 +457,14 @@ class ChatParameters:
     reasoning_back: Literal["drop", "send"] = "drop"
     token_ids: bool = False
     memory: str = "all"
-    """What of the episode a request holds (`memory_of`)."""
+    """Which part of the episode a request holds (`memory_of`)."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the body."""
 
     def fingerprint(self, channel: str, system: str | None) -> str:
-        """Of all that changes answers; where the endpoint is does not."""
+        """A hash of everything that changes answers; the endpoint's address is not part of it."""
         names = ("model", "temperature", "max_tokens", "max_context", "send_stop", "send_seed", "reasoning_back")
         known = {name: getattr(self, name) for name in names} | {"extra": dict(self.extra)}
-        if self.memory != "all":  # what was recorded before there was a choice keeps its name
+        if self.memory != "all":
             known["memory"] = self.memory
         return content_hash({"engine": "openai", **known, "channel": channel, "system": system})[:16]
