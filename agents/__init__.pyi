@@ -15,8 +15,8 @@ from .local_engine.engine import LocalEngine as LocalEngine
 from .model_agent import ModelAgent as ModelAgent
 from .model_agent import ModelPlayer as ModelPlayer
 from .models import load_policy as load_policy
-from .named_agents import OpenedAgent as OpenedAgent
-from .named_agents import open_agent as open_agent
+from .named_agent import OpenedAgent as OpenedAgent
+from .named_agent import open_agent as open_agent
 from .options import AgentOptions as AgentOptions
 from .playing.agent import Agent as Agent
 from .playing.agent import AgentError as AgentError

@@ -4,7 +4,7 @@
 what it finds in its own way:
 
 - `turngym.agents`: `make(env, options) -> Agent`; `env` is the closed environment, to be asked for its tool and players
-  (turngym.agents.named_agents)
+  (turngym.agents.named_agent)
 - `turngym.players`: `make(guard) -> Player`, called once per episode (turngym.envs.base.Player;
   turngym.agents.playing.scripted.named_player)
 - `turngym.judges`: `make(context) -> Judge` (turngym.agents.judges.judges.JudgeContext;

@@ -14,7 +14,7 @@ import pytest
 
 import turngym.agents as door
 from turngym.agents import AgentOptions, ExpertAgent, ModelAgent, OpenedAgent, evaluate, open_agent, play_episodes
-from turngym.agents.named_agents import as_opened
+from turngym.agents.named_agent import as_opened
 from turngym.agents.playing.environments import env_maker, probe
 from turngym.agents.playing.scripted import named_player
 from turngym.envs.channels import make_channel
@@ -271,7 +271,7 @@ def test_the_public_names_are_those_that_type_checkers_see() -> None:
     # a module of the same name would take the place of the function as soon as it is imported
     assert not {path.stem for path in stub.parent.iterdir()} & set(seen)
     assert all(getattr(door, name) is not None for name in door.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'evalute'"):
+    with pytest.raises(AttributeError, match="No turngym.agents attribute evalute"):
         _ = door.evalute
 
 

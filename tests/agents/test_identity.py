@@ -14,7 +14,7 @@ from turngym.agents.evaluation.evaluate import check_panel, evaluate
 from turngym.agents.evaluation.evaluate import identity as recorded_identity
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.models import trained_on
-from turngym.agents.named_agents import open_agent
+from turngym.agents.named_agent import open_agent
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.environments import probe
 from turngym.envs.core.errors import TurngymError

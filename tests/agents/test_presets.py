@@ -14,7 +14,7 @@ from turngym.agents import presets as published
 from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.evaluation.evaluate import eval_note
 from turngym.agents.models import load_policy
-from turngym.agents.named_agents import open_agent
+from turngym.agents.named_agent import open_agent
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.environments import probe
 from turngym.agents.presets import PRESETS, preset_table
