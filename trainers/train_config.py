@@ -343,7 +343,7 @@ def _check_table(spec: AlgorithmSpec) -> None:
 def train_config(algorithm: str, table: Mapping[str, Any], where: str, **more: Any) -> TrainConfig:
     """Settings from a nested table (keywords, or a TOML file); `more` is that of `from_table`. Raises SettingsError."""
     cls = config_class(algorithm)
-    return from_table(cls, {"algorithm": algorithm, **table}, where, hint=foreign_tables(cls), **more)
+    return from_table(cls, {"algorithm": algorithm, **table}, where, hints=foreign_tables(cls), **more)
 
 
 def foreign_tables(cls: type[TrainConfig]) -> dict[str, str]:
