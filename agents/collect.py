@@ -9,6 +9,7 @@ from pathlib import Path
 
 from turngym.agents.demonstrations import USED, Demonstrations, LiveDemonstrator, Plan, noted
 from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.play_plan import PlayPlan, depth_caps
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, PlayerMix, named_player
@@ -16,7 +17,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Collect, CollectRequest
+from turngym.envs.core.protocols import RolloutRequest, RolloutSource
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceWriter
 from turngym.envs.panels import assert_disjoint, task_order
@@ -37,7 +38,7 @@ class SharedEnv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCollect:
-    """Implements `Collect`: the student plays tasks that (seed, step) fix. Evaluation tasks are refused."""
+    """Implements `RolloutSource`: the student plays tasks that (seed, step) fix. Evaluation tasks are refused."""
 
     player: ModelPlayer
     make_env: MakeEnv
@@ -56,14 +57,15 @@ class LiveCollect:
     guided: Callable[[float], ModelPlayer] | None = None
     """Who plays where a teacher takes a share of the turns; None: requests ask for none."""
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
+        asked = PlayPlan.of(request)
         plans: dict[int, Plan] = {}
-        if request.demonstration_turns is not None:
-            jobs, plans = self._demonstrated(jobs, request.demonstration_turns)
-        if request.prefix_ratios:
-            jobs, plans = self._prefixed(jobs, request)
-        player = self.player if self.guided is None else self.guided(request.teacher_turns)
+        if asked.demonstration_turns is not None:
+            jobs, plans = self._demonstrated(jobs, asked.demonstration_turns)
+        if asked.prefix_ratios:
+            jobs, plans = self._prefixed(jobs, request.group, asked)
+        player = self.player if self.guided is None else self.guided(asked.teacher_turns)
         agent = player.agent(request.temperature)
         episodes = self.play(
             jobs,
@@ -80,19 +82,19 @@ class LiveCollect:
             for place, episode in enumerate(episodes)
         ]
 
-    def _prefixed(self, jobs: Sequence[Job], request: CollectRequest) -> tuple[list[Job], dict[int, Plan]]:
+    def _prefixed(self, jobs: Sequence[Job], group: int, asked: PlayPlan) -> tuple[list[Job], dict[int, Plan]]:
         """The first jobs of each group begin with their share of a demonstration; the plans by the jobs' places."""
         chosen = {
             place: ratio
             for place, job in enumerate(jobs)
             # step_jobs numbers samples through the whole step
-            if (member := job.sample % request.group) < len(request.prefix_ratios[job.group])
-            and (ratio := request.prefix_ratios[job.group][member]) > 0
+            if (member := job.sample % group) < len(asked.prefix_ratios[job.group])
+            and (ratio := asked.prefix_ratios[job.group][member]) > 0
         }
         shown = self._demonstrations()
         plans = dict(zip(chosen, shown.plans([jobs[place] for place in chosen]), strict=True))
         begun = [
-            shown.begun(job, plans[place], chosen[place], request.prefix_unit) if place in chosen else job
+            shown.begun(job, plans[place], chosen[place], asked.prefix_unit) if place in chosen else job
             for place, job in enumerate(jobs)
         ]
         return begun, plans
@@ -118,7 +120,7 @@ class LiveCollect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertCollect:
-    """Implements `Collect`: an expert plays, with noise, and writes what it does as the student's tokens."""
+    """Implements `RolloutSource`: an expert plays, with noise, and writes what it does as the student's tokens."""
 
     renderer: ChatRenderer
     settings: ChatSettings
@@ -135,7 +137,7 @@ class ExpertCollect:
     play: PlayJobs = rollout
     shared: SharedEnv | None = None
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         agent = self._agent()
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
         episodes = self.play(
@@ -156,14 +158,14 @@ class ExpertCollect:
         return MixedAgent(self.players, self.renderer, expert=expert, noise=self.noise, mistakes=self.mistakes)
 
 
-def step_jobs(task_ids: Sequence[str], seed: int, request: CollectRequest) -> list[Job]:
+def step_jobs(task_ids: Sequence[str], seed: int, request: RolloutRequest) -> list[Job]:
     """The jobs of a step: tasks go by in epochs, each a permutation, and every step has random streams of its own.
 
     Samples are numbered through the step, so that two groups that happen to play one task differ in their streams.
     """
     if not len(task_ids):
         raise TurngymError("the training split has no tasks")
-    caps = [cap if cap < request.max_turns else None for cap in request.caps]
+    caps = [cap if cap < request.max_turns else None for cap in depth_caps(request)]
     places = task_order(len(task_ids), seed=seed, step=request.step, batch=request.episodes // request.group)
     return [
         Job(
@@ -183,11 +185,11 @@ def step_jobs(task_ids: Sequence[str], seed: int, request: CollectRequest) -> li
 class KeptRollouts:
     """Collects as `collect` does, and keeps the episodes of the `last` steps as traces in `folder`."""
 
-    collect: Collect
+    collect: RolloutSource
     folder: Path
     last: int
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         episodes = self.collect(request)
         write_step(self.folder, request, episodes)
         for path in sorted(self.folder.glob("step_*.jsonl")):
@@ -196,7 +198,7 @@ class KeptRollouts:
         return episodes
 
 
-def write_step(folder: Path, request: CollectRequest, episodes: Sequence[Episode]) -> None:
+def write_step(folder: Path, request: RolloutRequest, episodes: Sequence[Episode]) -> None:
     """A step's episodes as `folder/step_K.jsonl`; of several processes each writes its own `step_K_process_I.jsonl`."""
     process, processes = request.share
     share = f"_process_{process}" if processes > 1 else ""
@@ -212,7 +214,7 @@ def write_step(folder: Path, request: CollectRequest, episodes: Sequence[Episode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationCollect:
-    """Implements `Collect`: demonstrations of a step's tasks, written as the student's ids, origin `demonstration`.
+    """A rollout source: demonstrations of a step's tasks as the student's ids, with origin `demonstration`.
 
     What a filter leaves out stays in the step's numbers, and no turn of it is trained on. Raises TurngymError where a
     step has no demonstration at all.
@@ -224,7 +226,7 @@ class DemonstrationCollect:
     held_out: Sequence[Task] = ()
     shared: SharedEnv | None = None
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
         found = self.demonstrations.episodes(jobs)
         episodes = [

@@ -14,7 +14,7 @@ from .core.episode import Turn as Turn
 from .core.errors import EnvBackendError as EnvBackendError
 from .core.errors import TaskError as TaskError
 from .core.errors import TurngymError as TurngymError
-from .core.protocols import CollectRequest as CollectRequest
+from .core.protocols import RolloutRequest as RolloutRequest
 from .core.protocols import GenerateRequest as GenerateRequest
 from .core.protocols import Generation as Generation
 from .core.protocols import Judge as Judge

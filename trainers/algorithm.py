@@ -55,24 +55,6 @@ class Targets:
         return replace(self, **columns, extra={name: column[tokens] for name, column in self.extra.items()})
 
 
-class Critic(Protocol):
-    """Predicts the return of every supervised token, and learns beside the policy."""
-
-    module: Any
-    """What is learned, a torch module."""
-    optimizer: Any
-
-    def values(self, batch: RolloutBatch) -> NDArray[np.float32]:
-        """The prediction before each supervised token was chosen: [N]."""
-
-    def update(self, batch: RolloutBatch, return_N: NDArray[np.float32], old_value_N: NDArray[np.float32]) -> float:
-        """One optimizer update; returns the mean loss."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorers:
     """Who can score ids during a step, all at the distillation temperature; None where the run has no such model."""
@@ -82,7 +64,8 @@ class Scorers:
     teacher: Scorer | None = None
     reference: Scorer | None = None
     """The frozen initial policy."""
-    critic: Critic | None = None
+    critic: Callable[[RolloutBatch], NDArray[np.float32]] | None = None
+    """The critic's values, [N]: what it predicts before each supervised token was chosen."""
     step: int = 1
     """The training step, 1-based."""
 
@@ -219,23 +202,6 @@ class EpisodeFilter(Protocol):
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]: ...
 
 
-class DemonstrationPrefix(Protocol):
-    """How much of a demonstration the first episodes of each group begin with.
-
-    One whose ratios are shares of the responses' ids instead of turns has `unit = "tokens"`.
-    """
-
-    def ratios(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
-        """[groups][prefixed episodes per group]: shares of the demonstration's turns, in [0, 1]; `step` is 1-based."""
-
-
-class Guide(Protocol):
-    """How many of a step's turns the teacher plays, whole."""
-
-    def share(self, step: int) -> float:
-        """In [0, 1]; `step` is 1-based."""
-
-
 class Term(Protocol):
     """A loss beside the batch's, such as language modeling on pre-training text."""
 
@@ -260,13 +226,18 @@ class Algorithm:
     """Whose turns are trained on."""
     group: int = 1
     """Episodes per task: they are compared with each other."""
-    prefix: DemonstrationPrefix | None = None
+    prefix: Callable[[int, int], tuple[tuple[float, ...], ...]] | None = None
+    """How much of a demonstration the first episodes of each group begin with: (step, groups) to shares in [0, 1],
+    [groups][prefixed episodes per group]; steps are 1-based."""
+    prefix_unit: Literal["turns", "tokens"] = "turns"
+    """What these are shares of: the demonstration's turns, or the ids of its responses."""
     select: EpisodeFilter | None = None
     terms: tuple[Term, ...] = ()
     teacher_mix: float = 0.0
     """Share of the tokens that the teacher chooses while the student plays."""
-    guide: Guide | None = None
-    """How many turns the teacher plays at a step; None: none. They have origin `demonstration`."""
+    guide: Callable[[int], float] | None = None
+    """The share of turns that the teacher plays, whole, at a step (1-based); None: none. They have origin
+    `demonstration`."""
     to_the_end: bool = False
     """Whether a step depends on how many there will be beside the weights, so that a run cannot get another end."""
     needs_teacher: bool = True

@@ -16,18 +16,16 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import nn
 
 from turngym.envs.core.errors import TurngymError, full_disk
 from turngym.envs.core.files import check_sums, write_sums
 from turngym.trainers import lora
-from turngym.trainers.algorithm import Critic
-from turngym.trainers.models import load_model, save_model
+from turngym.trainers.critic import ValueCritic
+from turngym.trainers.models import MOMENTS, load_full, load_model, save_model, trained
 from turngym.trainers.world import SINGLE, DistributedError, World, on_all_ranks, on_rank_zero
 
 SHARD_FOLDER = "shards"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 Part = tuple[nn.Module, torch.optim.Optimizer]
 """A module, some of whose parameters are trained, and its AdamW."""
 
@@ -63,24 +61,6 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     torch.set_rng_state(wanted["torch_rng"])
 
 
-def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Put a checkpoint of one process into a module that may be sharded; `state` is its optimizer's `state_dict()`.
-
-    Raises ValueError for weights of another module.
-    """
-    if differing := sorted(weights.keys() ^ module.state_dict().keys()):
-        raise ValueError(f"the weights {', '.join(differing[:3])} are only in one of checkpoint and model")
-    with torch.no_grad():
-        for name, own in module.named_parameters():
-            own.copy_(shard_like(weights[name], own))
-    for number, parameter in enumerate(trained(module).values()):
-        # torch knows parameters by their number in the optimizer; none has a state before the first update
-        if number in state["state"]:
-            old = state["state"][number]
-            moments = {name: shard_like(old[name], parameter) for name in MOMENTS}
-            optimizer.state[parameter] = {"step": old["step"].clone(), **moments}
-
-
 @contextmanager
 def _checkpoint_errors(verb: str) -> Iterator[None]:
     """torch raises a BaseException that carries every process's error; `except Exception` would not see it."""
@@ -92,19 +72,6 @@ def _checkpoint_errors(verb: str) -> Iterator[None]:
     except dcp.CheckpointException as error:
         rank, (first, _) = next(iter(error.failures.items()))
         raise DistributedError(f"process {rank} could not {verb} its shard: {type(first).__name__}: {first}") from first
-
-
-def trained(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters that an optimizer changes, in its order."""
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
-def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """This rank's shard of `value`, which every rank holds in full, sharded and placed as `like` is."""
-    if value.shape != like.shape:
-        raise ValueError(f"a weight has shape {tuple(value.shape)}; the model's is {tuple(like.shape)}")
-    value = value.to(like.device, like.dtype)
-    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
 
 
 def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -148,7 +115,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int = 2,
     save_extra: Callable[[Path], None] | None = None,
-    critic: Critic | None = None,
+    critic: ValueCritic | None = None,
     world: World = SINGLE,
     beside: Callable[[Path], None] | None = None,
 ) -> Path:
@@ -161,7 +128,7 @@ def save_checkpoint(
     """
     folder = run / FOLDER
     target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
-    with full_disk(run, f"checkpoint of step {state['step']}", CheckpointError, then=how_to_go_on(run)):
+    with full_disk(run, f"checkpoint of step {state['step']}", CheckpointError, then=resume_hint(run)):
         if on_rank_zero(world, target.exists):
             # the same step of the same run: weights and optimizer are there already
             on_rank_zero(world, lambda: _write_state(target, state))
@@ -217,12 +184,11 @@ def _write_model(
 
 
 def _write_optimizer(
-    scratch: Path, model: nn.Module, optimizer: torch.optim.Optimizer, critic: Critic | None, world: World
+    scratch: Path, model: nn.Module, optimizer: torch.optim.Optimizer, critic: ValueCritic | None, world: World
 ) -> None:
     if world.size > 1 or lora.adapted(model):  # merged adapters could not be taken apart again
         save_shards(scratch / SHARD_FOLDER, _parts(model, optimizer, critic))
         return
-    # names in files keep the spelling of older checkpoints, which stay readable
     torch.save({"optimiser": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")
     if critic is not None:
         torch.save(critic.state_dict(), scratch / "critic.pt")
@@ -273,7 +239,7 @@ def list_checkpoints(run: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
-def how_to_go_on(run: Path) -> str:
+def resume_hint(run: Path) -> str:
     """What helps after a failure: --resume only where there is something to resume."""
     return f"Make room and {'continue with --resume' if list_checkpoints(run) else 'start the run again'}"
 
@@ -301,15 +267,13 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"{checkpoint} is damaged: state.json holds no object")
     if state.get("schema") != SCHEMA:
         raise CheckpointError(f"{checkpoint} has schema {state.get('schema')}; this version reads {SCHEMA}")
-    # older checkpoints have none
-    said = state.pop(CHECKSUM, None)
-    if said is not None and said != _checksum(state):
+    if state.pop(CHECKSUM, None) != _checksum(state):
         raise CheckpointError(f"{checkpoint} is damaged: state.json was changed after it was written")
     return state
 
 
 def load_checkpoint(
-    checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer, critic: Critic | None = None
+    checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer, critic: ValueCritic | None = None
 ) -> None:
     """Put the weights, the optimizer's state, the critic and torch's random stream of `checkpoint` into place.
 
@@ -327,7 +291,7 @@ def load_checkpoint(
         raise CheckpointError(f"{checkpoint} is damaged or does not fit this model: {first}") from error
 
 
-def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer, critic: Critic | None) -> None:
+def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer, critic: ValueCritic | None) -> None:
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
     load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimiser"])
@@ -337,5 +301,5 @@ def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer,
         critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))
 
 
-def _parts(model: nn.Module, optimizer: torch.optim.Optimizer, critic: Critic | None) -> dict[str, Part]:
+def _parts(model: nn.Module, optimizer: torch.optim.Optimizer, critic: ValueCritic | None) -> dict[str, Part]:
     return {"model": (model, optimizer)} | ({} if critic is None else {"critic": (critic.module, critic.optimizer)})

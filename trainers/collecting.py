@@ -1,4 +1,4 @@
-"""Who plays the episodes of a training step: the student, a demonstrator, or an expert with noise."""
+"""Episodes of a run that its student does not begin by itself: demonstrations, and recorded episodes as a data set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv
 from turngym.agents.demonstrations import (
     APART,
     DemonstrationFilter,
@@ -17,99 +16,92 @@ from turngym.agents.demonstrations import (
     RecordedDemonstrator,
     left_out,
 )
-from turngym.agents.judges.hints import HintedEnv
-from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
-from turngym.agents.open_agent import OpenedAgent, open_agent
+from turngym.agents.open_agent import open_agent
+from turngym.agents.play_plan import PlayPlan, depth_caps
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
-from turngym.agents.playing.scripted import ExpertAgent, PlayerMix, named_player
+from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.core.episode import SHORT, Episode, Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import find_reward
-from turngym.envs.core.protocols import Collect, CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import assert_disjoint, task_order
-from turngym.trainers.train_config import PlayConfig, RolloutConfig, StudentRun
-
-# Opens what `--demonstrations` names, for a student in training.
+from turngym.trainers.train_config import RolloutConfig
 
 TRACES = (".jsonl", ".json")
-"""How a trace file's name may end, to be told from the name of an agent even where it does not exist."""
+"""How the name of a trace file may end. It tells one from the name of an agent even where the file does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationStage:
-    """Where demonstrations are played, and what may be played."""
+    """Where demonstrations are played, what may be played, and what counts."""
 
     make_env: Callable[[str | None], MakeEnv]
     """From a channel to what makes the run's environment with it."""
     env: TextEnv
-    """The run's environment, to be asked."""
+    """The run's environment, to be asked for its tasks and players."""
     play: PlayJobs
     held_out: Sequence[Task] = ()
-
-
-def text_writer(player: ModelPlayer) -> TextEpisodes:
-    """Writes other agents' episodes as the ids of the student that `player` is."""
-    return TextEpisodes(
-        renderer=player.renderer,
-        channel=make_channel(player.settings.channel, player.tool),
-        tool=player.tool,
-        system=player.settings.system,
-        max_context=player.engine.max_length,
-    )
+    reward: str | None = None
+    """The run's own reward, as `--reward` names it."""
+    device: str = "auto"
+    """Where a model that demonstrates computes."""
 
 
 def open_demonstrations(
-    config: RolloutConfig, run: StudentRun, player: ModelPlayer, stage: DemonstrationStage
+    config: RolloutConfig, player: ModelPlayer, stage: DemonstrationStage
 ) -> tuple[Demonstrations, dict[str, Any]]:
-    """The demonstrations for the student that `player` is, and what a resumed run must share of them.
+    """Opens what `--demonstrations` names, for the student that `player` is.
 
-    Raises TurngymError for an unknown agent, a missing file, or a file without a demonstration of any of the tasks.
+    Returns the demonstrations, and what a resumed run must share of them. Raises TurngymError for an unknown agent, a
+    missing file, or a file without a demonstration of any of the tasks.
     """
-    writer, which = text_writer(player), config.demonstrations
+    writer, options = text_writer(player), config.demonstrations
     # a memory rewrites prompts turn by turn: their sum is no conversation that must fit
-    fits = writer.fits if which.demonstration_fits and player.settings.memory == "all" else None
+    fits = writer.fits if options.demonstration_fits and player.settings.memory == "all" else None
     keep = DemonstrationFilter(
-        success=which.demonstration_success,
-        least=which.demonstration_reward,
-        reward=None if run.reward is None else find_reward(run.reward),
+        success=options.demonstration_success,
+        least=options.demonstration_reward,
+        reward=None if stage.reward is None else find_reward(stage.reward),
         fits=fits,
     )
-    identity = {f"collect.{name}": value for name, value in asdict(which).items()}
-    name = which.demonstrations
-    trace = _trace(name or "")
-    if trace is not None:
-        recorded = _recorded(trace, keep, stage)
-        # by name alone, for folders may have moved; filtered as they were read
-        return Demonstrations(source=recorded, writer=writer), identity | {"collect.demonstrations": trace.name}
-    shared: dict[str, Any] = {"slots": config.play.slots, "play": stage.play}
+    identity = {f"collect.{name}": value for name, value in asdict(options).items()}
+    name = options.demonstrations
+
+    # a file of recorded episodes; they are filtered as they are read
+    path = Path((name or "").removeprefix("replay:"))
+    if name and (path.suffix in TRACES or path.is_file()):
+        recorded = _recorded(path, keep, stage)
+        # by name alone, for folders may have moved
+        return Demonstrations(source=recorded, writer=writer), identity | {"collect.demonstrations": path.name}
+
+    slots = config.play.slots
     if name is None or name == "expert" or name in stage.env.players:
+        # the environment's expert, or another player that it knows by name
         agent = ExpertAgent(expert=named_player(name or config.play.expert))
-        source = LiveDemonstrator(agent=agent, make_env=stage.make_env(player.settings.channel), **shared)
+        make_env = stage.make_env(player.settings.channel)
+        source = LiveDemonstrator(agent=agent, make_env=make_env, slots=slots, play=stage.play)
     else:
-        options = config.demonstrator.agent(name, device=run.device, slots=config.play.slots)
-        opened = open_agent(options, lambda: stage.env)
-        played: dict[str, Any] = {"make_env": stage.make_env(opened.channel), "system": opened.system, "apart": APART}
-        source = LiveDemonstrator(agent=opened.agent, **played, **shared)
-        identity |= {"collect.demonstrations": _named(name, opened), **config.demonstrator.identity}
-    said = f"demonstrations of {name or config.play.expert}"
-    return Demonstrations(source=source, keep=keep, writer=writer, name=said), identity
-
-
-def _trace(name: str) -> Path | None:
-    """The file of recorded demonstrations, if that is what is named."""
-    path = Path(name.removeprefix("replay:"))
-    return path if name and (path.suffix in TRACES or path.is_file()) else None
-
-
-def _named(name: str, opened: OpenedAgent) -> str:
-    """A model by its content, since folders move; others by name."""
-    return name if opened.fingerprint is None else f"{name.partition(':')[0]}:{opened.fingerprint}"
+        # another agent: a model, an endpoint, somebody else's class
+        opened = open_agent(config.demonstrator.agent(name, device=stage.device, slots=slots), lambda: stage.env)
+        source = LiveDemonstrator(
+            agent=opened.agent,
+            make_env=stage.make_env(opened.channel),
+            system=opened.system,
+            apart=APART,
+            slots=slots,
+            play=stage.play,
+        )
+        # a model by its content, since folders move; others by name
+        known = name if opened.fingerprint is None else f"{name.partition(':')[0]}:{opened.fingerprint}"
+        identity |= {"collect.demonstrations": known, **config.demonstrator.identity}
+    title = f"demonstrations of {name or config.play.expert}"
+    return Demonstrations(source=source, keep=keep, writer=writer, name=title), identity
 
 
 def _recorded(path: Path, keep: DemonstrationFilter, stage: DemonstrationStage) -> RecordedDemonstrator:
@@ -128,78 +120,23 @@ def _recorded(path: Path, keep: DemonstrationFilter, stage: DemonstrationStage) 
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collecting:
-    """Makes the rollout source of a run."""
-
-    play: PlayConfig
-    by: PlayJobs
-    actor: ModelPlayer
-    tokenizer: Any
-    make_env: MakeEnv
-    env: SharedEnv
-    task_ids: Sequence[str]
-    seed: int
-    folder: Path
-    """Of the run."""
-    held_out: Sequence[Task] = ()
-    demonstrations: Callable[[], Demonstrations]
-
-    def student(self, teacher: Any, share: float, *, guided: bool) -> Collect:
-        """The student plays; see `Rollouts.collect`."""
-        slots = self.play.slots
-        shown: dict[str, Any] = {"demonstrations": self.demonstrations()}
-        if guided:
-            shown["guided"] = guided_player(self.actor, teacher, self.tokenizer, slots=slots, play=self.by)
-        player = mixed_player(self.actor, share, teacher, self.tokenizer, slots=slots, play=self.by)
-        return self._kept(LiveCollect(player=player, make_env=self.make_env, **self._live, **shown))
-
-    def demonstrated(self) -> Collect:
-        """What --demonstrations names is imitated."""
-        return self._kept(DemonstrationCollect(demonstrations=self.demonstrations(), **self._tasks))
-
-    def expert(self) -> Collect:
-        """The environment's expert plays, with noise, or a mixture of players."""
-        play = self.play
-        hinted = HintedEnv(self.make_env, play.hints, named_player(play.expert)) if play.hints else self.make_env
-        expert = ExpertCollect(
-            renderer=self.actor.renderer,
-            settings=self.actor.settings,
-            make_env=hinted,
-            noise=play.noise,
-            mistakes=play.mistakes,
-            players=_players(play),
-            **self._live,
-        )
-        return self._kept(expert)
-
-    @property
-    def _tasks(self) -> dict[str, Any]:
-        return {"task_ids": self.task_ids, "seed": self.seed, "held_out": self.held_out, "shared": self.env}
-
-    @property
-    def _live(self) -> dict[str, Any]:
-        return {**self._tasks, "slots": self.play.slots, "expert": self.play.expert, "play": self.by}
-
-    def _kept(self, collect: Collect) -> Collect:
-        last = self.play.keep_rollouts
-        return KeptRollouts(collect=collect, folder=self.folder / "rollouts", last=last) if last else collect
-
-
-def _players(play: PlayConfig) -> PlayerMix | None:
-    if not play.players:
-        return None
-    return PlayerMix.parse(play.players, loop_after=play.loop_after, loop_slips=play.loop_slips)
-
-
-# A rollout source that plays nothing: recorded episodes, shuffled epoch by epoch.
+def text_writer(player: ModelPlayer) -> TextEpisodes:
+    """Writes other agents' episodes as the ids of the student that `player` is."""
+    return TextEpisodes(
+        renderer=player.renderer,
+        channel=make_channel(player.settings.channel, player.tool),
+        tool=player.tool,
+        system=player.settings.system,
+        max_context=player.engine.max_length,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetCollect:
-    """Implements `Collect` over a fixed list, in `task_order`; temperature and prefixes are as recorded.
+    """A rollout source that plays nothing: recorded episodes in `task_order`, shuffled epoch by epoch.
 
-    Where a step wants groups, attempts at one task that follow each other are one; attempts left over are not used.
+    Temperature and prefixes are as recorded. Where a step wants groups, attempts at one task that follow each other
+    are one group; attempts left over are not used.
     """
 
     episodes: Sequence[Episode]
@@ -207,15 +144,15 @@ class DatasetCollect:
     cut: bool = False
     """End longer episodes at a step's depth cap, as if they had been played for it."""
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
-        """`request.episodes` episodes.
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
+        """Returns `request.episodes` episodes.
 
         Raises TurngymError without episodes, without a whole group of one task, or for a curriculum that begins with
         an expert's turns: that needs an environment.
         """
         if not self.episodes:
             raise TurngymError("the data set has no episodes; give a trace file with at least one")
-        if request.demonstration_turns is not None:
+        if PlayPlan.of(request).demonstration_turns is not None:
             raise TurngymError("a curriculum that begins with an expert's turns plays them: it cannot use trace files")
         groups = [[episode] for episode in self.episodes] if request.group == 1 else self._groups(request.group)
         places = task_order(len(groups), seed=self.seed, step=request.step, batch=request.episodes // request.group)
@@ -224,7 +161,7 @@ class DatasetCollect:
             for number, place in enumerate(places)
             for episode in groups[place]
         ]
-        capped = zip(chosen, request.caps[: len(chosen)], strict=True)
+        capped = zip(chosen, depth_caps(request)[: len(chosen)], strict=True)
         return [self._cut(episode, cap, request.max_turns) for episode, cap in request.own(list(capped))]
 
     def _cut(self, episode: Episode, cap: int, full: int) -> Episode:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from turngym.envs.core.errors import TurngymError
@@ -177,8 +176,6 @@ class RunConfig:
     """wandb, trackio: the project under which the run appears, by the name of its folder."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.packing, bool):  # what it was before there was a third choice
-            object.__setattr__(self, "packing", "on" if self.packing else "off")
         for name in ("steps", "episodes", "full_depth", "micro_tokens", "head_chunk", "keep_checkpoints"):
             _at_least("max_turns" if name == "full_depth" else name, getattr(self, name), 1)
         for name in ("eval_every", "checkpoint_every", "temperature", "reference_every"):
@@ -201,17 +198,18 @@ FREE = frozenset(
     {
         *("eval_every", "checkpoint_every", "keep_checkpoints", "gradient_checkpointing"),
         *("tensorboard", "wandb", "trackio", "log_project"),
-        "success_threshold",
     }
 )
 """Settings that may change when a run is resumed, because they do not change what it computes."""
 
 
-def fingerprint(config: Any, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Flat JSON-able form of a configuration, without the settings that may change; compares checkpoints."""
-    flat = {f"{name}": value for name, value in _flatten("", dataclasses.asdict(config))}
-    flat.update(extra or {})
-    return {name: value for name, value in sorted(flat.items()) if name.rpartition(".")[2] not in FREE}
+def fingerprint(config: Any) -> dict[str, Any]:
+    """Returns the settings of `config` by name, flat and JSON-able, but for those that may change (`FREE`).
+
+    Two runs may continue each other where their fingerprints are equal.
+    """
+    flat = _flatten("", dataclasses.asdict(config))
+    return {name: value for name, value in sorted(flat) if name.rpartition(".")[2] not in FREE}
 
 
 def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
@@ -224,44 +222,3 @@ def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
 def _at_least(name: str, value: float, low: float) -> None:
     if not value >= low:
         raise ConfigError(f"{name} is {value}; valid: at least {low}")
-
-
-RENAMED = {
-    "optimiser": "optimizer",
-    "passes": "ppo_epochs",
-    "reliable_count": "n_min",
-    "reliable_share": "n_min_share",
-    "make": "env_kwargs",
-    "blunders": "mistakes",
-}
-"""Words in the names of settings that older checkpoints spell otherwise."""
-ADDED = ("collect.", "models.", "algorithm.depth.probe_share")
-"""Beginnings of names that older checkpoints lack: what one does not say is not compared."""
-VALUES: Mapping[str, Mapping[Any, Any]] = MappingProxyType({"run.packing": {False: "off", True: "on"}})
-"""Values that older checkpoints spell otherwise."""
-SINCE: Mapping[str, Any] = MappingProxyType(
-    {
-        "run.dual_clip": None,
-        "run.reference_every": 0,
-        "run.reward": None,
-        "run.packing": "off",
-        "algorithm.prefix.unit": "turns",
-        "algorithm.whiten": "population",
-        "algorithm.advantage": "gae",
-        "algorithm.w": 1.0,
-        "algorithm.e": 0.5,
-        "algorithm.kl_reward_coef": 0.0,
-    }
-)
-"""Settings that older checkpoints lack, and what was computed before there was such a setting."""
-
-
-def current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The fingerprint of an older run under today's names, so that it can be resumed."""
-    return {
-        ".".join(RENAMED.get(part, part) for part in name.split(".")): VALUES[name].get(value, value)
-        if name in VALUES
-        else value
-        for name, value in saved.items()
-        if name.rpartition(".")[2] not in FREE
-    }

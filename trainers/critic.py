@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.checkpoint import load_full
 from turngym.trainers.config import CriticConfig
 from turngym.trainers.microbatch import micro_batches, pad_rows
-from turngym.trainers.models import autocast, hidden_states, recomputing
+from turngym.trainers.models import autocast, hidden_states, load_full, recomputing
 from turngym.trainers.world import SINGLE, World, full_tensor
 
 

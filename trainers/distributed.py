@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode, TopK
-from turngym.envs.core.protocols import Collect, CollectRequest, DividedEvaluation, EvalPoint, Scorer, SupportScorer
+from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.models import final_states
 from turngym.trainers.progress import NoProgress
 from turngym.trainers.schedule import AsyncRollout
@@ -210,17 +211,7 @@ def local_device(environment: Mapping[str, str] = os.environ) -> str:
 # Divides rollouts and scoring over the ranks of a run: each rank does its share, all_gather brings the results.
 
 
-class SharedServers(Protocol):
-    """Engine servers that play with the student's weights and are shared by all processes of a run."""
-
-    def publish_now(self) -> tuple[str | None, int]:
-        """Send the weights if they are new; name and policy version of the weights that the servers have now."""
-
-    def adopt(self, name: str, version: int) -> None:
-        """Record weights that another process has sent."""
-
-
-def update_servers(world: World, servers: SharedServers | None) -> None:
+def update_servers(world: World, servers: SyncedPolicy | None) -> None:
     """Before a rollout: rank 0 sends new weights to the servers, the other ranks record their version."""
     if servers is not None:
         name, version = on_rank_zero(world, servers.publish_now)
@@ -231,24 +222,24 @@ def update_servers(world: World, servers: SharedServers | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCollect:
-    """Implements `Collect`: each rank plays its share of a step's episodes; all_gather gives every rank all of them.
+    """Implements `RolloutSource`: each rank plays its share of a step's episodes; all_gather brings all to every rank.
 
-    The source must heed `CollectRequest.share`. An episode depends on its job alone, so the number of processes does
+    The source must heed `RolloutRequest.share`. An episode depends on its job alone, so the number of processes does
     not change it.
     """
 
-    collect: Collect
+    collect: RolloutSource
     world: World
     model: Any
     """The policy; its full parameters are gathered while it plays."""
-    servers: SharedServers | None = None
+    servers: SyncedPolicy | None = None
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         with self.world.full_params(self.model):
             update_servers(self.world, self.servers)
             return gather_shares(self.world, request, lambda: self.own(request))
 
-    def own(self, request: CollectRequest) -> list[Episode]:
+    def own(self, request: RolloutRequest) -> list[Episode]:
         """This rank's share, played without a word to the others."""
         rank, size = self.world.rank, self.world.size
         mine = replace(request, share=(rank, size))
@@ -256,21 +247,21 @@ class SharedCollect:
         # with fewer episodes than processes some play none
         return self._checked(mine, wanted) if wanted else []
 
-    def _checked(self, request: CollectRequest, wanted: int) -> list[Episode]:
+    def _checked(self, request: RolloutRequest, wanted: int) -> list[Episode]:
         episodes = self.collect(request)
         if len(episodes) != wanted:
             raise DistributedError(
                 f"step {request.step}: share {request.share[0]} of {request.share[1]} is {wanted} of "
                 f"{request.episodes} episodes, but {type(self.collect).__name__} gave {len(episodes)}; with several "
-                "processes a rollout source must play CollectRequest.own(...) of its jobs"
+                "processes a rollout source must play RolloutRequest.own(...) of its jobs"
             )
         return episodes
 
 
-def gather_shares(world: World, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+def gather_shares(world: World, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
     """All episodes of `request`, on every rank; all meet here, also those whose share is empty."""
     parts = world.all_gather(on_all_ranks(world, own))
-    # `CollectRequest.own` deals the episodes out round robin
+    # `RolloutRequest.own` deals the episodes out round robin
     return [parts[place % world.size][place // world.size] for place in range(request.episodes)]
 
 
@@ -279,23 +270,23 @@ class PlayedAheadTogether:
     """Implements `Together` (`AsyncRollout`): threads play shares, ranks meet to gather them and to update servers."""
 
     world: World
-    servers: SharedServers | None = None
+    servers: SyncedPolicy | None = None
 
     @property
     def in_turn(self) -> bool:
         return self.servers is not None
 
-    def own(self, collect: Collect) -> Collect:
+    def own(self, collect: RolloutSource) -> RolloutSource:
         return cast(SharedCollect, collect).own
 
     def begin(self) -> None:
         update_servers(self.world, self.servers)
 
-    def gather(self, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+    def gather(self, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
         return gather_shares(self.world, request, own)
 
 
-def _ahead_together(order: AsyncRollout, world: World, servers: SharedServers | None) -> AsyncRollout:
+def _ahead_together(order: AsyncRollout, world: World, servers: SyncedPolicy | None) -> AsyncRollout:
     """`order` for all ranks: a snapshot gathers the sharded student; the copy that plays is whole on each of them."""
     student = order.snapshot.student
     return AsyncRollout(
@@ -322,6 +313,10 @@ class SharedScorer:
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
         return self._share(ids, lambda own: self.scorer.logprobs(_take(ids, own), _take(positions, own)))
 
+    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        scorer = self.scorer
+        return self._share(ids, lambda own: scorer.gather(_take(ids, own), _take(positions, own), _take(support, own)))
+
     def _share(self, ids: Ids, score: Callable[[NDArray[np.int64]], Sequence[T]]) -> list[T]:
         own = balanced_shares([len(row) for row in ids], self.world.size)[self.world.rank]
         with self.world.full_params(self.model):
@@ -332,22 +327,9 @@ class SharedScorer:
         return [rows[row] for row in range(len(ids))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedSupportScorer(SharedScorer):
-    """A `SharedScorer` that can also look up log-probabilities of chosen ids (`gather`)."""
-
-    def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-        scorer = cast(SupportScorer, self.scorer)
-        return self._share(ids, lambda own: scorer.gather(_take(ids, own), _take(positions, own), _take(support, own)))
-
-
 def shared_scorer(scorer: Scorer, world: World, model: Any = None) -> Scorer:
     """`scorer` with its rows divided over the ranks; `scorer` itself with one process."""
-    if world.size == 1:
-        return scorer
-    # a target function asks by hasattr what a scorer can do, so a shared one must not promise more
-    kind = SharedSupportScorer if hasattr(scorer, "gather") else SharedScorer
-    return kind(scorer=scorer, world=world, model=model)
+    return scorer if world.size == 1 else SharedScorer(scorer=scorer, world=world, model=model)
 
 
 def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = False) -> Any:
@@ -405,26 +387,27 @@ class NullMetricsLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedEvaluation:
-    """An evaluation whose episodes the ranks divide (`DividedEvaluation`); its result is broadcast.
+    """An evaluation whose episodes the ranks divide; its result is broadcast.
 
-    One that cannot be divided is played by rank 0 while the others wait.
+    One that cannot be divided, unlike `agents.evaluation.PanelEvaluation`, is played by rank 0 while the others wait.
     """
 
-    evaluate: Callable[[int], EvalPoint] | DividedEvaluation
+    evaluate: Any
+    """Called with the step. One that can be divided has `gather(step)`, `play_share(step, (rank, size))`, which all
+    ranks call, and `finish(step)`."""
     world: World
     model: Any
-    servers: SharedServers | None = None
+    servers: SyncedPolicy | None = None
 
     def __call__(self, step: int) -> EvalPoint:
         evaluation, world = self.evaluate, self.world
         with world.full_params(self.model):
             update_servers(world, self.servers)
-            if callable(evaluation) and not hasattr(evaluation, "play_share"):
+            if not hasattr(evaluation, "play_share"):
                 return on_rank_zero(world, lambda: evaluation(step))
-            divided = cast(DividedEvaluation, evaluation)
-            on_rank_zero(world, lambda: divided.gather(step))
-            on_all_ranks(world, lambda: divided.play_share(step, (world.rank, world.size)))
-            return on_rank_zero(world, lambda: divided.finish(step))
+            on_rank_zero(world, lambda: evaluation.gather(step))
+            on_all_ranks(world, lambda: evaluation.play_share(step, (world.rank, world.size)))
+            return on_rank_zero(world, lambda: evaluation.finish(step))
 
 
 def _take(items: Sequence[T], own: NDArray[np.int64]) -> list[T]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from turngym.envs.core.episode import Episode, Turn, next_state
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Collect, CollectRequest, Judge, JudgeRequest, Judgment, Question, separate
+from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutRequest, RolloutSource, separate
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.targets import TargetError, is_trainable
 
@@ -220,26 +220,26 @@ def _said(episodes: Sequence[Episode], unread: int, written: int) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class JudgedCollect:
-    """Implements `Collect`: another source's episodes with a judge's votes on every turn that has a next state.
+    """Implements `RolloutSource`: another source's episodes with a judge's votes on every turn that has a next state.
 
     Turns that were recorded with votes keep them. A vote that fails is counted (`judge/votes_failed`), but a judge none
     of whose votes ever worked is a mistake: JudgeError with its first error.
     """
 
-    collect: Collect
+    collect: RolloutSource
     judge: Judge
     kind: Question = "score"
     next_role: str = "user"
     """The role in which the policy sees observations."""
     enhance: Callable[[Sequence[Episode]], list[Episode]] | None = None
     """Puts hints into prompts (`hint_prompt_ids`), where the messages and their template are known."""
-    record: Callable[[CollectRequest, Sequence[Episode]], None] | None = None
+    record: Callable[[RolloutRequest, Sequence[Episode]], None] | None = None
     """Called with the request and its judged episodes, to keep them."""
     unread: UnreadVotes = field(default_factory=UnreadVotes)
     """Warns of votes that cannot be read, and stops where they are nearly all."""
     _worked: bool = field(default=False, init=False)
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         episodes, error = judge_episodes(self.collect(request), self.judge, self.kind, self.next_role)
         votes = [vote for episode in episodes for turn in episode.turns for vote in turn.judge_votes or ()]
         # remembered over steps: a judge that has worked may fail for a while

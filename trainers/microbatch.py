@@ -141,7 +141,6 @@ def _cuts(lengths: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
 
 # Several short rows behind one another in one long row, each seeing only itself: less padding to compute.
 
-IntArray_packing = NDArray[np.int64]
 TOLERANCE = {torch.float32: 1e-4}
 """Of hidden states, relative to the largest; other precisions: 0.1. Rows that see each other differ by far more."""
 LINE_COST = 0.04
@@ -151,18 +150,18 @@ model's width: attention works under a mask, on all pairs instead of the causal 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class PackedRows:
     """Rows that go through the model together: where each begins in lines of one length (`shape`: how many, how long).
 
     `packed` says whether lines are shared; else every row is a line of its own.
     """
 
-    rows: IntArray_packing
-    starts: IntArray_packing
+    rows: IntArray
+    starts: IntArray
     shape: tuple[int, int]
     packed: bool
 
-    def filled(self, rows: Sequence[NDArray[np.int32]]) -> tuple[IntArray_packing, IntArray_packing | None]:
+    def filled(self, rows: Sequence[NDArray[np.int32]]) -> tuple[IntArray, IntArray | None]:
         """The ids of these `rows` in their lines [lines, length], and where lines are shared their positions."""
         ids, positions = np.zeros(self.shape, np.int64), np.zeros(self.shape, np.int64)
         for row, start in zip(rows, self.starts, strict=True):
@@ -176,17 +175,17 @@ class Lines:
         return lines * length * (1.0 + LINE_COST * length / width * self.packed)
 
 
-def padded_lines(lengths: Sequence[int], max_tokens: int) -> list[Lines]:
+def padded_lines(lengths: Sequence[int], max_tokens: int) -> list[PackedRows]:
     """Every row in a line of its own, rows of like length together: passes of at most `max_tokens` positions."""
     found = []
     for rows in length_batches(lengths, max_tokens):
         shape = (len(rows), int(lengths[rows[0]]))
         starts = np.arange(len(rows), dtype=np.int64) * shape[1]
-        found.append(Lines(rows=np.array(rows, np.int64), starts=starts, shape=shape, packed=False))
+        found.append(PackedRows(rows=np.array(rows, np.int64), starts=starts, shape=shape, packed=False))
     return found
 
 
-def packed_lines(lengths: Sequence[int], max_tokens: int) -> list[Lines]:
+def packed_lines(lengths: Sequence[int], max_tokens: int) -> list[PackedRows]:
     """Rows that share lines: each pass has lines as long as its longest row, filled first fit.
 
     Rows come longest first; each goes to the first line with room, into a new one while `max_tokens` allow, or else to
@@ -210,19 +209,19 @@ def packed_lines(lengths: Sequence[int], max_tokens: int) -> list[Lines]:
         # first fit opens lines in order, so those without a row are the last ones and can be cut off
         used = int((lines < width).sum())
         rows, begins = np.array(placed, np.int64), np.array(starts, np.int64)
-        found.append(Lines(rows=rows, starts=begins, shape=(used, width), packed=True))
+        found.append(PackedRows(rows=rows, starts=begins, shape=(used, width), packed=True))
         left = rest
     return found
 
 
-def cheaper_lines(lengths: Sequence[int], max_tokens: int, width: int) -> list[Lines]:
+def cheaper_lines(lengths: Sequence[int], max_tokens: int, width: int) -> list[PackedRows]:
     """Padded or packed, whichever costs less by estimate in a model of that width; nothing else decides."""
     padded, packed = padded_lines(lengths, max_tokens), packed_lines(lengths, max_tokens)
     better = sum(part.cost(width) for part in packed) < sum(part.cost(width) for part in padded)
     return packed if better else padded
 
 
-def lines_of(packing: Packing, model: Any) -> Callable[[Sequence[int], int], list[Lines]]:
+def lines_of(packing: Packing, model: Any) -> Callable[[Sequence[int], int], list[PackedRows]]:
     """How `model` gets its rows; `auto` takes for granted that it keeps rows apart (`resolved`)."""
     if packing == "auto":
         return partial(cheaper_lines, width=int(model.get_output_embeddings().weight.shape[-1]))
@@ -234,16 +233,16 @@ def split_by(packing: Packing, model: Any) -> Split:
     return split_rows if packing == "off" else partial(_split, lines_of(packing, model))
 
 
-def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray_packing | None = None) -> list[MicroBatch]:
+def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = None) -> list[MicroBatch]:
     """`split_rows` whose rows share lines (`packed_lines`). Errors: `BatchError` if `max_tokens` is below 1."""
     return _split(packed_lines, batch, max_tokens, rows)
 
 
 def _split(
-    lines: Callable[[Sequence[int], int], list[Lines]],
+    lines: Callable[[Sequence[int], int], list[PackedRows]],
     batch: RolloutBatch,
     max_tokens: int,
-    rows: IntArray_packing | None = None,
+    rows: IntArray | None = None,
 ) -> list[MicroBatch]:
     if max_tokens < 1:
         raise BatchError(f"max_tokens is {max_tokens}; a micro-batch needs at least 1 token")
@@ -298,10 +297,10 @@ def padding(batch: RolloutBatch, micros: list[MicroBatch]) -> float:
 
 # Rows that begin with the same tokens, packed into one row that holds their shared prefix once.
 #
-# The hinted prompt of every turn repeats the whole history before it, so that a teacher who reads one row per turn reads
-# an episode of T turns about T / 2 times. In a packed row with a mask it reads the history once: the longest row comes
-# first and whole, then the tokens of every other row that are not in the prefix which it shares with the first. A token
-# attends to the shared prefix and to its own row, never to another row's tokens.
+# The hinted prompt of every turn repeats the whole history before it, so that a teacher who reads one row per turn
+# reads an episode of T turns about T / 2 times. In a packed row with a mask it reads the history once: the longest row
+# comes first and whole, then the tokens of every other row that are not in the prefix which it shares with the first.
+# A token attends to the shared prefix and to its own row, never to another row's tokens.
 
 MOST_TOKENS = 16384
 """Of a packed row: its attention mask has a byte for every pair of tokens."""

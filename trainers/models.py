@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import FILE, check_sums, missing_weights
@@ -308,6 +309,43 @@ def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         else:
             batches.append([row])
     return batches
+
+
+# The trained weights of a model and what AdamW keeps for them, where either may be sharded.
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's two moments, under torch's names."""
+
+
+def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Put a checkpoint of one process into a module that may be sharded; `state` is its optimizer's `state_dict()`.
+
+    Raises ValueError for weights of another module.
+    """
+    if differing := sorted(weights.keys() ^ module.state_dict().keys()):
+        raise ValueError(f"the weights {', '.join(differing[:3])} are only in one of checkpoint and model")
+    with torch.no_grad():
+        for name, own in module.named_parameters():
+            own.copy_(shard_like(weights[name], own))
+    for number, parameter in enumerate(trained(module).values()):
+        # torch knows parameters by their number in the optimizer; none has a state before the first update
+        if number in state["state"]:
+            old = state["state"][number]
+            moments = {name: shard_like(old[name], parameter) for name in MOMENTS}
+            optimizer.state[parameter] = {"step": old["step"].clone(), **moments}
+
+
+def trained(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters that an optimizer changes, in its order."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
+    """This rank's shard of `value`, which every rank holds in full, sharded and placed as `like` is."""
+    if value.shape != like.shape:
+        raise ValueError(f"a weight has shape {tuple(value.shape)}; the model's is {tuple(like.shape)}")
+    value = value.to(like.device, like.dtype)
+    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
 
 
 # Refuse to distill between models that do not share a vocabulary.

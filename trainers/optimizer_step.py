@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.envs.core.episode import Episode
-from turngym.trainers.algorithm import Algorithm, Critic, Targets, Term, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.algorithm import Algorithm, Targets, Term, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import OptimizerConfig, Packing
-from turngym.trainers.critic import explained_variance
+from turngym.trainers.critic import ValueCritic, explained_variance
 from turngym.trainers.lm_head import Projected, project
 from turngym.trainers.microbatch import MicroBatch, micro_batches, pad_rows, split_by
 from turngym.trainers.models import autocast, head, hidden_states, recomputing
@@ -245,7 +245,7 @@ def run_epochs(
     algorithm: Algorithm,
     schedule: Schedule,
     forward: Forward,
-    critic: Critic | None = None,
+    critic: ValueCritic | None = None,
 ) -> Epochs:
     """Update `ppo_epochs` times `minibatches` times. Each minibatch is an optimizer batch: its weights sum to 1."""
     config = schedule.config

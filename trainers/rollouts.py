@@ -1,4 +1,8 @@
-"""Judged episodes kept as traces, to read."""
+"""Who plays for a run: its environments, the student that plays them, its evaluations, and the judge of its turns.
+
+`StudentRollouts` is opened once for a run, from `RolloutConfig` (what the settings say) and `RunInfo` (what the trainer
+knows). The training loop only gets callables of it: a rollout source, an evaluation, a judge.
+"""
 
 from __future__ import annotations
 
@@ -7,234 +11,204 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from turngym.agents.collect import SharedEnv, write_step
+from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, write_step
 from turngym.agents.demonstrations import Demonstrations
 from turngym.agents.evaluation.evaluate import TOLD, PanelEvaluation, check_panel, eval_note
-from turngym.agents.executor.options import Playing
+from turngym.agents.executor.options import Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.workers import CancellableRollout, open_workers
-from turngym.agents.judges.hints import HintPrompts
+from turngym.agents.judges.hints import HintedEnv, HintPrompts
 from turngym.agents.judges.judges import make_judge
+from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.playing.environments import env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
-from turngym.agents.presets import Preset, find_preset
+from turngym.agents.playing.scripted import PlayerMix, named_player
+from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe, resolved
-from turngym.agents.sglang.open_servers import teacher_scorer, train_policy
-from turngym.agents.sglang.policy import SglangScorer
+from turngym.agents.sglang.open_servers import train_policy
 from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import Collect, CollectRequest, Judge, Scorer
+from turngym.envs.core.protocols import Judge, Question, RolloutRequest, RolloutSource, WeightSource
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import read_episodes
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
-from turngym.trainers.collecting import Collecting, DemonstrationStage, open_demonstrations, text_writer
-from turngym.trainers.train_config import PlayConfig, PlayedModel, RolloutConfig, RolloutProvider, StudentRun
-
-
-def eval_make(panel: Panel, preset: str | None, given: Mapping[str, Any], run: StudentRun) -> dict[str, Any]:
-    """Arguments of `gym.make` for evaluations of `run` on `panel`; `given` are those for training.
-
-    The limit of turns is --max-turns where that was given, else the preset's, the panel's, the run's.
-    """
-    found = find_preset(preset, panel.env_id)
-    told = {name: value for name, value in given.items() if name in TOLD}
-    if found is None:
-        kwargs = {"max_turns": run.max_turns, **told, **panel.make_kwargs}
-    else:
-        kwargs = {**panel.make_kwargs, **found.make(told)}
-    if run.explicit_turns:
-        kwargs["max_turns"] = run.max_turns
-    return kwargs
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedTraces:
-    """Keeps the judged episodes of every so many steps in `folder`, to read."""
-
-    folder: Path
-    every: int = 10
-
-    def __call__(self, request: CollectRequest, episodes: Sequence[Episode]) -> None:
-        if self.every and (request.step - 1) % self.every == 0:
-            write_step(self.folder, request, episodes)
-
-
-# The environments of a training run: what it trains on and is evaluated on, from its settings.
+from turngym.trainers.collecting import DemonstrationStage, open_demonstrations, text_writer
+from turngym.trainers.train_config import RolloutConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnvironments:
-    """Makes the environments of `run` as `play` and its preset say."""
+class PlayedModel:
+    """A model that plays, with its tokenizer; `weights` reads what it has now."""
 
-    play: PlayConfig
-    run: StudentRun
-
-    @property
-    def preset(self) -> Preset | None:
-        return find_preset(self.play.preset, self.play.env)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """--env-kwargs."""
-        return json_object("--env-kwargs", self.play.env_kwargs)
-
-    def settings(self, settings: ChatSettings) -> ChatSettings:
-        """`settings` with what the preset says on top."""
-        return settings if self.preset is None else self.preset.settings(settings, self.given)
-
-    def maker(self, **more: Any) -> MakeEnv:
-        """Makes what is trained on."""
-        preset = {} if self.preset is None else self.preset.make()
-        kwargs = {**preset, "split": self.play.split, "max_turns": self.run.max_turns, **self.given, **self._data}
-        return env_maker(self.play.env, **kwargs, **more)
-
-    def evaluation(self, panel: Panel) -> dict[str, Any]:
-        """Arguments of `gym.make` for evaluations on `panel`, but for the data."""
-        return eval_make(panel, self.play.preset, self.given, self.run)
-
-    def evaluation_maker(self, panel: Panel, **more: Any) -> MakeEnv:
-        """Makes what evaluations on `panel` play."""
-        return env_maker(panel.env_id, **{**self.evaluation(panel), **more, **self._data})
-
-    @property
-    def _data(self) -> dict[str, Any]:
-        return {} if self.play.data is None else {"data": self.play.data}
+    model: Any
+    tokenizer: Any
+    weights: WeightSource
 
 
-# What a resumed run must share of its rollout side.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What the rollout side must know about a run."""
 
-
-def rollout_identity(config: RolloutConfig, run: StudentRun, settings: ChatSettings) -> dict[str, Any]:
-    """Flat and JSON-able. Who plays (workers, slots) is not in it: episodes do not depend on it."""
-    play = config.play
-    found: dict[str, Any] = {"env": play.env, "split": play.split, "env_kwargs": play.env_kwargs}
-    found["chat"] = settings.identity
-    if play.rollout_dtype is not None:
-        found["rollout_dtype"] = play.rollout_dtype
-    names = ("expert", "mistakes", "players", "loop_after", "loop_slips", "hints")
-    found |= {f"collect.{name}": getattr(play, name) for name in names}
-    # lists, as JSON gives them back; names alone, for folders may have moved
-    found |= {"collect.noise": list(play.noise), "collect.traces": [path.name for path in play.traces]}
-    if run.judge is not None:
-        # how often judged episodes are kept to read changes nothing that is learned
-        judging = asdict(config.judging)
-        # nor when to give it up
-        del judging["judge_unread"]
-        found["judge"] = {**judging, "judge_every": None, "expert": play.expert}
-    return found
-
-
-# What `--workers auto` is told of a training run.
-
-
-def played_here(config: RolloutConfig, run: StudentRun) -> Playing:
-    """The episodes of the whole run, if its student plays them, and in this process."""
-    elsewhere = config.servers.policy_server or config.play.traces or run.collects != "student"
-    model = None if elsewhere else run.learner.model
-    return Playing(episodes=run.episodes, model=model, ahead=run.actor is not None)
-
-
-# Plays for trainers: rollouts of a student in training, its evaluations, and judges of its turns.
+    folder: Path
+    """Folder of the untrained student."""
+    out: Path
+    """Folder of the run."""
+    learner: PlayedModel
+    """The student; evaluations are always its own."""
+    actor: PlayedModel | None = None
+    """A copy that plays ahead while the student learns; None: the student plays."""
+    seed: int = 0
+    episodes: int = 0
+    """Episodes that the whole run is to play; 0: unknown."""
+    max_turns: int = 50
+    explicit_turns: bool = False
+    """Whether `max_turns` was asked for; otherwise a panel's own limit goes before it."""
+    device: str = "auto"
+    reward: str | None = None
+    """The run's own reward, as `--reward` names it."""
+    collects: Literal["student", "expert"] = "student"
+    """Who plays the episodes of a step."""
+    judge: Question | None = None
+    """What a judge is asked about their turns."""
+    hint_position: Literal["last_user", "last_message"] = "last_user"
 
 
 class StudentRollouts:
-    """Implements `Rollouts`: a student in training plays an environment, here, in workers or on servers."""
+    """A student in training plays an environment: in this process, in workers, or on servers.
 
-    def __init__(self, config: RolloutConfig, run: StudentRun) -> None:
+    Raises TurngymError for an environment, panel or server that does not fit. Close it when the run is over.
+    """
+
+    def __init__(self, config: RolloutConfig, run: RunInfo) -> None:
         self.config, self.run = config, run
-        self._envs = RunEnvironments(play=config.play, run=run)
-        self.settings = config.chat.applied(self._envs.settings(ChatSettings.load(run.folder)))
+        play = config.play
+        self._preset = find_preset(play.preset, play.env)
+        self._env_kwargs = json_object("--env-kwargs", play.env_kwargs)
+        settings = ChatSettings.load(run.folder)
+        if self._preset is not None:
+            settings = self._preset.settings(settings, self._env_kwargs)
+        self.settings = config.chat.applied(settings)
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "
                 "by hints needs --memory all"
             )
+
+        # Workers. `--workers auto` starts them only where the student plays the run's episodes in this process.
         self._closing = ExitStack()
-        playing = played_here(config, run)
-        self.players = str(config.workers.choice(playing))
-        self._play: PlayJobs = self._closing.enter_context(open_workers(config.workers, playing))
+        elsewhere = config.servers.policy_server or play.traces or run.collects != "student"
+        workload = Workload(
+            episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
+        )
+        self.players = str(config.workers.choice(workload))
+        """Who plays the episodes, in words, for those who read the run's settings."""
+        self._play: PlayJobs = self._closing.enter_context(open_workers(config.workers, workload))
         self._cancel: Any = None
         if run.actor is not None:
             if not isinstance(self._play, ParallelRollout):
                 self._play = CancellableRollout()
             self._cancel = self._play.cancel
-        self._env = SharedEnv(self._envs.maker())
+
+        # One environment stays open: what all environments of a process share (a shop, an index) is built once.
+        self._env = SharedEnv(self._maker())
         self.settings = resolved(self.settings, run.learner.tokenizer, self._env.env.unwrapped.tool)
         if not (Path(run.folder) / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
-        self._open_players()
-        self._panel = self._open_panel()
-        self._record = JudgedTraces(run.out / "judged", config.judging.judge_every)
-        self._teacher_name: str | None = None
-        self._shown: Demonstrations | None = None
-        self._shown_identity: dict[str, Any] = {}
 
-    def _open_players(self) -> None:
-        run = self.run
-        # with an actor the learner only evaluates, in this process
-        self._learner, self._servers = self._player(run.learner, served=run.actor is None)
+        # Models. With an actor the learner only evaluates, in this process, and the servers follow the actor.
+        self.servers: SyncedPolicy | None
+        """Engine servers that play with the student's weights, or None."""
+        self._learner, self.servers = self._player(run.learner, served=run.actor is None)
         self._actor = self._learner
         if run.actor is not None:
-            self._actor, self._servers = self._player(run.actor, served=True)
+            self._actor, self.servers = self._player(run.actor, served=True)
         if isinstance(self._play, ParallelRollout):
             # now: where several processes train, the model is soon divided among them and cannot be copied any more
             for player in {id(player): player for player in (self._learner, self._actor)}.values():
                 self._play.prepare(player.engine)
 
+        self._panel = None if play.panel is None else load_panel(play.panel)
+        if self._panel is not None:
+            check_panel(self._panel, self._eval_kwargs(self._panel), play.env, self._env.env.unwrapped.tool)
+        self._demonstrations_opened: Demonstrations | None = None
+        self._demonstrations_identity: dict[str, Any] = {}
+
     def _player(self, played: PlayedModel, *, served: bool) -> tuple[ModelPlayer, SyncedPolicy | None]:
-        servers, length = self.config.servers, self.settings.max_context
-        engine = None
-        if served and servers.policy_server:
-            model, words, weights = played.model, played.tokenizer, played.weights
-            engine = train_policy(servers, model, words, length, self.run.out, weights=weights)
-        tool, play = self._env.env.unwrapped.tool, self.config.play
-        how: dict[str, Any] = {"slots": play.slots, "dtype": play.rollout_dtype, "engine": engine}
-        player = ModelPlayer.of(played.model, played.tokenizer, self.settings, tool, **how)
+        config, engine = self.config, None
+        if served and config.servers.policy_server:
+            engine = train_policy(
+                config.servers,
+                played.model,
+                played.tokenizer,
+                self.settings.max_context,
+                self.run.out,
+                weights=played.weights,
+            )
+        player = ModelPlayer.of(
+            played.model,
+            played.tokenizer,
+            self.settings,
+            self._env.env.unwrapped.tool,
+            slots=config.play.slots,
+            dtype=config.play.rollout_dtype,
+            engine=engine,
+        )
         return player, engine
 
-    def _open_panel(self) -> Panel | None:
-        play = self.config.play
-        if play.panel is None:
-            return None
-        panel = load_panel(play.panel)
-        check_panel(panel, self._envs.evaluation(panel), play.env, self._env.env.unwrapped.tool)
-        return panel
+    def _maker(self, **more: Any) -> MakeEnv:
+        """Makes the environment that is trained on."""
+        preset = {} if self._preset is None else self._preset.make()
+        run = {"split": self.config.play.split, "max_turns": self.run.max_turns}
+        return env_maker(self.config.play.env, **{**preset, **run, **self._env_kwargs, **self._data}, **more)
+
+    @property
+    def _data(self) -> dict[str, Any]:
+        return {} if self.config.play.data is None else {"data": self.config.play.data}
+
+    def _eval_kwargs(self, panel: Panel) -> dict[str, Any]:
+        return eval_make(panel, self.config.play.preset, self._env_kwargs, self.run)
 
     @property
     def identity(self) -> dict[str, Any]:
-        found = rollout_identity(self.config, self.run, self.settings) | self._shown_identity
-        if self._envs.preset is not None:
-            found |= self._envs.preset.identity
-        if self._teacher_name is not None:
-            found["teacher"] = self._teacher_name
-        return found
+        """What a resumed run must share of its rollout side; flat and JSON-able.
 
-    @property
-    def servers(self) -> SyncedPolicy | None:
-        return self._servers
-
-    @property
-    def judge_unread(self) -> float:
-        return self.config.judging.judge_unread
-
-    @property
-    def next_role(self) -> str:
-        return self.settings.observation_role
+        Who plays (workers, slots) is not in it: episodes do not depend on it.
+        """
+        play = self.config.play
+        identity: dict[str, Any] = {"env": play.env, "split": play.split, "env_kwargs": play.env_kwargs}
+        identity["chat"] = self.settings.identity
+        if play.rollout_dtype is not None:
+            identity["rollout_dtype"] = play.rollout_dtype
+        names = ("expert", "mistakes", "players", "loop_after", "loop_slips", "hints")
+        identity |= {f"collect.{name}": getattr(play, name) for name in names}
+        # lists, as JSON gives them back; names alone, for folders may have moved
+        identity |= {"collect.noise": list(play.noise), "collect.traces": [path.name for path in play.traces]}
+        if self.run.judge is not None:
+            judging = asdict(self.config.judging)
+            # neither when to give the judge up nor how often its episodes are kept changes what is learned
+            del judging["judge_unread"]
+            identity["judge"] = {**judging, "judge_every": None, "expert": play.expert}
+        identity |= self._demonstrations_identity
+        if self._preset is not None:
+            identity |= self._preset.identity
+        return identity
 
     @property
     def evaluate(self) -> PanelEvaluation | None:
+        """Evaluates the learner after a step; None where the run has no panel."""
         if self._panel is None:
             return None
         play, panel = self.config.play, self._panel
+        kwargs = self._eval_kwargs(panel)
         return PanelEvaluation(
             panel=panel,
             player=self._learner,
-            make_env=self._envs.evaluation_maker(panel, channel=self.settings.channel),
+            make_env=env_maker(panel.env_id, **{**kwargs, "channel": self.settings.channel, **self._data}),
             folder=self.run.out / "eval",
             samples=play.eval_samples,
             temperature=play.eval_temperature,
@@ -242,25 +216,16 @@ class StudentRollouts:
             slots=play.slots,
             limit=play.eval_limit,
             play=self._play,
-            settings=eval_note(panel, play.preset, self._envs.evaluation(panel)),
+            settings=eval_note(panel, play.preset, kwargs),
         )
 
     @property
     def _held_out(self) -> Sequence[Task]:
+        """The tasks of the panel, which must not be trained on."""
         return () if self._panel is None else self._panel.tasks
 
-    def teacher(self, size: int, temperature: float) -> tuple[Scorer, int] | None:
-        servers = self.config.servers
-        if not servers.teacher_server:
-            return None
-        found: tuple[SglangScorer, int] = teacher_scorer(
-            servers, self.run.teacher, self.run.learner.tokenizer, size, temperature
-        )
-        if self.run.teacher is None:
-            self._teacher_name = found[0].fleet.servers[0].model
-        return found
-
     def recorded(self) -> list[Episode] | None:
+        """Returns the episodes of `--traces`, to train on instead of playing; None without that option."""
         traces = self.config.play.traces
         if not traces:
             return None
@@ -269,100 +234,125 @@ class StudentRollouts:
         # what another agent said is text; this student's ids are made of it
         return text_writer(self._actor)(episodes)
 
-    def collect(self, teacher: Any, share: float, *, guided: bool = False) -> Collect:
-        how = Collecting(
-            play=self.config.play,
-            by=self._play,
-            actor=self._actor,
-            tokenizer=self.run.learner.tokenizer,
-            make_env=self._envs.maker(channel=self.settings.channel),
-            env=self._env,
-            task_ids=self._task_ids(),
-            seed=self.run.seed,
-            folder=self.run.out,
-            held_out=self._held_out,
-            demonstrations=self._demonstrations,
-        )
+    def collect(self, teacher: Any, share: float, *, guided: bool = False) -> RolloutSource:
+        """Returns who plays the episodes of a step: the student, or an expert whom it imitates.
+
+        The model `teacher` chooses a `share` of the student's tokens, if that is not 0. Where `guided`, it plays whole
+        turns: as many as each request says.
+        """
+        play, slots = self.config.play, self.config.play.slots
+        make_env = self._maker(channel=self.settings.channel)
+        known: Sequence[str] = self._env.env.unwrapped.task_ids()
+        if self.config.demonstrations.demonstrated_tasks:
+            known = self._demonstrations().tasks(known)
+        tasks: dict[str, Any] = {
+            "task_ids": known,
+            "seed": self.run.seed,
+            "held_out": self._held_out,
+            "shared": self._env,
+        }
+        playing: dict[str, Any] = {"slots": slots, "expert": play.expert, "play": self._play}
+        source: RolloutSource
         if self.run.collects == "student":
-            return how.student(teacher, share, guided=guided)
-        if self.config.demonstrations.demonstrations is not None:
-            return how.demonstrated()
-        return how.expert()
+            demonstrations, tokenizer = self._demonstrations(), self.run.learner.tokenizer
+            guide = guided_player(self._actor, teacher, tokenizer, slots=slots, play=self._play) if guided else None
+            source = LiveCollect(
+                player=mixed_player(self._actor, share, teacher, tokenizer, slots=slots, play=self._play),
+                make_env=make_env,
+                demonstrations=demonstrations,
+                guided=guide,
+                **tasks,
+                **playing,
+            )
+        elif self.config.demonstrations.demonstrations is not None:
+            source = DemonstrationCollect(demonstrations=self._demonstrations(), **tasks)
+        else:
+            mix = None
+            if play.players:
+                mix = PlayerMix.parse(play.players, loop_after=play.loop_after, loop_slips=play.loop_slips)
+            source = ExpertCollect(
+                renderer=self._actor.renderer,
+                settings=self._actor.settings,
+                make_env=HintedEnv(make_env, play.hints, named_player(play.expert)) if play.hints else make_env,
+                noise=play.noise,
+                mistakes=play.mistakes,
+                players=mix,
+                **tasks,
+                **playing,
+            )
+        if play.keep_rollouts:
+            return KeptRollouts(collect=source, folder=self.run.out / "rollouts", last=play.keep_rollouts)
+        return source
 
     def _demonstrations(self) -> Demonstrations:
-        """Opened once, where somebody asks: a model that demonstrates is loaded for it."""
-        if self._shown is None:
+        # opened once, and only where somebody asks: a model that demonstrates is loaded for it
+        if self._demonstrations_opened is None:
             stage = DemonstrationStage(
-                make_env=lambda channel: self._envs.maker(channel=channel),
+                make_env=lambda channel: self._maker(channel=channel),
                 env=self._env.env.unwrapped,
                 play=self._play,
                 held_out=self._held_out,
+                reward=self.run.reward,
+                device=self.run.device,
             )
-            self._shown, self._shown_identity = open_demonstrations(self.config, self.run, self._actor, stage)
-        return self._shown
-
-    def _task_ids(self) -> Sequence[str]:
-        known: Sequence[str] = self._env.env.unwrapped.task_ids()
-        return self._demonstrations().tasks(known) if self.config.demonstrations.demonstrated_tasks else known
+            opened = open_demonstrations(self.config, self._actor, stage)
+            self._demonstrations_opened, self._demonstrations_identity = opened
+        return self._demonstrations_opened
 
     def judge(self) -> Judge:
+        """Returns the judge that the settings name. Raises TurngymError where the algorithm asks none."""
         if self.run.judge is None:
             raise TurngymError("the algorithm of this run asks no judge")
         return make_judge(
             self.config.judging,
             self.run.judge,
-            make_env=self._envs.maker(channel=self.settings.channel),
+            make_env=self._maker(channel=self.settings.channel),
             expert=self.config.play.expert,
             seed=self.run.seed,
             device=self.run.device,
         )
 
     def add_hints(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Returns the judged episodes with their hints in their prompts (`hint_prompt_ids`)."""
         player = self._actor
         limit = player.engine.max_length
-        hints = HintPrompts(renderer=player.renderer, position=self.run.hint_position, max_context=limit)
-        return hints(episodes)
+        return HintPrompts(renderer=player.renderer, position=self.run.hint_position, max_context=limit)(episodes)
 
-    def keep_judged(self, request: CollectRequest, episodes: Sequence[Episode]) -> None:
-        self._record(request, episodes)
+    def keep_judged(self, request: RolloutRequest, episodes: Sequence[Episode]) -> None:
+        """Keeps the judged episodes of every so many steps as traces in the run's folder, to read."""
+        every = self.config.judging.judge_every
+        if every and (request.step - 1) % every == 0:
+            write_step(self.run.out / "judged", request, episodes)
 
     def learner_changed(self, version: int) -> None:
+        """The learner has new weights."""
         self._learner.engine.weights_changed(version)
 
     def actor_changed(self, version: int) -> None:
+        """The actor has new weights."""
         self._actor.engine.weights_changed(version)
 
     def cancel(self) -> None:
+        """Breaks off what is being played."""
         if self._cancel is not None:
             self._cancel()
 
-    def save_settings(self, folder: Path) -> None:
-        self.settings.save(folder)
-
     def close(self) -> None:
+        """Ends worker processes."""
         self._closing.close()
 
 
-# `ROLLOUTS` is what `turngym train` and `turngym.trainers.train` find here by name; they import nothing of agents.
+def eval_make(panel: Panel, preset: str | None, given: Mapping[str, Any], run: RunInfo) -> dict[str, Any]:
+    """Returns the arguments of `gym.make` for evaluations of `run` on `panel`; `given` are those for training.
 
-
-def open_rollouts(config: RolloutConfig, run: StudentRun) -> StudentRollouts:
-    """The rollout side of `run`. Raises TurngymError for an environment, panel or server that does not fit."""
-    return StudentRollouts(config, run)
-
-
-def preset_turns(config: RolloutConfig) -> int | None:
-    """The limit of turns that the preset brings along; None without a preset."""
-    preset = find_preset(config.play.preset, config.play.env)
-    return None if preset is None else preset.max_turns
-
-
-ROLLOUTS = RolloutProvider(
-    config=RolloutConfig,
-    open=open_rollouts,
-    max_turns=preset_turns,
-    has_teacher=lambda config: bool(config.servers.teacher_server),
-    has_traces=lambda config: bool(config.play.traces),
-    env_id=lambda config: str(config.play.env),
-)
-"""What trainers find here by name."""
+    The limit of turns is --max-turns where that was given, else the preset's, the panel's, the run's.
+    """
+    found = find_preset(preset, panel.env_id)
+    shared = {name: value for name, value in given.items() if name in TOLD}
+    if found is None:
+        kwargs = {"max_turns": run.max_turns, **shared, **panel.make_kwargs}
+    else:
+        kwargs = {**panel.make_kwargs, **found.make(shared)}
+    if run.explicit_turns:
+        kwargs["max_turns"] = run.max_turns
+    return kwargs

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.envs.core.files import locked_folder
-from turngym.trainers.algorithm import Critic, DepthState, state_from_json, state_to_json
+from turngym.trainers.algorithm import DepthState, state_from_json, state_to_json
 from turngym.trainers.checkpoint import (
     CheckpointError,
     latest_checkpoint,
@@ -18,10 +18,11 @@ from turngym.trainers.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from turngym.trainers.config import ADDED, SINCE, RunConfig, current_names
+from turngym.trainers.config import RunConfig
+from turngym.trainers.critic import ValueCritic
 from turngym.trainers.metrics import FILE
 from turngym.trainers.schedule import RolloutSchedule, Synchronous
-from turngym.trainers.scorer import CheckpointPart
+from turngym.trainers.scorer import ReferenceRefresh
 from turngym.trainers.world import SINGLE, World, on_all_ranks, on_rank_zero
 
 STEPS = "run.steps"
@@ -57,10 +58,10 @@ class RunFolder:
     fingerprint: Mapping[str, Any]
     config: RunConfig
     save_extra: Callable[[Path], None] | None = None
-    critic: Critic | None = None
+    critic: ValueCritic | None = None
     world: World = SINGLE
     order: RolloutSchedule = field(default_factory=Synchronous)
-    refresh: CheckpointPart | None = None
+    refresh: ReferenceRefresh | None = None
     """The reference policy, where it is replaced now and then."""
     fixed_end: str = ""
     """Why the run cannot get another number of steps than it began with; "" where nothing depends on it."""
@@ -139,12 +140,14 @@ class RunFolder:
         return latest_checkpoint(self.path)
 
 
-def as_begun(run: RunConfig, path: Path) -> RunConfig:
-    """`run` as it goes on in `path`: where it leaves the choice of packing open, that of the run that began there."""
+def with_saved_settings(run: RunConfig, path: Path) -> RunConfig:
+    """Returns `run` as it goes on in `path`: `packing="auto"` becomes what the run that began there had.
+
+    Packed and padded rows round differently, so that a run goes on as it began.
+    """
     if run.packing != "auto" or not list_checkpoints(path):
         return run
-    saved = read_state(latest_checkpoint(path))["fingerprint"]
-    return replace(run, packing={**SINCE, **current_names(saved)}["run.packing"])
+    return replace(run, packing=read_state(latest_checkpoint(path))["fingerprint"]["run.packing"])
 
 
 def check_end(done: int, saved: Mapping[str, Any], current: Mapping[str, Any], fixed: str, where: Path) -> None:
@@ -163,11 +166,9 @@ def check_end(done: int, saved: Mapping[str, Any], current: Mapping[str, Any], f
 def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:
     """Refuse a checkpoint of another configuration, naming each field that differs."""
     missing = "(absent)"
-    saved = {name: value for name, value in SINCE.items() if name in current} | current_names(saved)
-    unsaid = {name for name in current.keys() - saved.keys() if name.startswith(ADDED)}
     rows = [
         f"{name}: checkpoint {saved.get(name, missing)!r}, now {current.get(name, missing)!r}"
-        for name in sorted((saved.keys() | current.keys()) - unsaid)
+        for name in sorted(saved.keys() | current.keys())
         if saved.get(name, missing) != current.get(name, missing)
     ]
     if rows:

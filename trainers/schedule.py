@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import Collect, CollectRequest
+from turngym.envs.core.protocols import RolloutRequest, RolloutSource
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.config import ConfigError
 from turngym.trainers.losses import TruncatedImportance
@@ -28,14 +29,14 @@ class Planned:
     """A batch to be played, as it was planned when its episodes began."""
 
     plan: DepthPlan
-    request: CollectRequest
+    request: RolloutRequest
 
 
 class RolloutSchedule(Protocol):
     """Gives a step its episodes. What it keeps from step to step goes into checkpoints."""
 
     def __call__(
-        self, step: int, planned: Callable[[int], Planned], collect: Collect
+        self, step: int, planned: Callable[[int], Planned], collect: RolloutSource
     ) -> tuple[Planned, list[Episode]]: ...
 
     def learned(self, step: int) -> None:
@@ -55,7 +56,9 @@ class RolloutSchedule(Protocol):
 class Synchronous:
     """Every batch is planned and played when its step comes, by the student as it is then."""
 
-    def __call__(self, step: int, planned: Callable[[int], Planned], collect: Collect) -> tuple[Planned, list[Episode]]:
+    def __call__(
+        self, step: int, planned: Callable[[int], Planned], collect: RolloutSource
+    ) -> tuple[Planned, list[Episode]]:
         now = planned(step)
         return now, collect(now.request)
 
@@ -94,11 +97,21 @@ class AsyncConfig:
 
     def corrected(self, algorithm: Algorithm) -> Algorithm:
         """`algorithm` with its importance ratios truncated; itself where nothing is stale."""
-        if not self.staleness:
-            return algorithm
-        loss = TruncatedImportance(loss=algorithm.token_loss, cap=self.importance_cap)
-        settings = {**algorithm.settings, "staleness": self.staleness, "importance_cap": self.importance_cap}
-        return replace(algorithm, token_loss=loss, settings=settings)
+        return truncated(algorithm, self.staleness, self.importance_cap) if self.staleness else algorithm
+
+
+def truncated(algorithm: Algorithm, staleness: int, importance_cap: float) -> Algorithm:
+    """Returns `algorithm` with its importance ratios truncated at `importance_cap`.
+
+    Raises ConfigError for a negative `staleness` or a cap below 1.
+    """
+    if staleness < 0 or not importance_cap >= 1:
+        raise ConfigError(
+            f"--staleness is {staleness} and --importance-cap {importance_cap}; valid: 0 or more, and at least 1"
+        )
+    loss = TruncatedImportance(loss=algorithm.token_loss, cap=importance_cap)
+    settings = {**algorithm.settings, "staleness": staleness, "importance_cap": importance_cap}
+    return replace(algorithm, token_loss=loss, settings=settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +151,13 @@ class Together(Protocol):
     def in_turn(self) -> bool:
         """Whether a batch may only begin when every process has ended the one before, because they share servers."""
 
-    def own(self, collect: Collect) -> Collect:
+    def own(self, collect: RolloutSource) -> RolloutSource:
         """What this process plays of a batch; talks to no other process."""
 
     def begin(self) -> None:
         """Where `in_turn`: a batch begins, and this process has put its weights in place."""
 
-    def gather(self, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+    def gather(self, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
         """All episodes of a batch; `own` waits for those of this process."""
 
 
@@ -154,13 +167,13 @@ class Alone:
 
     in_turn: bool = False
 
-    def own(self, collect: Collect) -> Collect:
+    def own(self, collect: RolloutSource) -> RolloutSource:
         return collect
 
     def begin(self) -> None:
         return
 
-    def gather(self, request: CollectRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+    def gather(self, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
         return own()
 
 
@@ -204,7 +217,9 @@ class AsyncRollout:
         # one thread: all batches are played by one copy of the model, which gets other weights in between
         self._player = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
-    def __call__(self, step: int, planned: Callable[[int], Planned], collect: Collect) -> tuple[Planned, list[Episode]]:
+    def __call__(
+        self, step: int, planned: Callable[[int], Planned], collect: RolloutSource
+    ) -> tuple[Planned, list[Episode]]:
         first = self._batches[-1].planned.request.step + 1 if self._batches else step
         weights: Weights | None = None
         for number in range(first, min(step + self.staleness, self.last) + 1):
@@ -221,7 +236,7 @@ class AsyncRollout:
         # not taken out yet: an interrupt before it is learned from writes a checkpoint that must still hold the batch
         return due.planned, episodes
 
-    def _begin(self, collect: Collect) -> None:
+    def _begin(self, collect: RolloutSource) -> None:
         """Let the thread play what it may, in order."""
         own = self.together.own(collect)
         for batch in self._batches:
@@ -239,7 +254,7 @@ class AsyncRollout:
         while self._batches and self._batches[0].planned.request.step <= step:
             self._batches.popleft()
 
-    def _play(self, batch: _Batch, collect: Collect) -> list[Episode]:
+    def _play(self, batch: _Batch, collect: RolloutSource) -> list[Episode]:
         self.snapshot.put(batch.weights, batch.version)
         return collect(batch.planned.request)
 
@@ -262,7 +277,7 @@ class AsyncRollout:
         saved = torch.load(folder / FILE, map_location="cpu", weights_only=True)
         self._batches = deque(
             _Batch(
-                Planned(plan=DepthPlan(**batch["plan"]), request=CollectRequest(**batch["request"])),
+                Planned(plan=DepthPlan(**batch["plan"]), request=_request(batch["request"])),
                 batch["version"],
                 saved["weights"][batch["version"]],
             )
@@ -276,3 +291,9 @@ class AsyncRollout:
             # shutdown alone would wait for the batch in progress to be played to its end
             self.cancel()
         self._player.shutdown(wait=True, cancel_futures=True)
+
+
+def _request(saved: Mapping[str, Any]) -> RolloutRequest:
+    """Returns the request that `asdict` made plain, its plan included."""
+    plan = saved["plan"]
+    return RolloutRequest(**{**saved, "plan": None if plan is None else PlayPlan(**plan)})

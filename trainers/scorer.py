@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalScorer:
-    """Implements `Scorer` and `SupportScorer` with micro-batches; holds [chunk, V] logits at most, never [B, T, V].
+    """Implements `Scorer` with micro-batches; holds [chunk, V] logits at most, never [B, T, V].
 
     Each of `ids` is one row; its `positions` must lie in 1..len-1, else ModelError. No gradient.
     """
@@ -181,16 +181,6 @@ def load_scorer(
 # The reference of a KL, replaced now and then by the student as it then is.
 
 FILE = "reference.pt"
-
-
-class CheckpointPart(Protocol):
-    """Something that has state of its own in a run's checkpoints."""
-
-    def save(self, folder: Path) -> None:
-        """Add files to a checkpoint that is being written."""
-
-    def load(self, folder: Path) -> None:
-        """Go on from a checkpoint."""
 
 
 @dataclass(slots=True, kw_only=True)

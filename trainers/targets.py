@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from turngym.envs.core.episode import Episode, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import NamedReward
-from turngym.envs.core.protocols import Collect, CollectRequest, Scorer, SupportScorer
+from turngym.envs.core.protocols import RolloutRequest, RolloutSource, Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import DistillConfig
@@ -139,7 +139,7 @@ class TeacherTopK:
 
 @dataclass(frozen=True, slots=True)
 class StudentTopK:
-    """The student's K most likely ids before the update, scored by the teacher (which must be a `SupportScorer`)."""
+    """The student's K most likely ids before the update, scored by the teacher (whose `gather` looks them up)."""
 
     k: int = 50
 
@@ -151,7 +151,7 @@ class StudentTopK:
             raise TargetError(
                 f"support=student needs a teacher that scores chosen ids; {type(teacher).__name__} has no gather()"
             )
-        logp = cast(SupportScorer, teacher).gather(ids, positions, support)
+        logp = teacher.gather(ids, positions, support)
         return Targets(topk_ids_NK=_stack(support, batch), topk_logp_NK=_stack(logp, batch).astype(np.float32))
 
 
@@ -342,16 +342,16 @@ PAID = "environment_return"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardedCollect:
-    """Implements `Collect`: episodes of `collect` with `reward` as their return; failed ones stay as they are.
+    """Implements `RolloutSource`: episodes of `collect` with `reward` as their return; failed ones stay as they are.
 
     So whatever reads a return reads the reward: advantages, group filters, terms of a teacher's algorithm, metrics. The
     environment's own return is kept in `meta`, and so is the reward's name; rewards of turns stay the environment's.
     """
 
-    collect: Collect
+    collect: RolloutSource
     reward: NamedReward
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         return [self._rewarded(episode) for episode in self.collect(request)]
 
     def _rewarded(self, episode: Episode) -> Episode:

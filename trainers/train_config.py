@@ -1,27 +1,25 @@
-"""All settings of a training run as one object: what the command line, TOML files and `train()` describe."""
+"""All settings of a training run as one object: what the command line, TOML files and `train()` describe.
+
+`RolloutConfig` says what is played and by whom, `ModelConfig` which models take part, `TrainConfig` is the whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.options import DemonstrationOptions, DemonstratorOptions, JudgeOptions
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.sglang.client import TrainServers
-from turngym.envs.core.episode import Episode
-from turngym.envs.core.plugins import find
-from turngym.envs.core.protocols import Collect, CollectRequest, EvalPoint, Judge, Question, Scorer, WeightSource
 from turngym.envs.core.settings import FLAT, from_table
-from turngym.trainers.algorithm import BUILT_IN, AlgorithmSpec, find_algorithm, owners_of
+from turngym.trainers.algorithm import BUILT_IN, find_algorithm, owners_of
 from turngym.trainers.config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.schedule import AsyncConfig
-
-# Settings of the rollout side of a training run: what is played, how the student is spoken to, who judges.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ class PlayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatConfig:
-    """How the student is spoken to, where it is to be otherwise than its folder's turngym.json says."""
+    """How the student is spoken to, where that differs from what its folder's turngym.json says."""
 
     channel: str | None = None
     """How actions are written: `text`, in tags, or `tool`, as a tool call in the words of the model's family
@@ -110,7 +108,7 @@ class ChatConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    """Everything that the rollout side of a training run can be told."""
+    """What is played in a training run, how the student is spoken to, and who demonstrates and judges."""
 
     play: PlayConfig = field(default_factory=PlayConfig, metadata=FLAT)
     chat: ChatConfig = field(default_factory=ChatConfig, metadata=FLAT)
@@ -119,131 +117,6 @@ class RolloutConfig:
     demonstrator: DemonstratorOptions = field(default_factory=DemonstratorOptions)
     servers: TrainServers = field(default_factory=TrainServers, metadata=FLAT)
     workers: WorkerOptions = field(default_factory=WorkerOptions, metadata=FLAT)
-
-
-# The seam between a trainer and whoever plays for it: what the rollout side is told, and what it offers.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedModel:
-    """A model that plays, with its tokenizer; `weights` reads what it has now."""
-
-    model: Any
-    tokenizer: Any
-    weights: WeightSource
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudentRun:
-    """What the rollout side is told about a run."""
-
-    folder: Path
-    """Of the untrained student."""
-    out: Path
-    """Of the run."""
-    learner: PlayedModel
-    """The student: evaluations are always its own."""
-    actor: PlayedModel | None = None
-    """A copy that plays ahead while the student learns; None: the student plays."""
-    teacher: Path | None = None
-    seed: int = 0
-    episodes: int = 0
-    """That the whole run is to play; 0: unknown."""
-    max_turns: int = 50
-    explicit_turns: bool = False
-    """Whether `max_turns` was asked for; else a panel's own limit goes before it."""
-    device: str = "auto"
-    reward: str | None = None
-    """The run's own reward, as `--reward` names it."""
-    collects: Literal["student", "expert"] = "student"
-    """Who plays the episodes of a step."""
-    judge: Question | None = None
-    """What a judge is asked about their turns."""
-    hint_position: Literal["last_user", "last_message"] = "last_user"
-
-
-class Rollouts(Protocol):
-    """The rollout side of one run. Closed when the run is over."""
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """Flat, JSON-able: what a resumed run must share."""
-
-    @property
-    def evaluate(self) -> Callable[[int], EvalPoint] | None:
-        """Evaluates the learner after a step; None where the run has no panel."""
-
-    @property
-    def servers(self) -> Any:
-        """Engine servers that the processes of a run share (`trainers.distributed.run.SharedServers`), or None."""
-
-    @property
-    def players(self) -> str:
-        """Who plays the episodes, in words, for those who read the run's settings."""
-
-    @property
-    def next_role(self) -> str:
-        """The role in which the policy sees observations."""
-
-    @property
-    def judge_unread(self) -> float:
-        """Share of the judge's votes that may be unreadable before the run stops."""
-
-    def teacher(self, size: int, temperature: float) -> tuple[Scorer, int] | None:
-        """A teacher on servers, for a student of `size` ids, and how many ids both know; None where none is named."""
-
-    def recorded(self) -> list[Episode] | None:
-        """Episodes to train on instead of playing; None: they are played."""
-
-    def collect(self, teacher: Any, share: float, *, guided: bool = False) -> Collect:
-        """Plays the episodes of a step; `teacher`, a model, chooses a `share` of the tokens, if that is not 0.
-
-        Where `guided`, it plays whole turns: as many as each request says.
-        """
-
-    def judge(self) -> Judge:
-        """Judges the turns of the episodes."""
-
-    def add_hints(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """The judged episodes with their hints in their prompts (`hint_prompt_ids`)."""
-
-    def keep_judged(self, request: CollectRequest, episodes: Sequence[Episode]) -> None:
-        """Keep a step's judged episodes, to read."""
-
-    def learner_changed(self, version: int) -> None:
-        """The learner has new weights."""
-
-    def actor_changed(self, version: int) -> None:
-        """The actor has new weights."""
-
-    def cancel(self) -> None:
-        """Break off what is being played."""
-
-    def save_settings(self, folder: Path) -> None:
-        """Write beside saved weights how the model wants to be spoken to."""
-
-    def close(self) -> None:
-        """End worker processes and connections."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutProvider:
-    """What a package offers that plays for trainers: the class of its settings, and how it is opened with them."""
-
-    config: type[Any]
-    open: Callable[[Any, StudentRun], Rollouts]
-    has_teacher: Callable[[Any], bool]
-    """Whether the settings name a teacher on servers."""
-    max_turns: Callable[[Any], int | None] = lambda config: None
-    """The limit of turns that the settings bring along, for runs that are given none."""
-    has_traces: Callable[[Any], bool] = lambda settings: False
-    """Whether the settings name recorded episodes to train on."""
-    env_id: Callable[[Any], str] = lambda config: ""
-    """Gymnasium id of what is played; empty where that is none."""
-
-
-PROVIDER = "turngym.trainers.rollouts:ROLLOUTS"
-"""Who plays for trainers: found by name, since this room imports nothing of agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +149,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A training run. `config_class` adds the settings of its algorithm and of whoever plays for it."""
+    """A training run. `config_class` adds the settings of its algorithm."""
 
     section: ClassVar[str] = ""
     """Name of the field with the algorithm's own settings."""
@@ -286,38 +159,35 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     stale: AsyncConfig = field(default_factory=AsyncConfig, metadata=FLAT)
-    rollouts: Any = None
-    """Settings of the provider of rollouts."""
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig, metadata=FLAT)
 
     @property
     def own(self) -> Any:
         """The algorithm's own settings."""
         return getattr(self, self.section)
 
-
-def optional_parts(config: Any) -> tuple[DistillConfig, LmLossConfig]:
-    """The settings that only some algorithms have, or their defaults."""
-    return getattr(config, "distill", None) or DistillConfig(), getattr(config, "lm_loss", None) or LmLossConfig()
-
-
-def rollout_provider() -> RolloutProvider:
-    """Who plays for `turngym train` and `train()`; who plays otherwise builds a `Trainer` with its own `collect`."""
-    found: RolloutProvider = find("rollouts", PROVIDER, {})
-    return found
+    @property
+    def has_teacher(self) -> bool:
+        """Whether another model than the student teaches, from a folder or on servers."""
+        return self.models.teacher is not None or bool(self.rollouts.servers.teacher_server)
 
 
-# settings made from two classes of the same algorithm would never be equal
+# cached, because settings made from two classes of the same algorithm would never be equal
 @cache
 def config_class(algorithm: str) -> type[TrainConfig]:
-    """The class of all settings of a run with `algorithm`; an error for an unknown one."""
-    spec, provider = find_algorithm(algorithm), rollout_provider()
+    """Returns the class of all settings of a run with `algorithm`. Raises PluginError for an unknown one."""
+    spec = find_algorithm(algorithm)
     parts: list[tuple[str, type[Any], Any]] = [(spec.table, spec.config, field(default_factory=spec.config))]
     if "distill" in spec.uses:
         parts.append(("distill", DistillConfig, field(default_factory=DistillConfig)))
     if "text" in spec.uses:
         parts.append(("lm_loss", LmLossConfig, field(default_factory=LmLossConfig)))
-    parts.append(("rollouts", provider.config, field(default_factory=provider.config, metadata=FLAT)))
-    _check_table(spec)
+    taken = {*TrainConfig.__dataclass_fields__, "distill", "lm_loss"}
+    if spec.table in taken or not spec.table.isidentifier():
+        raise ConfigError(
+            f"algorithm {spec.name!r}: its settings cannot be called {spec.table!r}; valid: a name other than "
+            f"{', '.join(sorted(taken))} (AlgorithmSpec.section)"
+        )
     made = make_dataclass(
         "TrainConfig",
         parts,
@@ -331,23 +201,17 @@ def config_class(algorithm: str) -> type[TrainConfig]:
     return made
 
 
-def _check_table(spec: AlgorithmSpec) -> None:
-    taken = {*TrainConfig.__dataclass_fields__, "distill", "lm_loss", "rollouts"}
-    if spec.table in taken or not spec.table.isidentifier():
-        raise ConfigError(
-            f"algorithm {spec.name!r}: its settings cannot be called {spec.table!r}; valid: a name other than "
-            f"{', '.join(sorted(taken))} (AlgorithmSpec.section)"
-        )
-
-
 def train_config(algorithm: str, table: Mapping[str, Any], where: str, **more: Any) -> TrainConfig:
-    """Settings from a nested table (keywords, or a TOML file); `more` is that of `from_table`. Raises SettingsError."""
+    """Reads settings from a nested table (keywords, or a TOML file); `more` is that of `from_table`.
+
+    Raises SettingsError for a setting that does not exist, or has a value that it cannot have.
+    """
     cls = config_class(algorithm)
-    return from_table(cls, {"algorithm": algorithm, **table}, where, hints=foreign_tables(cls), **more)
+    return from_table(cls, {"algorithm": algorithm, **table}, where, hint=foreign_tables(cls), **more)
 
 
 def foreign_tables(cls: type[TrainConfig]) -> dict[str, str]:
-    """Settings of other algorithms than that of `cls`: table -> whose it is, in words."""
+    """Returns the tables of other algorithms than that of `cls`: table -> whose it is, in words."""
     found: dict[str, str] = {}
     for name in BUILT_IN:
         table = find_algorithm(name).table

@@ -14,14 +14,16 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError, full_disk
-from turngym.envs.core.protocols import Collect, CollectRequest, EvalPoint, Scorer
+from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import Algorithm, Critic, DepthPlan, Scorers
+from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
 from turngym.trainers.batch import pack
-from turngym.trainers.checkpoint import how_to_go_on
+from turngym.trainers.checkpoint import resume_hint
 from turngym.trainers.config import OptimizerConfig, RunConfig
+from turngym.trainers.critic import ValueCritic
 from turngym.trainers.distributed import NullMetricsLog, shared_scorer
 from turngym.trainers.judged import judge_row
 from turngym.trainers.metrics import MetricsLog
@@ -88,7 +90,7 @@ PHASES = ("rollout", "teacher", "update")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class ClockReading:
     """A point in time on both clocks, seconds; only differences mean something."""
 
     wall: float
@@ -96,11 +98,11 @@ class Moment:
     """Of all threads of this process; workers and servers have their own."""
 
     @classmethod
-    def now(cls) -> Moment:
+    def now(cls) -> ClockReading:
         return cls(wall=time.perf_counter(), cpu=time.process_time())
 
 
-def phase_row(moments: Sequence[Moment]) -> dict[str, float]:
+def phase_row(moments: Sequence[ClockReading]) -> dict[str, float]:
     """Seconds of each phase of a step, from its beginning and the ends of its three phases."""
     row: dict[str, float] = {}
     for name, begin, end in zip(PHASES, moments[:-1], moments[1:], strict=True):
@@ -129,7 +131,7 @@ class Setup(Protocol):
 
     model: Any
     algorithm: Algorithm
-    collect: Collect
+    collect: RolloutSource
     out: Path
     run: RunConfig
     optimizer: OptimizerConfig
@@ -152,7 +154,7 @@ class TrainLoop:
     folder: RunFolder
     log: MetricsLog | NullMetricsLog
     state: RunState
-    critic: Critic | None
+    critic: ValueCritic | None
 
     def run(self, interrupts: Interrupts) -> None:
         trainer, total = self.trainer, self.trainer.run.steps
@@ -178,41 +180,43 @@ class TrainLoop:
             self.folder.save(self.state)
 
     def _planned(self, step: int) -> Planned:
-        """What to play for `step`, as far as that is known now."""
-        trainer = self.trainer
-        plan = trainer.algorithm.depth.plan(self.state.depth, step)
-        group, prefix = trainer.algorithm.group, trainer.algorithm.prefix
+        """Returns what to play for `step`, as far as that is known now."""
+        run, algorithm = self.trainer.run, self.trainer.algorithm
+        plan = algorithm.depth.plan(self.state.depth, step)
         # at least one episode of a probe is measured
-        short = min(round(plan.short_share * trainer.run.episodes), trainer.run.episodes - 1)
-        request = CollectRequest(
-            step=step,
-            episodes=trainer.run.episodes,
-            max_turns=plan.cap,
-            temperature=trainer.run.temperature,
-            demonstration_turns=plan.demonstration_turns,
-            group=group,
-            prefix_ratios=() if prefix is None else prefix.ratios(step, trainer.run.episodes // group),
-            prefix_unit=getattr(prefix, "unit", "turns"),
+        short = min(round(plan.short_share * run.episodes), run.episodes - 1)
+        asked = PlayPlan(
             short_episodes=short,
-            teacher_turns=0.0 if trainer.algorithm.guide is None else trainer.algorithm.guide.share(step),
             short_turns=plan.adaptive_cap if short else None,
+            demonstration_turns=plan.demonstration_turns,
+            prefix_ratios=() if algorithm.prefix is None else algorithm.prefix(step, run.episodes // algorithm.group),
+            prefix_unit=algorithm.prefix_unit,
+            teacher_turns=0.0 if algorithm.guide is None else algorithm.guide(step),
+        )
+        request = RolloutRequest(
+            step=step,
+            episodes=run.episodes,
+            group=algorithm.group,
+            max_turns=plan.cap,
+            temperature=run.temperature,
+            plan=asked,
         )
         return Planned(plan=plan, request=request)
 
-    def _collect(self) -> tuple[Moment, DepthPlan, list[Episode]]:
+    def _collect(self) -> tuple[ClockReading, DepthPlan, list[Episode]]:
         trainer, step = self.trainer, self.state.step + 1
         trainer.progress.phase("rollout")
-        start = Moment.now()
+        start = ClockReading.now()
         planned, episodes = trainer.order(step, self._planned, trainer.collect)
         if all(episode.status.is_error for episode in episodes):
             first = episodes[0].meta.get("error", episodes[0].status) if episodes else "the source returned none"
             raise TrainError(f"step {step}: all {len(episodes)} episodes failed; the first: {first}")
         return start, planned.plan, episodes
 
-    def _step(self, start: Moment, plan: DepthPlan, episodes: list[Episode]) -> None:
+    def _step(self, start: ClockReading, plan: DepthPlan, episodes: list[Episode]) -> None:
         """Everything that changes the run; not interruptible, so that weights, state and metrics agree."""
         trainer, step = self.trainer, self.state.step + 1
-        algorithm, collected = trainer.algorithm, Moment.now()
+        algorithm, collected = trainer.algorithm, ClockReading.now()
         kept = episodes if algorithm.select is None else algorithm.select(episodes)
         if not kept:
             self._skip(start, plan, episodes)
@@ -220,7 +224,7 @@ class TrainLoop:
         batch = pack(kept, origins=algorithm.origins)
         trainer.progress.phase("teacher")
         targets = algorithm.target_fn(batch, kept, self._scorers())
-        scored = Moment.now()
+        scored = ClockReading.now()
         trainer.progress.phase("update")
         schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
         done = run_epochs(
@@ -231,7 +235,7 @@ class TrainLoop:
         depth = algorithm.depth.update(self.state.depth, plan, probe_stats(batch, kl_N))
         if trainer.on_update is not None:
             trainer.on_update(step)
-        end = Moment.now()
+        end = ClockReading.now()
         spent = self.state.train_seconds + end.wall - start.wall
         self.state = replace(self.state, step=step, depth=depth, train_seconds=spent)
         self._write(
@@ -250,7 +254,7 @@ class TrainLoop:
             }
         )
 
-    def _skip(self, start: Moment, plan: DepthPlan, episodes: list[Episode]) -> None:
+    def _skip(self, start: ClockReading, plan: DepthPlan, episodes: list[Episode]) -> None:
         """A step whose episodes all teach nothing: it counts, and nothing is updated."""
         step, spent = self.state.step + 1, self.state.train_seconds + time.perf_counter() - start.wall
         self.state = replace(self.state, step=step, train_seconds=spent)
@@ -279,8 +283,13 @@ class TrainLoop:
             packing=trainer.run.packing,
         )
         shared = shared_scorer(student, trainer.world, trainer.model)
-        others: dict[str, Any] = {"teacher": trainer.teacher, "reference": trainer.reference, "critic": self.critic}
-        return Scorers(student=shared, step=self.state.step + 1, **others)
+        return Scorers(
+            student=shared,
+            teacher=trainer.teacher,
+            reference=trainer.reference,
+            critic=None if self.critic is None else self.critic.values,
+            step=self.state.step + 1,
+        )
 
     def _forward(self) -> Forward:
         run = self.trainer.run
@@ -317,7 +326,7 @@ class TrainLoop:
 
     def _write(self, row: dict[str, Any]) -> None:
         out, what = self.trainer.out, f"metrics of step {row['step']}"
-        with full_disk(out, what, TrainError, then=how_to_go_on(out)):
+        with full_disk(out, what, TrainError, then=resume_hint(out)):
             # only rank 0 has a log, but when its disk is full all must stop
             on_all_ranks(self.trainer.world, lambda: self.log.write(row))
         self.trainer.progress.row(row)

@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.core.protocols import Collect, EvalPoint, Scorer
+from turngym.agents.sglang.weights import SyncedPolicy
+from turngym.envs.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.checkpoint import MODEL
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.distributed import NullMetricsLog, SharedServers
+from turngym.trainers.distributed import NullMetricsLog
 from turngym.trainers.metrics import MetricsLog, check_trackers
 from turngym.trainers.microbatch import resolved
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.progress import NoProgress, Progress
-from turngym.trainers.run_folder import RunFolder, as_begun, lock_run
+from turngym.trainers.run_folder import RunFolder, lock_run, with_saved_settings
 from turngym.trainers.schedule import RolloutSchedule, Synchronous
 from turngym.trainers.scorer import in_turn, reference_refresh
 from turngym.trainers.train_loop import Interrupts, RunResult, TrainError, TrainLoop
@@ -35,7 +36,7 @@ class Trainer:
 
     model: Any
     algorithm: Algorithm
-    collect: Collect
+    collect: RolloutSource
     out: Path
     run: RunConfig = field(default_factory=RunConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -58,7 +59,7 @@ class Trainer:
     progress: Progress = field(default_factory=NoProgress)
     order: RolloutSchedule = field(default_factory=Synchronous)
     """Whether batches are played in their step or ahead of it."""
-    servers: SharedServers | None = None
+    servers: SyncedPolicy | None = None
     """Engine servers that play with the student's weights; of several processes one sends them."""
     players: str = ""
     """Who plays the episodes, in words, for the run's settings."""
@@ -73,7 +74,7 @@ class Trainer:
         Raises FolderInUseError where another process trains into `out`, and what `RunFolder.open` raises.
         """
         # one that was begun without packed rows must not get them by today's default: sums would round otherwise
-        made = replace(self, run=as_begun(self.run, self.out)) if resume else self
+        made = replace(self, run=with_saved_settings(self.run, self.out)) if resume else self
         made._check()
         with ExitStack() as held:
             if not made.locked:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, evaluate_tasks, gather_shares
-from turngym.agents.executor.options import Playing, WorkerOptions
+from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.open_agent import OpenedAgent, as_opened
@@ -76,9 +76,9 @@ class Prepared:
         """Makes the environment, which reads what the agent writes."""
         return env_maker(self.env, **self.kwargs, channel=self.opened.channel)
 
-    def played(self, episodes: int) -> Playing:
+    def played(self, episodes: int) -> Workload:
         """What `--workers auto` is told."""
-        return Playing.of(getattr(self.opened.agent, "policy", None), episodes)
+        return Workload.of(getattr(self.opened.agent, "policy", None), episodes)
 
     @property
     def preset_note(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Playing:
+class Workload:
     """What is to be played, as far as it is known before the first episode."""
 
     episodes: int
@@ -74,7 +74,7 @@ class Playing:
     """A copy of the model plays while the model learns: the cores are busy with both already."""
 
     @classmethod
-    def of(cls, policy: Any, episodes: int, *, ahead: bool = False) -> Playing:
+    def of(cls, policy: Any, episodes: int, *, ahead: bool = False) -> Workload:
         """`policy` continues token ids; only a local engine's model is this process's own."""
         # not imported: then no engine exists, and torch need not be loaded
         local = sys.modules.get("turngym.agents.local_engine.engine")
@@ -94,7 +94,7 @@ class Choice:
         return f"{self.workers} workers ({self.reason})" if self.workers else f"this process ({self.reason})"
 
 
-def choose_workers(playing: Playing, cores: int | None = None) -> Choice:
+def choose_workers(playing: Workload, cores: int | None = None) -> Choice:
     """Follows from what is played and the cores alone, so that a run that goes on plays as it began."""
     cores = available_cores() if cores is None else cores
     if playing.model is None:
@@ -142,6 +142,6 @@ class WorkerOptions:
         if self.executor == "ray" and self.workers in (0, "auto"):
             raise TurngymError("--executor ray needs --workers, the number of actors")
 
-    def choice(self, playing: Playing) -> Choice:
+    def choice(self, playing: Workload) -> Choice:
         """How many workers play, as asked for or, for `auto`, as pays."""
         return choose_workers(playing) if self.workers == "auto" else Choice(workers=self.workers, reason="--workers")

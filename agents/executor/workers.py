@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Unpack
 
-from turngym.agents.executor.options import Playing, WorkerOptions
+from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import ExecutorError, LocalWorkers, Workers
 from turngym.agents.executor.ray_cluster import RayWorkers
@@ -63,9 +63,9 @@ class _CancellableAgent:
 
 
 @contextmanager
-def open_workers(options: WorkerOptions, playing: Playing | None = None) -> Iterator[PlayJobs]:
+def open_workers(options: WorkerOptions, playing: Workload | None = None) -> Iterator[PlayJobs]:
     """What plays jobs as `rollout` does; its workers end with the context. `auto` goes by `playing`."""
-    choice = options.choice(playing or Playing(episodes=0))
+    choice = options.choice(playing or Workload(episodes=0))
     if not choice.workers:
         yield rollout
         return

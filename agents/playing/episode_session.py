@@ -33,7 +33,7 @@ NO_IDS.setflags(write=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """What one response led to; see `turngym.trainers.adapters.token_session.Stepped`."""
+    """What one response led to."""
 
     observation: str
     observation_ids: NDArray[np.int32]
@@ -78,7 +78,7 @@ class SessionOwner(Protocol):
 
 
 class EpisodeSession:
-    """One episode in progress; implements `turngym.trainers.adapters.token_session.TokenSession`."""
+    """One episode in progress. Sampled ids go in as they are and stay as they are: nothing is tokenized twice."""
 
     def __init__(self, pool: SessionOwner, job: Job) -> None:
         self._pool = pool

@@ -19,7 +19,7 @@ from turngym.agents.proxy.sessions import Feedback, without_stale
 from turngym.agents.proxy.turn_records import Tools, messages_from_json
 from turngym.agents.rendering.conversation import Message
 from turngym.envs.core.episode import Episode, Turn
-from turngym.envs.core.protocols import CollectRequest, JudgeRequest, Judgment
+from turngym.envs.core.protocols import JudgeRequest, Judgment, RolloutRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class SessionHints:
 
 
 class SessionBuffer:
-    """Implements `Collect` over live sessions; safe for several threads.
+    """Implements `RolloutSource` over live sessions; safe for several threads.
 
     A step takes whole sessions, oldest first, until they hold `batch_turns` turns that can be trained on. From then
     until `updated` the engine is paused, so that no answer is sampled while the weights change, unless it answers with
@@ -149,7 +149,7 @@ class SessionBuffer:
                     return True
         return False
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         """Wait for a step's sessions, at most `request.episodes`; the engine is then paused, unless `live`.
 
         Raises KeyboardInterrupt, which the training loop takes as the wish to save and stop, once closed.

@@ -136,21 +136,17 @@ class Scorer(Protocol):
     ) -> list[NDArray[np.float32]]:
         """Log-probability of the id at each position, given the ids before it."""
 
-
-class SupportScorer(Scorer, Protocol):
-    """A scorer that can also look up ids that another model chose (`support="student"`)."""
-
     def gather(
         self,
         ids: Sequence[NDArray[np.int32]],
         positions: Sequence[NDArray[np.int64]],
         support: Sequence[NDArray[np.int64]],
     ) -> list[NDArray[np.float32]]:
-        """Log-probabilities of `support` [P, K] at each of the P positions: float32 [P, K]."""
+        """Log-probabilities of ids that another model chose: float32 [P, K] of `support` [P, K] at each position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectRequest:
+class RolloutRequest:
     """What a trainer asks of a rollout source for one step."""
 
     step: int
@@ -159,31 +155,16 @@ class CollectRequest:
     max_turns: int
     """Depth cap: the turn in progress at the cap is finished, then the episode ends as `truncated_depth`."""
     temperature: float = 1.0
-    demonstration_turns: int | None = None
-    """TCOD B2F: how many turns the student plays at the end; the expert plays the rest. None: the student plays all."""
     group: int = 1
     """Episodes per task: `episodes` / `group` tasks, each played by consecutive samples of one group."""
-    prefix_ratios: tuple[tuple[float, ...], ...] = ()
-    """LUFFY, one row per group: its first episodes begin with these shares of a demonstration (1.0: all of it)."""
-    prefix_unit: Literal["turns", "tokens"] = "turns"
-    """What these are shares of: its turns, or the ids of its responses, so that one may end within a response."""
-    short_episodes: int = 0
-    """The last so many of the step's episodes stop at `short_turns` instead (TurnOPD's partial probes)."""
-    short_turns: int | None = None
-    """Their depth cap."""
-    teacher_turns: float = 0.0
-    """Guided-OPD: share of the turns that the teacher plays, whole; a coin of its own decides each turn."""
+    plan: Any = None
+    """What else an algorithm asks of the episodes (`agents.play_plan.PlayPlan`). Trainers fill it and rollout sources
+    read it; None asks for nothing."""
     share: tuple[int, int] = (0, 1)
     """(i, n): play only every n-th of these episodes, beginning with the i-th; another process plays the others."""
 
-    @property
-    def caps(self) -> list[int]:
-        """Depth cap of every episode of the step, in order."""
-        short = self.short_episodes if self.short_turns is not None else 0
-        return [self.max_turns] * (self.episodes - short) + [self.short_turns or self.max_turns] * short
-
     def own(self, items: Sequence[T]) -> list[T]:
-        """Those of the step's items, one per episode, that belong to the share."""
+        """Returns those of the step's items, one per episode, that belong to the share."""
         first, every = self.share
         return list(items[first::every])
 
@@ -198,23 +179,10 @@ class EvalPoint:
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
-class DividedEvaluation(Protocol):
-    """An evaluation that the processes of a run can divide: one calls `gather`, then all `play_share`, one `finish`."""
-
-    def gather(self, step: int) -> None:
-        """Take in what shares of a stopped run have left."""
-
-    def play_share(self, step: int, share: tuple[int, int]) -> None:
-        """Play the episodes of process number `share[0]` of `share[1]`."""
-
-    def finish(self, step: int) -> EvalPoint:
-        """Score what all shares have played."""
-
-
-class Collect(Protocol):
+class RolloutSource(Protocol):
     """A rollout source: live environments or trace files look the same to a trainer."""
 
-    def __call__(self, request: CollectRequest) -> list[Episode]: ...
+    def __call__(self, request: RolloutRequest) -> list[Episode]: ...
 
 
 Question = Literal["score", "hint", "both"]

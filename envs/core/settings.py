@@ -90,15 +90,14 @@ def from_table(
     where: str,
     *,
     missing: Any = _NO_VALUE,
-    hints: Mapping[str, str] | None = None,
+    hint: Mapping[str, str] | None = None,
 ) -> T:
     """Makes a settings object from a nested table; each value is checked against the type of its field.
 
-    `where` names the source in errors. `hints` maps a key that does not exist here to a sentence that says where it
-    belongs; other unknown keys get a did-you-mean. A setting without a default that the table lacks gets `missing` if that is
+    `where` names the source in errors; `hint` says of keys that do not exist here where they do. A setting without a default that the table lacks gets `missing` if that is
     given, and is an error otherwise. Raises SettingsError.
     """
-    _check_keys(cls, table, where, "", hints or {})
+    _check_keys(cls, table, where, "", hint or {})
     return _build(cls, table, where, "", missing)
 
 
@@ -152,12 +151,12 @@ def _names(cls: type[Any]) -> dict[str, Any]:
     return names
 
 
-def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str, hints: Mapping[str, str]) -> None:
+def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str, hint: Mapping[str, str]) -> None:
     known = _names(cls)
     for key, value in table.items():
         if key not in known:
-            hint = f" {hints[key]}" if key in hints else did_you_mean(str(key), known)
-            raise SettingsError(f"{where}: there is no setting {above}{key!s}.{hint}")
+            where_it_is = f" {hint[key]}" if key in hint else did_you_mean(str(key), known)
+            raise SettingsError(f"{where}: there is no setting {above}{key!s}.{where_it_is}")
         inner = _dataclass(known[key])
         if inner is not None and not isinstance(value, inner):
             if not isinstance(value, Mapping):
@@ -165,7 +164,7 @@ def _check_keys(cls: type[Any], table: Mapping[str, Any], where: str, above: str
                 raise SettingsError(
                     f"{where}: {above}{key} is {shown}; valid: a table of settings, or {inner.__name__}"
                 )
-            _check_keys(inner, value, where, f"{above}{key}.", hints)
+            _check_keys(inner, value, where, f"{above}{key}.", {})
 
 
 def _build(cls: type[T], table: Mapping[str, Any], where: str, above: str, missing: Any) -> T:

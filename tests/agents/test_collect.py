@@ -12,12 +12,13 @@ import pytest
 
 from turngym.agents.collect import ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, step_jobs
 from turngym.agents.evaluation.evaluate import PanelEvaluation
+from turngym.agents.play_plan import PlayPlan, depth_caps
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, PlayerMix
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import SHORT, Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import PanelError, collect_tasks, make_panel, task_order
 
@@ -49,8 +50,8 @@ def live(make_doors: Any, play: Any, tasks: tuple[str, ...], **more: Any) -> Liv
     return LiveCollect(player=player, make_env=make_doors(max_turns=20), task_ids=tasks, play=play, **more)
 
 
-def request(**more: Any) -> CollectRequest:
-    return CollectRequest(**{"step": 1, "episodes": 4, "max_turns": 12, **more})
+def request(**more: Any) -> RolloutRequest:
+    return RolloutRequest(**{"step": 1, "episodes": 4, "max_turns": 12, **more})
 
 
 def test_the_order_of_tasks_in_numbers() -> None:
@@ -91,7 +92,7 @@ def test_what_is_played_live(make_doors: Any) -> None:
 def test_the_rest_of_a_partial_probe_stops_at_its_own_cap(make_doors: Any) -> None:
     play = Recorder()
     source = live(make_doors, play, ("doors/3", "doors/5", "doors/6", "doors/4"))
-    asked = request(max_turns=5, short_episodes=2, short_turns=3)
+    asked = request(max_turns=5, plan=PlayPlan(short_episodes=2, short_turns=3))
     played = source(asked)
     assert [job.max_turns for job in play.calls[0].jobs] == [None, None, 3, 3]
     full, short = played[:2], played[2:]
@@ -104,7 +105,7 @@ def test_the_rest_of_a_partial_probe_stops_at_its_own_cap(make_doors: Any) -> No
     source(replace(asked, share=(1, 2)))
     assert [job.max_turns for job in play.calls[1].jobs] == [None, 3]
     # where the cap is full depth there is nothing to mark
-    source(replace(asked, short_turns=5))
+    source(replace(asked, plan=PlayPlan(short_episodes=2, short_turns=5)))
     assert [job.max_turns for job in play.calls[2].jobs] == [None] * 4
 
 
@@ -119,7 +120,7 @@ def test_a_process_plays_its_share(make_doors: Any) -> None:
 def test_each_attempt_begins_with_its_own_share_of_the_experts_turns(make_doors: Any) -> None:
     play = Recorder()
     ratios = ((1.0, 0.5, 0.26, 0.01), (0.0, 0.75))
-    live(make_doors, play, ("doors/10",), slots=2)(request(episodes=10, group=5, prefix_ratios=ratios))
+    live(make_doors, play, ("doors/10",), slots=2)(request(episodes=10, group=5, plan=PlayPlan(prefix_ratios=ratios)))
     shown, played = play.calls
     assert (shown.slots, played.slots) == (2, 2)
     assert [(job.group, job.sample) for job in shown.jobs] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 6)]
@@ -131,14 +132,16 @@ def test_each_attempt_begins_with_its_own_share_of_the_experts_turns(make_doors:
 def test_shares_of_a_process_belong_to_its_own_attempts(make_doors: Any) -> None:
     play = Recorder()
     ratios = ((1.0, 0.5), (0.2, 0.75))
-    live(make_doors, play, ("doors/10",))(request(group=2, prefix_ratios=ratios, share=(1, 2)))
+    live(make_doors, play, ("doors/10",))(request(group=2, plan=PlayPlan(prefix_ratios=ratios), share=(1, 2)))
     assert [(job.group, job.sample, len(job.demonstration)) for job in play.calls[1].jobs] == [(0, 1, 5), (1, 3, 7)]
 
 
 @pytest.mark.parametrize(("turns", "begun"), [(1, 4), (3, 2), (5, 0), (9, 0)])
 def test_the_student_plays_the_last_turns_of_a_demonstration(make_doors: Any, turns: int, begun: int) -> None:
     play = Recorder()
-    (episode,) = live(make_doors, play, ("doors/5",), slots=2)(request(episodes=1, demonstration_turns=turns))
+    (episode,) = live(make_doors, play, ("doors/5",), slots=2)(
+        request(episodes=1, plan=PlayPlan(demonstration_turns=turns))
+    )
     assert [call.slots for call in play.calls] == [2, 2]
     assert [job.demonstration for job in play.calls[1].jobs] == [OPEN[:begun]]
     assert [turn.origin for turn in episode.turns][:begun] == ["demonstration"] * begun
@@ -146,7 +149,7 @@ def test_the_student_plays_the_last_turns_of_a_demonstration(make_doors: Any, tu
 
 def test_the_named_expert_demonstrates(make_doors: Any) -> None:
     with pytest.raises(TurngymError, match="has no player 'searching'"):
-        live(make_doors, Recorder(), ("doors/5",), expert="searching")(request(demonstration_turns=1))
+        live(make_doors, Recorder(), ("doors/5",), expert="searching")(request(plan=PlayPlan(demonstration_turns=1)))
 
 
 def test_tasks_that_are_held_out_are_refused(make_doors: Any) -> None:
@@ -233,21 +236,21 @@ def test_what_environments_share_lives_as_long_as_it_is_held() -> None:
 
 
 def test_which_jobs_of_a_step_are_cut_shorter() -> None:
-    request = CollectRequest(step=1, episodes=6, max_turns=9, group=3, short_episodes=4, short_turns=5)
+    request = RolloutRequest(step=1, episodes=6, max_turns=9, group=3, plan=PlayPlan(short_episodes=4, short_turns=5))
     jobs = step_jobs(["a", "b", "c"], 0, request)
-    assert [job.max_turns for job in jobs] == [None if cap == 9 else cap for cap in request.caps]
+    assert [job.max_turns for job in jobs] == [None if cap == 9 else cap for cap in depth_caps(request)]
     assert sorted(job.max_turns or 9 for job in jobs) == [5, 5, 5, 5, 9, 9]
     assert [job.sample for job in jobs] == [0, 1, 2, 3, 4, 5]
-    assert [job.max_turns for job in step_jobs(["a"], 0, CollectRequest(step=1, episodes=2, max_turns=9))] == [
+    assert [job.max_turns for job in step_jobs(["a"], 0, RolloutRequest(step=1, episodes=2, max_turns=9))] == [
         None,
         None,
     ]
 
 
 def test_the_last_rollouts_are_kept_in_files_of_their_own(make_doors: Any, tmp_path: Path) -> None:
-    played: list[CollectRequest] = []
+    played: list[RolloutRequest] = []
 
-    def collect(request: CollectRequest) -> list[Episode]:
+    def collect(request: RolloutRequest) -> list[Episode]:
         played.append(request)
         jobs = [Job(task_id="doors/3", sample=request.step, seed=0)]
         return rollout(jobs, make_doors(), ExpertAgent())
@@ -256,14 +259,14 @@ def test_the_last_rollouts_are_kept_in_files_of_their_own(make_doors: Any, tmp_p
     shutil.rmtree(folder, ignore_errors=True)  # the test runs again and again on mutants, in one temporary folder
     kept = KeptRollouts(collect=collect, folder=folder, last=2)
     for step in (1, 2, 3, 10):
-        (episode,) = kept(CollectRequest(step=step, episodes=1, max_turns=9))
+        (episode,) = kept(RolloutRequest(step=step, episodes=1, max_turns=9))
         assert (episode.sample, played[-1].step) == (step, step)
         names = [path.name for path in sorted(folder.iterdir())]
         assert names == [f"step_{k:06d}.jsonl" for k in (1, 2, 3, 10) if step - 2 < k <= step]
     assert [episode.sample for episode in read_trace(folder / "step_000010.jsonl")[0]] == [10]
-    kept(CollectRequest(step=10, episodes=1, max_turns=9))  # collected again after a resume: not added
+    kept(RolloutRequest(step=10, episodes=1, max_turns=9))  # collected again after a resume: not added
     assert len(read_trace(folder / "step_000010.jsonl")[0]) == 1
-    kept(CollectRequest(step=11, episodes=1, max_turns=9, share=(1, 2)))
+    kept(RolloutRequest(step=11, episodes=1, max_turns=9, share=(1, 2)))
     assert sorted(path.name for path in folder.iterdir()) == ["step_000010.jsonl", "step_000011_process_1.jsonl"]
-    kept(CollectRequest(step=13, episodes=1, max_turns=9))
+    kept(RolloutRequest(step=13, episodes=1, max_turns=9))
     assert [path.name for path in folder.iterdir()] == ["step_000013.jsonl"]

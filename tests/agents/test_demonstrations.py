@@ -21,13 +21,14 @@ from turngym.agents.demonstrations import (
     left_out,
 )
 from turngym.agents.model_agent import ModelAgent
+from turngym.agents.play_plan import PlayPlan
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.renderer import ChatRenderer, Shown, TextEpisodes, begun_response, read_exactly
 from turngym.envs.channels import TextChannel, make_channel
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import CollectRequest, GenerateRequest, Generation, Sampling
+from turngym.envs.core.protocols import GenerateRequest, Generation, RolloutRequest, Sampling
 from turngym.envs.core.task import ToolSpec
 
 TOOL = ToolSpec(name="door", description="Open a door.", argument="action", argument_description="what to do")
@@ -320,7 +321,7 @@ def test_a_demonstration_that_failed_leaves_the_attempt_to_the_student(make_door
         demonstrations=Demonstrations(source=source, writer=writer),
     )
     ratios = ((0.4, 0.4), (0.4, 0.4))
-    request = CollectRequest(step=1, episodes=6, max_turns=9, group=3, prefix_ratios=ratios, prefix_unit="turns")
+    request = RolloutRequest(step=1, episodes=6, max_turns=9, group=3, plan=PlayPlan(prefix_ratios=ratios))
     episodes = collect(request)
     assert [episode.meta.get("demonstration") for episode in episodes] == [
         "used",

@@ -18,8 +18,8 @@ from turngym.agents.executor import options as cores  # noqa: E402
 from turngym.agents.executor import workers as open_workers  # noqa: E402
 from turngym.agents.executor.options import (  # noqa: E402
     Choice,
-    Playing,
     WorkerOptions,
+    Workload,
     available_cores,
     choose_workers,
 )
@@ -40,25 +40,25 @@ TINY = sized(1000)
 @pytest.mark.parametrize(
     ("playing", "have", "workers", "reason"),
     [
-        (Playing(episodes=6400, model=TINY), 2, 2, "2 cores, 6400 episodes"),
-        (Playing(episodes=2000, model=TINY), 3, 3, "3 cores, 2000 episodes"),
-        (Playing(episodes=6400, model=TINY), 64, 4, "64 cores, 6400 episodes"),
-        (Playing(episodes=1999, model=TINY), 2, 0, "1999 episodes"),
-        (Playing(episodes=6400, model=TINY), 1, 0, "one core"),
-        (Playing(episodes=6400, model=TINY, ahead=True), 2, 0, "it plays ahead"),
-        (Playing(episodes=6400, model=sized(64_000_001, "meta")), 2, 0, "the model is on meta"),
-        (Playing(episodes=6400), 2, 0, "no model of its own plays"),
+        (Workload(episodes=6400, model=TINY), 2, 2, "2 cores, 6400 episodes"),
+        (Workload(episodes=2000, model=TINY), 3, 3, "3 cores, 2000 episodes"),
+        (Workload(episodes=6400, model=TINY), 64, 4, "64 cores, 6400 episodes"),
+        (Workload(episodes=1999, model=TINY), 2, 0, "1999 episodes"),
+        (Workload(episodes=6400, model=TINY), 1, 0, "one core"),
+        (Workload(episodes=6400, model=TINY, ahead=True), 2, 0, "it plays ahead"),
+        (Workload(episodes=6400, model=sized(64_000_001, "meta")), 2, 0, "the model is on meta"),
+        (Workload(episodes=6400), 2, 0, "no model of its own plays"),
     ],
 )
-def test_where_workers_pay(playing: Playing, have: int, workers: int, reason: str) -> None:
+def test_where_workers_pay(playing: Workload, have: int, workers: int, reason: str) -> None:
     assert choose_workers(playing, have) == Choice(workers=workers, reason=reason)
 
 
 def test_a_large_model_plays_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automatic, "PARAMETERS", 999)
-    assert choose_workers(Playing(episodes=6400, model=TINY), 2).workers == 0
+    assert choose_workers(Workload(episodes=6400, model=TINY), 2).workers == 0
     monkeypatch.setattr(automatic, "PARAMETERS", 1000)
-    assert choose_workers(Playing(episodes=6400, model=TINY), 2).workers == 2
+    assert choose_workers(Workload(episodes=6400, model=TINY), 2).workers == 2
 
 
 def test_cores_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,13 +86,13 @@ def test_only_a_local_engine_is_played_faster() -> None:
     model, tokenizer = load_policy(world.checkpoint("student"), "cpu")
     tool = probe(world.env_id, {"split": "generated"}).tool
     engine = ModelPlayer.of(model, tokenizer, world.chat, tool).engine
-    assert Playing.of(engine, 5) == Playing(episodes=5, model=model)
-    assert Playing.of(None, 5) == Playing(episodes=5)
-    assert Playing.of(object(), 5) == Playing(episodes=5)
+    assert Workload.of(engine, 5) == Workload(episodes=5, model=model)
+    assert Workload.of(None, 5) == Workload(episodes=5)
+    assert Workload.of(object(), 5) == Workload(episodes=5)
 
 
 def test_what_was_chosen_plays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    playing = Playing(episodes=6400, model=TINY)
+    playing = Workload(episodes=6400, model=TINY)
     monkeypatch.setattr(automatic, "available_cores", lambda: 2)
     with open_workers.open_workers(WorkerOptions(), playing) as play:
         assert isinstance(play, ParallelRollout)
@@ -117,7 +117,7 @@ def test_what_was_chosen_plays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_verbs_tell_it_what_they_play(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, bool]] = []
 
-    def opened(options: WorkerOptions, playing: Playing) -> Any:
+    def opened(options: WorkerOptions, playing: Workload) -> Any:
         told.append((playing.episodes, playing.model is not None))
         return open_workers.open_workers(WorkerOptions(workers=0))
 

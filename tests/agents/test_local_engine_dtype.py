@@ -23,10 +23,10 @@ from turngym.agents.open_agent import open_agent  # noqa: E402
 from turngym.agents.options import AgentOptions  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402
 from turngym.envs.core.errors import TurngymError  # noqa: E402
-from turngym.envs.core.protocols import CollectRequest, GenerateRequest, Generation, Sampling  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, Generation, RolloutRequest, Sampling  # noqa: E402
 from turngym.trainers.models import autocast, final_states, head  # noqa: E402
-from turngym.trainers.rollouts import open_rollouts  # noqa: E402
-from turngym.trainers.train_config import PlayConfig, PlayedModel, RolloutConfig, StudentRun  # noqa: E402  # noqa: E402
+from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts  # noqa: E402
+from turngym.trainers.train_config import PlayConfig, RolloutConfig  # noqa: E402  # noqa: E402
 
 VOCAB = 61
 TOLERANCE = 0.04
@@ -165,11 +165,11 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
     folder = load_world("alfworld").checkpoint("student")
     model, tokenizer = load_policy(folder)
     learner: Any = PlayedModel(model=model, tokenizer=tokenizer, weights=None)  # type: ignore[arg-type]
-    run = StudentRun(folder=Path(folder), out=tmp_path, learner=learner, max_turns=2)
+    run = RunInfo(folder=Path(folder), out=tmp_path, learner=learner, max_turns=2)
     seen = []
-    request = CollectRequest(step=1, episodes=1, group=1, max_turns=2, temperature=1.0)
+    request = RolloutRequest(step=1, episodes=1, group=1, max_turns=2, temperature=1.0)
     for asked, name in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
-        rollouts = open_rollouts(RolloutConfig(play=PlayConfig(rollout_dtype=asked)), run)
+        rollouts = StudentRollouts(RolloutConfig(play=PlayConfig(rollout_dtype=asked)), run)
         collect = rollouts.collect(None, 0.0)
         engine = collect.player.engine
         (episode,) = collect(request)

@@ -13,7 +13,7 @@ from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, Part, Playe
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.errors import AgentError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithms.sft import TRAIN_ON
 from turngym.trainers.batch import pack
 
@@ -141,7 +141,7 @@ def test_the_mix_reaches_the_episodes_of_a_step(make_doors: Any, make_tokenizer:
         task_ids=("doors/9",),
         players=PlayerMix(shares=(("repeat", 1.0),), loop_after=1.0),
     )
-    request = CollectRequest(step=1, episodes=6, max_turns=5, temperature=1.0)
+    request = RolloutRequest(step=1, episodes=6, max_turns=5, temperature=1.0)
     for episode in collect(request):
         assert [turn.action for turn in episode.turns] == ["open door 1"] * 5
 

@@ -20,15 +20,15 @@ from turngym.agents.playing.environments import probe
 from turngym.agents.presets import PRESETS, preset_table
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.envs.core.errors import AgentError, TurngymError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import load_panel
 from turngym.scripts import main as command
 from turngym.trainers import train
-from turngym.trainers.rollouts import eval_make, open_rollouts
+from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts, eval_make
 from turngym.trainers.train import build_algorithm, run_of
-from turngym.trainers.train_config import PlayConfig, PlayedModel, RolloutConfig, StudentRun, train_config
+from turngym.trainers.train_config import PlayConfig, RolloutConfig, train_config
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,8 +180,8 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         find_preset("search-r1", WEBSHOP)
 
 
-def of_run(**given: Any) -> StudentRun:
-    return StudentRun(folder=Path(), out=Path(), learner=PlayedModel(model=None, tokenizer=None, weights=None), **given)  # type: ignore[arg-type]
+def of_run(**given: Any) -> RunInfo:
+    return RunInfo(folder=Path(), out=Path(), learner=PlayedModel(model=None, tokenizer=None, weights=None), **given)  # type: ignore[arg-type]
 
 
 def test_which_limit_an_evaluation_in_training_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,10 +273,10 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     folder = load_world("alfworld").checkpoint("student")
     model, tokenizer = load_policy(folder)
     learner: Any = PlayedModel(model=model, tokenizer=tokenizer, weights=None)  # type: ignore[arg-type]
-    run = StudentRun(folder=Path(folder), out=tmp_path, learner=learner, max_turns=3)
+    run = RunInfo(folder=Path(folder), out=tmp_path, learner=learner, max_turns=3)
     play = PlayConfig(preset="verl-agent", env_kwargs='{"on_invalid": "reject"}')
-    rollouts = open_rollouts(RolloutConfig(play=play), run)
-    request = CollectRequest(step=1, episodes=1, group=1, max_turns=3, temperature=1.0)
+    rollouts = StudentRollouts(RolloutConfig(play=play), run)
+    request = RolloutRequest(step=1, episodes=1, group=1, max_turns=3, temperature=1.0)
     (episode,) = rollouts.collect(None, 0.0)(request)
     rollouts.close()
     assert (episode.depth, len(episode.segments)) == (3, 3)

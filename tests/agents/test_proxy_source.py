@@ -15,7 +15,7 @@ import pytest
 from turngym.agents.judges.judges import WordJudge
 from turngym.agents.proxy.judging import SessionBuffer, SessionHints
 from turngym.envs.core.episode import Episode, Status, Turn
-from turngym.envs.core.protocols import CollectRequest, JudgeRequest
+from turngym.envs.core.protocols import JudgeRequest, RolloutRequest
 from turngym.envs.core.task import Task, Verdict
 
 user = tools.user
@@ -76,8 +76,8 @@ def make() -> Iterator[Callable[..., tuple[SessionBuffer, Log]]]:
         one.close()
 
 
-def ask(step: int, episodes: int = 64) -> CollectRequest:
-    return CollectRequest(step=step, episodes=episodes, max_turns=50)
+def ask(step: int, episodes: int = 64) -> RolloutRequest:
+    return RolloutRequest(step=step, episodes=episodes, max_turns=50)
 
 
 def test_the_engine_rests_from_a_batch_to_its_update(make: Any) -> None:

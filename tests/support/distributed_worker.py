@@ -20,7 +20,7 @@ from distributed_cases import command
 
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.scripts.train import parse, run
 from turngym.trainers.distributed import distribute_trainer, world_of
 from turngym.trainers.models import load_model
@@ -68,7 +68,7 @@ def failing_collect(world: World, out: Path) -> list[str]:
     made = trainer(world, out)
     source = made.collect.collect
 
-    def collect(request: CollectRequest) -> Any:
+    def collect(request: RolloutRequest) -> Any:
         if request.step == 2 and world.rank == 1:
             raise ValueError("the environment of process 1 is gone")
         return source(request)
@@ -90,7 +90,7 @@ def interrupted(world: World, out: Path) -> list[str]:
     made = trainer(world, out)
     source = made.collect.collect
 
-    def collect(request: CollectRequest) -> Any:
+    def collect(request: RolloutRequest) -> Any:
         if request.step == 2 and world.rank == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return source(request)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from turngym.envs.core.episode import Episode, Origin, Status, Turn
-from turngym.envs.core.protocols import CollectRequest, EvalPoint
+from turngym.envs.core.protocols import EvalPoint, RolloutRequest
 from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.algorithms import turnopd
 from turngym.trainers.algorithms.turnopd import DepthConfig
@@ -86,13 +86,13 @@ def demonstrations(count: int, seed: int = 0) -> list[Episode]:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A `Collect`: observations are random ids, responses are sampled from the student."""
+    """A `RolloutSource`: observations are random ids, responses are sampled from the student."""
 
     model: Any
     pause: float = 0.0
 
     @torch.no_grad()
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         time.sleep(self.pause)
         rng = np.random.default_rng((11, request.step))
         depth = min(max(LENGTHS), request.max_turns)

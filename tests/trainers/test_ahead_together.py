@@ -12,7 +12,7 @@ import pytest
 import torch
 from thread_world import in_world
 
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.distributed import PlayedAheadTogether, SharedCollect
 from turngym.trainers.schedule import AsyncRollout, Planned, WeightSnapshot
@@ -22,7 +22,7 @@ EPISODES, STEPS = 5, 6
 
 
 def planned(step: int) -> Planned:
-    request = CollectRequest(step=step, episodes=EPISODES, group=1, max_turns=3, temperature=1.0)
+    request = RolloutRequest(step=step, episodes=EPISODES, group=1, max_turns=3, temperature=1.0)
     return Planned(plan=DepthPlan(cap=3), request=request)
 
 
@@ -40,7 +40,7 @@ class Process:
         self.order = AsyncRollout(staleness=staleness, last=STEPS, snapshot=snapshot, together=together)
         self.collect = SharedCollect(collect=self.play, world=world, model=None, servers=self.servers)
 
-    def play(self, request: CollectRequest) -> Any:
+    def play(self, request: RolloutRequest) -> Any:
         if self.servers is not None:
             self.servers.shared.begins(request.step)
         time.sleep(self.slow * (request.step % 2))
@@ -138,7 +138,7 @@ def test_a_share_that_fails_ends_all_where_they_meet() -> None:
         process = Process(world, None, 1)
         inner = process.play
 
-        def play(request: CollectRequest) -> Any:
+        def play(request: RolloutRequest) -> Any:
             if world.rank == 1 and request.step == 3:
                 raise ValueError("the environment is gone")
             return inner(request)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, Targets
 from turngym.trainers.algorithms import luffy, opd, sft, tcod, turnopd
 from turngym.trainers.algorithms.tcod import DepthSchedule
@@ -37,7 +37,7 @@ DISTILL = DistillConfig(top_k=8)
 
 
 def rollouts(model: Any, step: int = 1, temperature: float = 1.0) -> list[Any]:
-    return toy.Sampled(model)(CollectRequest(step=step, episodes=12, max_turns=6, temperature=temperature))
+    return toy.Sampled(model)(RolloutRequest(step=step, episodes=12, max_turns=6, temperature=temperature))
 
 
 def gradient(model: Any, algorithm: Algorithm, batch: RolloutBatch, targets: Targets, forward: Forward) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 import toy_run as toy
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
@@ -34,7 +34,7 @@ class Played:
         self._collect = toy.Sampled(model)
         self.snapshot = WeightSnapshot(student, model, lambda version: setattr(self, "version", version))
 
-    def __call__(self, request: CollectRequest) -> list[Episode]:
+    def __call__(self, request: RolloutRequest) -> list[Episode]:
         self.log.append((request.step, self.version, request.max_turns))
         played = self._collect(request)
         return [replace(e, turns=tuple(replace(t, policy_version=self.version) for t in e.turns)) for e in played]
@@ -105,7 +105,7 @@ def test_a_stopped_run_plays_what_was_under_way_again(tmp_path: Path) -> None:
     whole.train()
     stopped, played = stale(tmp_path / "stopped", 2)
 
-    def broken(request: CollectRequest) -> list[Episode]:
+    def broken(request: RolloutRequest) -> list[Episode]:
         if request.step == 6:
             raise KeyboardInterrupt
         return played(request)
@@ -156,13 +156,13 @@ def test_an_interrupt_before_a_batch_is_noted_breaks_it_off(tmp_path: Path) -> N
         assert begun.wait(60)
         raise KeyboardInterrupt
 
-    def playing(request: CollectRequest) -> list[Episode]:
+    def playing(request: RolloutRequest) -> list[Episode]:
         begun.set()
         assert stop.wait(60), "close waited for the batch"
         return []
 
     order._player.submit = interrupted
-    plan, request = DepthPlan(cap=6, probe=True), CollectRequest(step=1, episodes=12, max_turns=6, temperature=1.0)
+    plan, request = DepthPlan(cap=6, probe=True), RolloutRequest(step=1, episodes=12, max_turns=6, temperature=1.0)
     with pytest.raises(KeyboardInterrupt):
         order(1, lambda step: Planned(plan=plan, request=request), playing)
     order.close()
@@ -173,7 +173,7 @@ def test_a_failed_batch_stops_the_run_and_what_is_played_is_broken_off(tmp_path:
     made, played = stale(tmp_path / "run", 1)
     stop = threading.Event()
 
-    def failing(request: CollectRequest) -> list[Episode]:
+    def failing(request: RolloutRequest) -> list[Episode]:
         if request.step == 2:
             raise ValueError("no such house")
         if request.step == 3:

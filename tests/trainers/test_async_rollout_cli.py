@@ -14,7 +14,7 @@ from turngym.agents.executor.workers import CancellableRollout
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.envs.core.trace import read_episodes
 from turngym.scripts import train
@@ -118,7 +118,7 @@ def test_a_stopped_run_that_played_ahead_resumes_to_the_same_rows(models: Path, 
     assert isinstance(made.order, AsyncRollout)
     source = made.collect
 
-    def interrupted(request: CollectRequest) -> Any:
+    def interrupted(request: RolloutRequest) -> Any:
         if request.step == 2:
             raise KeyboardInterrupt
         return source(request)
@@ -150,4 +150,4 @@ def test_a_rollout_in_this_process_can_be_broken_off(models: Path, tmp_path: Pat
     assert isinstance(play, CancellableRollout)
     play.cancel()
     with pytest.raises(ExecutorError, match="cancelled"):
-        made.collect(CollectRequest(step=1, episodes=2, max_turns=2))
+        made.collect(RolloutRequest(step=1, episodes=2, max_turns=2))

@@ -27,7 +27,7 @@ from thread_world import in_world
 from turngym.agents.sglang.fleet import WeightVersions
 from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
@@ -120,10 +120,10 @@ def test_what_fails_in_one_process_ends_all() -> None:
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_shares_of_episodes_and_scores_come_back_in_order(size: int) -> None:
     model = toy.tiny(1)
-    request = CollectRequest(step=1, episodes=4, max_turns=6)
+    request = RolloutRequest(step=1, episodes=4, max_turns=6)
     whole = toy.Sampled(model)(request)
 
-    def play(request: CollectRequest) -> list[Any]:
+    def play(request: RolloutRequest) -> list[Any]:
         assert request.share[1] == size
         return request.own(whole)
 
@@ -310,7 +310,7 @@ def test_a_process_that_fails_ends_all_with_its_error(runs: Path) -> None:
 def test_a_source_that_plays_everything_everywhere_is_refused(runs: Path) -> None:
     first, _ = failure(runs, "deaf_collect")
     assert "share 0 of 2 is 3 of 5 episodes, but function gave 5" in first
-    assert "CollectRequest.own" in first
+    assert "RolloutRequest.own" in first
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ import turngym.envs
 from turngym.agents.collect import SharedEnv
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
@@ -82,7 +82,7 @@ def recorded(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pyte
     folder = tmp_path_factory.mktemp("traces")
     for name in ("grpo", "sft"):
         made = build_trainer(train.parse(command(model, folder / "run", name, request.param)))
-        asked = CollectRequest(step=1, episodes=2, max_turns=2, group=made.algorithm.group)
+        asked = RolloutRequest(step=1, episodes=2, max_turns=2, group=made.algorithm.group)
         with TraceWriter(folder / f"{name}.jsonl") as writer:
             for episode in made.collect(asked):
                 writer.write(episode)

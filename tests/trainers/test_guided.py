@@ -32,9 +32,9 @@ def test_the_share_goes_down_in_a_cosine() -> None:
     assert found == pytest.approx([(1 + cos(pi / 8)) / 2, 0.5, 0.0, 0.0, 0.0], abs=1e-12)
     assert cosine_share(2, 10, start=0.6, ratio=0.4) == pytest.approx(0.3)
     assert cosine_share(1, 10, start=0.6, ratio=0.3) == pytest.approx(0.6 * 0.75)
-    assert CosineGuide(total=10).share(4) == pytest.approx(0.5)
-    assert CosineGuide(total=10, start=0.6, ratio=0.3).share(1) == pytest.approx(0.45)
-    assert CosineGuide(total=20, start=0.6, ratio=0.3).share(2) == pytest.approx(0.45)
+    assert CosineGuide(total=10)(4) == pytest.approx(0.5)
+    assert CosineGuide(total=10, start=0.6, ratio=0.3)(1) == pytest.approx(0.45)
+    assert CosineGuide(total=20, start=0.6, ratio=0.3)(2) == pytest.approx(0.45)
 
 
 @given(total=st.integers(1, 200), start=st.floats(0, 1), ratio=st.floats(0.01, 1))

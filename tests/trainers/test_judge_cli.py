@@ -15,7 +15,7 @@ from turngym.agents.options import JudgeOptions
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.trace import read_trace
 from turngym.scripts import train
 from turngym.trainers.judged import JudgedCollect
@@ -85,7 +85,7 @@ def test_a_model_judges_and_a_stopped_run_resumes_to_the_same_rows(model: Path, 
     made = build_trainer(train.parse(words))
     source = made.collect
 
-    def interrupted(request: CollectRequest) -> Any:
+    def interrupted(request: RolloutRequest) -> Any:
         if request.step == 2:
             raise KeyboardInterrupt
         return source(request)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from turngym.envs.core.episode import Episode, Status, next_state
-from turngym.envs.core.protocols import CollectRequest, Judgment
+from turngym.envs.core.protocols import Judgment, RolloutRequest
 from turngym.envs.core.trace import episode_from_json, episode_to_json
 from turngym.trainers.batch import pack
 from turngym.trainers.judged import (
@@ -187,7 +187,7 @@ def test_hints_without_a_prompt_are_dropped(three: Episode) -> None:
     assert (row["judge/hints"], row["judge/hints_refused"], row["judge/turns_masked"]) == (1, 1, 2)
 
 
-REQUEST = CollectRequest(step=3, episodes=1, max_turns=3)
+REQUEST = RolloutRequest(step=3, episodes=1, max_turns=3)
 
 
 def test_collected_episodes_come_judged_and_are_recorded(three: Episode) -> None:

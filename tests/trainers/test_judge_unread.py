@@ -10,7 +10,7 @@ import judged as tools
 import pytest
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import CollectRequest, Judgment
+from turngym.envs.core.protocols import Judgment, RolloutRequest
 from turngym.envs.core.trace import episode_from_json, episode_to_json
 from turngym.trainers.judged import JudgedCollect, JudgeError, UnreadVotes, judge_row, judged
 
@@ -88,9 +88,9 @@ def test_a_source_stops_after_it_has_kept_what_was_written(make_episode: Make) -
         record=lambda request, found: kept.append(request.step),
     )
     for step in (1, 2):
-        source(CollectRequest(step=step, episodes=1, max_turns=3))
+        source(RolloutRequest(step=step, episodes=1, max_turns=3))
     with pytest.raises(JudgeError, match="step 3: 3 of 3 votes"):
-        source(CollectRequest(step=3, episodes=1, max_turns=3))
+        source(RolloutRequest(step=3, episodes=1, max_turns=3))
     assert kept == [1, 2, 3]
 
 

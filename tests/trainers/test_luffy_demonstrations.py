@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from turngym.agents import load_world, play_episodes
+from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.envs.core.trace import TraceWriter, episode_from_json, episode_to_json, read_trace
 from turngym.scripts import train
@@ -45,13 +46,15 @@ def collected(words: list[str]) -> tuple[Any, list[Episode]]:
     prefix = trainer.algorithm.prefix
     group = trainer.algorithm.group
     episodes = trainer.run.episodes
-    request = CollectRequest(
+    request = RolloutRequest(
         step=1,
         episodes=episodes,
         max_turns=8,
         group=group,
-        prefix_ratios=() if prefix is None else prefix.ratios(1, episodes // group),
-        prefix_unit=getattr(prefix, "unit", "turns"),
+        plan=PlayPlan(
+            prefix_ratios=() if prefix is None else prefix(1, episodes // group),
+            prefix_unit=trainer.algorithm.prefix_unit,
+        ),
     )
     return trainer, trainer.collect(request)
 
@@ -164,7 +167,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("traces") / "shown.jsonl"
     kwargs = {**WORLD.make, "split": "generated", "max_turns": 8}
     trainer = build_trainer(train.parse(command(path.parent / "none", "grpo", "--grpo.n", "4", episodes=32)))
-    tasks = [e.task.task_id for e in trainer.collect(CollectRequest(step=1, episodes=8, max_turns=1, group=1))]
+    tasks = [e.task.task_id for e in trainer.collect(RolloutRequest(step=1, episodes=8, max_turns=1, group=1))]
     for agent in (f"model:{TEACHER}", "expert"):
         more: dict[str, Any] = {"env_kwargs": kwargs, "progress": False, "threads": 1}
         more["append"] = path.exists()
@@ -264,7 +267,7 @@ def test_sft_imitates_a_model_and_leaves_out_what_did_not_succeed(tmp_path: Path
 def test_tcod_goes_back_from_the_end_of_a_models_demonstration(tmp_path: Path) -> None:
     asked = ("--demonstrations", f"model:{TEACHER}", "--demonstration-success", "--teacher", str(TEACHER))
     trainer = build_trainer(train.parse(command(tmp_path / "run", "tcod", "--tcod.direction", "b2f", *asked)))
-    found = trainer.collect(CollectRequest(step=1, episodes=8, max_turns=8, demonstration_turns=1))
+    found = trainer.collect(RolloutRequest(step=1, episodes=8, max_turns=8, plan=PlayPlan(demonstration_turns=1)))
     assert {e.meta["demonstration"] for e in found} == {"used", "unsolved"}
     for episode in found:
         shown = [turn.origin for turn in episode.turns].count("demonstration")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import SHORT, Episode, Status
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.collecting import DatasetCollect
 
 
@@ -14,7 +15,7 @@ def test_the_rest_of_a_partial_probe_is_cut_and_marked(make_episode: Callable[..
     turns = [([1], [2]), ([3], [4]), ([5], [6]), ([7], [8])]
     # recorded by a partial probe: what stood in its meta then says nothing about this step
     recorded = [replace(make_episode(turns, number=n), meta={SHORT: 9, "agent": "a"}) for n in range(4)]
-    asked = CollectRequest(step=1, episodes=4, max_turns=3, short_episodes=1, short_turns=2)
+    asked = RolloutRequest(step=1, episodes=4, max_turns=3, plan=PlayPlan(short_episodes=1, short_turns=2))
     played = DatasetCollect(episodes=recorded, cut=True)(asked)
     assert [episode.depth for episode in played] == [3, 3, 3, 2]
     assert all(episode.status is Status.TRUNCATED_DEPTH for episode in played)

@@ -15,7 +15,7 @@ import torch
 import toy_run as toy
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithm import Tokens
 from turngym.trainers.algorithms import opd_hints
 from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
@@ -97,7 +97,7 @@ def test_a_stopped_run_resumes_to_the_same_rows(tmp_path: Path, form: str, teach
     stopped = trainer(tmp_path / "stopped", form, teacher)
     source = stopped.collect
 
-    def interrupted(request: CollectRequest) -> list[Episode]:
+    def interrupted(request: RolloutRequest) -> list[Episode]:
         if request.step == 3:
             raise KeyboardInterrupt
         return source(request)

@@ -37,7 +37,7 @@ from turngym.trainers.microbatch import (
     split_rows,
 )
 from turngym.trainers.optimizer_step import Forward, accumulate
-from turngym.trainers.run_folder import as_begun
+from turngym.trainers.run_folder import with_saved_settings
 from turngym.trainers.scorer import LocalScorer
 
 torch.set_num_threads(1)
@@ -205,12 +205,12 @@ def test_a_run_that_was_begun_without_it_goes_on_without_it(tmp_path: Path) -> N
 
 
 def test_what_a_run_goes_on_with(tmp_path: Path) -> None:
-    assert as_begun(RunConfig(), tmp_path).packing == "auto"  # nothing began here
+    assert with_saved_settings(RunConfig(), tmp_path).packing == "auto"  # nothing began here
     begun(tmp_path / "run", "auto")
-    assert as_begun(RunConfig(), tmp_path / "run").packing == "auto"
+    assert with_saved_settings(RunConfig(), tmp_path / "run").packing == "auto"
     begun(tmp_path / "on", "on")
-    assert as_begun(RunConfig(), tmp_path / "on").packing == "on"
-    assert as_begun(RunConfig(packing="off"), tmp_path / "on").packing == "off"
+    assert with_saved_settings(RunConfig(), tmp_path / "on").packing == "on"
+    assert with_saved_settings(RunConfig(packing="off"), tmp_path / "on").packing == "off"
     with pytest.raises(SettingsError, match="valid: auto, on, off"):
         from_table(RunConfig, {"packing": "yes"}, "test")
 

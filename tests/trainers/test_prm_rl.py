@@ -13,7 +13,7 @@ import torch
 import toy_run as toy
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import CollectRequest, JudgeRequest
+from turngym.envs.core.protocols import JudgeRequest, RolloutRequest
 from turngym.trainers.algorithm import Tokens
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.batch import pack
@@ -109,7 +109,7 @@ def test_it_learns_what_the_judge_likes_and_resumes_to_the_same_rows(tmp_path: P
     stopped = trainer(tmp_path / "stopped")
     source = stopped.collect
 
-    def interrupted(request: CollectRequest) -> list[Episode]:
+    def interrupted(request: RolloutRequest) -> list[Episode]:
         if request.step == 4:
             raise KeyboardInterrupt
         return source(request)

@@ -11,7 +11,7 @@ import torch
 import toy_run as toy
 
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig, add_adapters
@@ -73,7 +73,7 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, stopped: int) -> N
     made = trainer(tmp_path / "run", 2)
     source = made.collect
 
-    def interrupted(request: CollectRequest) -> list[Episode]:
+    def interrupted(request: RolloutRequest) -> list[Episode]:
         if request.step == stopped + 1:
             raise KeyboardInterrupt
         return source(request)

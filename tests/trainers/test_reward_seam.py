@@ -14,7 +14,7 @@ from own_rewards import thrift
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import NamedReward, PluginError, RewardError, find_reward
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.scripts import train
 from turngym.scripts.train import help_lines
@@ -26,7 +26,7 @@ from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 THRIFT = ("--reward", "own_rewards:thrift")
-REQUEST = CollectRequest(step=1, episodes=2, max_turns=3)
+REQUEST = RolloutRequest(step=1, episodes=2, max_turns=3)
 
 
 def command(student: Path, out: Path, algorithm: str, *more: str) -> list[str]:
@@ -87,7 +87,7 @@ def test_the_option_reaches_advantages_filters_and_metrics(student: Path, tmp_pa
     out, group = tmp_path / "run", f"--{algorithm}.n"
     # luffy's first episode of a group is demonstrated, and its baseline comes from the other three
     trainer = build_trainer(train.parse(command(student, out, algorithm, group, "4", *THRIFT)))
-    found = trainer.collect(CollectRequest(step=1, episodes=4, max_turns=2, group=4))
+    found = trainer.collect(RolloutRequest(step=1, episodes=4, max_turns=2, group=4))
     assert [e.episode_return for e in found] == [pytest.approx(thrift(e)) for e in found]
     assert max(e.episode_return for e in found) > 9.0
     assert trainer.algorithm.select is not None

@@ -48,15 +48,15 @@ def test_a_changed_byte_of_a_checkpoint_is_refused(run: Path, name: str, capsys:
     assert f"{path.name} was changed after it was written (its checksum differs)" in capsys.readouterr().err
 
 
-def test_a_changed_state_is_refused_and_one_of_older_versions_is_read(run: Path) -> None:
+def test_a_changed_state_is_refused(run: Path) -> None:
     path = latest_checkpoint(run) / "state.json"
-    state = read_state(path.parent)
     text = path.read_text()
     path.write_text(text.replace('"evaluated": ', '"evaluated": 1'))
     with pytest.raises(CheckpointError, match=r"state\.json was changed after it was written"):
         read_state(path.parent)
     path.write_text(text[: text.rindex(",")] + "}")
-    assert read_state(path.parent) == state
+    with pytest.raises(CheckpointError, match=r"state\.json was changed after it was written"):
+        read_state(path.parent)
     path.write_text("[]")
     with pytest.raises(CheckpointError, match="holds no object"):
         read_state(path.parent)

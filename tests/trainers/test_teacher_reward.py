@@ -47,7 +47,7 @@ class Slope:
 class Flat:
     """A critic with fixed values."""
 
-    def values(self, batch: RolloutBatch) -> Any:
+    def __call__(self, batch: RolloutBatch) -> Any:
         return np.array([0.5, 1.0, 1.5, 0.0, 1.0], np.float32)
 
 
@@ -121,7 +121,7 @@ def test_critic_advantages_by_hand(make_episode: Callable[..., Episode]) -> None
     np.testing.assert_allclose(targets.advantage_N, (wanted - wanted.mean()) / wanted.std(ddof=1), rtol=1e-5)
     plain = replace(signal, whiten="none")(pack(pair), pair, SCORERS)
     np.testing.assert_allclose(plain.advantage_N, wanted, rtol=1e-5)
-    np.testing.assert_allclose(targets.return_N, wanted + Flat().values(pack(pair)), rtol=1e-5)
+    np.testing.assert_allclose(targets.return_N, wanted + Flat()(pack(pair)), rtol=1e-5)
     np.testing.assert_allclose(targets.value_N, [0.5, 1.0, 1.5, 0.0, 1.0])
     np.testing.assert_allclose(targets.label_logp_N, [-1.0, -1.1, -1.2, -2.0, -2.1], rtol=1e-6)
     plain = CriticAdvantage(reward=None, env_coef=3.0, lam=1.0)(pack(pair), pair, Scorers(**_no_teacher()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ import torch
 
 from turngym.agents.collect import LiveCollect, step_jobs
 from turngym.agents.mixed_policy import guided_player, mixed_player
+from turngym.agents.play_plan import PlayPlan
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.settings import read_toml
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import train
-from turngym.trainers import rollouts as student_rollouts
 from turngym.trainers.config import RunConfig
 from turngym.trainers.metrics import known_metric, read_metrics, table
 from turngym.trainers.models import load_model, save_model, tiny_qwen3
@@ -129,7 +130,8 @@ def test_a_served_teacher_scores_at_the_distillation_temperature(
         asked.append((size, temperature))
         return "teacher", size
 
-    monkeypatch.setattr(student_rollouts, "teacher_scorer", served)
+    # by import_module: `turngym.trainers.train` is the function of that name, too
+    monkeypatch.setattr(import_module("turngym.trainers.train"), "teacher_scorer", served)
     words = command(models, tmp_path / "run", "opd", "--teacher-server", "http://127.0.0.1:1", "--temperature", "0.5")
     made: Any = build_trainer(train.parse([*words, "--distill.temperature", "2.5"]))
     assert asked == [(made.vocab_size, 2.5)]
@@ -146,7 +148,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
     made = build_trainer(parsed)
     source = made.collect
 
-    def interrupted(request: CollectRequest) -> Any:
+    def interrupted(request: RolloutRequest) -> Any:
         if request.step == 3:
             raise KeyboardInterrupt
         return source(request)
@@ -200,7 +202,7 @@ def test_the_last_steps_rollouts_are_kept_as_they_were_trained_on(models: Path, 
 def test_players_and_their_loops_are_those_of_the_command_line(models: Path, tmp_path: Path) -> None:
     def collected(*words: str) -> list[list[str]]:
         made = build_trainer(train.parse(command(models, tmp_path / "run", "sft", *words)))
-        episodes = made.collect(CollectRequest(step=1, episodes=6, max_turns=3, temperature=1.0))
+        episodes = made.collect(RolloutRequest(step=1, episodes=6, max_turns=3, temperature=1.0))
         return [[turn.origin for turn in episode.turns] for episode in episodes]
 
     assert collected("--players", "repeat:1", "--loop-after", "1") == [["demonstration", "policy", "policy"]] * 6
@@ -245,7 +247,7 @@ def test_a_resumed_run_keeps_who_shows_and_who_is_compared(models: Path, tmp_pat
 
 def test_sft_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
     made = build_trainer(train.parse(command(models, tmp_path / "x", "sft")))
-    episodes = made.collect(CollectRequest(step=1, episodes=4, max_turns=3))
+    episodes = made.collect(RolloutRequest(step=1, episodes=4, max_turns=3))
     with TraceWriter(tmp_path / "expert.jsonl") as writer:
         for episode in episodes:
             writer.write(episode)
@@ -287,7 +289,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Path, tmp_path: Path) -> None:
     words = command(models, tmp_path / "run", "grpo-kd", "--grpo-kd.n", "2", "--grpo-kd.teacher-mix", "0.5")
     made = build_trainer(train.parse([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]))
-    turns = [turn for e in made.collect(CollectRequest(step=1, episodes=4, max_turns=3, group=2)) for turn in e.turns]
+    turns = [turn for e in made.collect(RolloutRequest(step=1, episodes=4, max_turns=3, group=2)) for turn in e.turns]
     own = np.concatenate([np.isfinite(turn.logprobs) for turn in turns])
     assert 0.2 < own.mean() < 0.8
     assert made.evaluate is not None
@@ -303,7 +305,7 @@ def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: P
     made = build_trainer(train.parse([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]))
 
     def played(share: float) -> list[Any]:
-        asked = CollectRequest(step=1, episodes=4, max_turns=6, teacher_turns=share)
+        asked = RolloutRequest(step=1, episodes=4, max_turns=6, plan=PlayPlan(teacher_turns=share))
         return [turn for episode in made.collect(asked) for turn in episode.turns]
 
     turns = played(0.5)
@@ -326,8 +328,8 @@ def test_a_step_asks_for_the_share_of_its_schedule(models: Path, tmp_path: Path)
     made = build_trainer(train.parse([*words, "--guided-opd.ratio", "0.8"]))
     play = made.collect
 
-    def heard(request: CollectRequest) -> Any:
-        asked.append(request.teacher_turns)
+    def heard(request: RolloutRequest) -> Any:
+        asked.append(request.plan.teacher_turns)
         return play(request)
 
     made.collect = heard
@@ -343,14 +345,14 @@ def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> 
     trainer = build_trainer(train.parse([*words, "--env-kwargs", part, "--episodes", "64"]))
     assert isinstance(trainer.collect, LiveCollect)
     with pytest.raises(PanelError, match="evaluation tasks are also training tasks"):
-        trainer.collect(CollectRequest(step=1, episodes=64, max_turns=1))
+        trainer.collect(RolloutRequest(step=1, episodes=64, max_turns=1))
 
 
 def test_jobs_follow_from_seed_and_step() -> None:
     ids = [f"t{n}" for n in range(6)]
-    one = [step_jobs(ids, 3, CollectRequest(step=k, episodes=4, max_turns=1)) for k in (1, 2, 3)]
+    one = [step_jobs(ids, 3, RolloutRequest(step=k, episodes=4, max_turns=1)) for k in (1, 2, 3)]
     names = [job.task_id for jobs in one for job in jobs]
     assert sorted(names[:6]) == sorted(names[6:]) == ids
     assert len({job.seed for jobs in one for job in jobs}) == 3
-    assert one[1] == step_jobs(ids, 3, CollectRequest(step=2, episodes=4, max_turns=9))
+    assert one[1] == step_jobs(ids, 3, RolloutRequest(step=2, episodes=4, max_turns=9))
     assert RunConfig().seed == 0

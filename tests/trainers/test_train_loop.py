@@ -16,9 +16,10 @@ import pytest
 import torch
 import toy_run as toy
 
+from turngym.agents.play_plan import PlayPlan
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import CollectRequest, EvalPoint
+from turngym.envs.core.protocols import EvalPoint, RolloutRequest
 from turngym.trainers.algorithms import opd, sft
 from turngym.trainers.checkpoint import list_checkpoints
 from turngym.trainers.collecting import DatasetCollect
@@ -69,7 +70,7 @@ def test_table_reads_columns(finished: Path) -> None:
 
 
 def test_collect_is_asked_for_the_planned_depth(tmp_path: Path) -> None:
-    asked: list[CollectRequest] = []
+    asked: list[RolloutRequest] = []
     made = toy.trainer(tmp_path / "run", steps=4)
     source = made.collect
     made.collect = lambda request: (asked.append(request), source(request))[1]
@@ -111,35 +112,35 @@ def test_distilling_a_model_into_itself_changes_little(tmp_path: Path) -> None:
 def test_data_set_epochs_are_permutations() -> None:
     episodes = toy.demonstrations(7)
     source = DatasetCollect(episodes=episodes, seed=1)
-    seen = [e.task.task_id for k in range(1, 8) for e in source(CollectRequest(step=k, episodes=3, max_turns=9))]
+    seen = [e.task.task_id for k in range(1, 8) for e in source(RolloutRequest(step=k, episodes=3, max_turns=9))]
     assert set(Counter(seen).values()) == {3}
     assert len(set(seen[:7])) == len(set(seen[7:14])) == 7
     assert seen[:7] != seen[7:14]
-    again = DatasetCollect(episodes=episodes, seed=1)(CollectRequest(step=5, episodes=3, max_turns=9))
+    again = DatasetCollect(episodes=episodes, seed=1)(RolloutRequest(step=5, episodes=3, max_turns=9))
     assert [e.task.task_id for e in again] == seen[12:15]
     with pytest.raises(TurngymError, match="no episodes"):
-        DatasetCollect(episodes=[])(CollectRequest(step=1, episodes=3, max_turns=9))
+        DatasetCollect(episodes=[])(RolloutRequest(step=1, episodes=3, max_turns=9))
     with pytest.raises(TurngymError, match="cannot use trace files"):
-        source(CollectRequest(step=1, episodes=3, max_turns=9, demonstration_turns=2))
+        source(RolloutRequest(step=1, episodes=3, max_turns=9, plan=PlayPlan(demonstration_turns=2)))
 
 
 def test_recorded_attempts_at_a_task_are_groups() -> None:
     one, two, three = toy.demonstrations(3)
     recorded = [replace(e, sample=n) for n, e in enumerate((one, two, one, one, two, three, one, one))]
     source = DatasetCollect(episodes=recorded, seed=1)
-    steps = [source(CollectRequest(step=k, episodes=4, max_turns=9, group=2)) for k in (1, 2, 3)]
+    steps = [source(RolloutRequest(step=k, episodes=4, max_turns=9, group=2)) for k in (1, 2, 3)]
     for episodes in steps:
         assert [e.group for e in episodes] == [0, 0, 1, 1]
     # task 0 has samples 0, 2 | 3, 6 and one left over, task 1 has 1, 4; task 2 was played once
     pairs = [tuple(e.sample for e in episodes[i : i + 2]) for episodes in steps for i in (0, 2)]
     assert sorted(pairs) == sorted([(0, 2), (3, 6), (1, 4)] * 2)
     with pytest.raises(TurngymError, match=r"no task of the 3 in the data set has 6 episodes to compare, at most 5"):
-        source(CollectRequest(step=1, episodes=6, max_turns=9, group=6))
+        source(RolloutRequest(step=1, episodes=6, max_turns=9, group=6))
 
 
 def test_recorded_episodes_end_at_the_depth_cap_if_asked() -> None:
     (long,) = [e for e in toy.demonstrations(4) if e.depth == 6]
-    request = CollectRequest(step=1, episodes=1, max_turns=4)
+    request = RolloutRequest(step=1, episodes=1, max_turns=4)
     assert DatasetCollect(episodes=[long])(request) == [long]
     (cut,) = DatasetCollect(episodes=[long], cut=True)(request)
     assert (cut.depth, cut.status, cut.success) == (4, Status.TRUNCATED_DEPTH, False)
@@ -153,7 +154,7 @@ def test_failed_episodes_are_counted_and_all_failed_is_an_error(tmp_path: Path) 
     source = made.collect
 
     def failing(share: int) -> Any:
-        def collect(request: CollectRequest) -> Any:
+        def collect(request: RolloutRequest) -> Any:
             return [
                 replace(e, status=Status.ERROR_ENV, meta={"error": "disk full"}) if n % share == 0 else e
                 for n, e in enumerate(source(request))
@@ -187,7 +188,7 @@ def test_ctrl_c_saves_and_the_rest_gives_the_same_numbers(tmp_path: Path, finish
         if at == when and step == (4 if at == "evaluate" else 5):
             signal.raise_signal(signal.SIGINT)
 
-    def collect(request: CollectRequest) -> Any:
+    def collect(request: RolloutRequest) -> Any:
         stop("collect", request.step)
         return source(request)
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.agents.play_plan import PlayPlan, depth_caps
 from turngym.envs.core.episode import Episode, Status
-from turngym.envs.core.protocols import CollectRequest
+from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers import optimizer_step as epochs
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets
@@ -30,7 +31,7 @@ from turngym.trainers.optimizer_step import (
 )
 from turngym.trainers.run_folder import RunState
 from turngym.trainers.token_weights import Static, TurnLevel, trajectory_weights
-from turngym.trainers.train_loop import Moment, TrainError, TrainLoop
+from turngym.trainers.train_loop import ClockReading, TrainError, TrainLoop
 from turngym.trainers.world import SINGLE
 
 # as the token loss gives them, at the five tokens 10 11 | 12 and 20 21 of the ragged episodes
@@ -79,8 +80,9 @@ class Bench:
         parts: dict[str, Any] = {
             "depth": self.depth,
             "group": 2,
-            "guide": SimpleNamespace(share=lambda step: step / 8),
-            "prefix": SimpleNamespace(ratios=lambda step, groups: ((step / 10,),) * groups),
+            "guide": lambda step: step / 8,
+            "prefix": lambda step, groups: ((step / 10,),) * groups,
+            "prefix_unit": "turns",
             "select": None,
             "origins": ("policy",),
             "target_fn": self.target_fn,
@@ -107,7 +109,7 @@ class Bench:
         state = RunState(step=3, depth=DepthState(hbar=7.0), train_seconds=100.0)
         log: Any = SimpleNamespace(write=self.rows.append)
         nothing: Any = None
-        critic: Any = "critic"
+        critic: Any = SimpleNamespace(values="its values")
         self.loop = TrainLoop(self.trainer, nothing, nothing, log, state, critic)
         self.episodes: list[Episode] = []
 
@@ -137,7 +139,7 @@ def learned(asked: list[Any], columns: dict[str, Any]) -> Callable[..., Epochs]:
 def stepped(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch, columns: dict[str, Any], **more: Any) -> Bench:
     bench, plan = Bench(**more), DepthPlan(cap=5, probe=True)
     monkeypatch.setattr(train_loop, "run_epochs", learned(bench.asked, columns))
-    now = Moment.now()
+    now = ClockReading.now()
     bench.loop._step(replace(now, wall=now.wall - 50.0, cpu=now.cpu - 40.0), plan, ragged)
     return bench
 
@@ -162,11 +164,17 @@ def test_a_step_hands_on_what_was_kept(ragged: list[Episode], monkeypatch: pytes
     bench = stepped(ragged, monkeypatch, COLUMNS, select=lambda episodes: episodes[::-1])
     labels, kept, scorers = bench.asked[0]
     assert (labels, kept) == ([20, 21, 10, 11, 12], ragged[::-1])
-    assert (scorers.teacher, scorers.reference, scorers.critic, scorers.step) == ("teacher", "reference", "critic", 4)
+    assert (scorers.teacher, scorers.reference, scorers.critic, scorers.step) == (
+        "teacher",
+        "reference",
+        "its values",
+        4,
+    )
     student: Any = scorers.student
     assert (student.model, student.vocab_size, student.temperature, student.max_tokens) == ("student", 60, 1.5, 77)
     model, _, batch, episodes, targets, algorithm, schedule, forward, critic = bench.asked[1]
-    assert (model, batch.label_N.tolist(), episodes, critic) == ("student", labels, kept, "critic")
+    assert (model, batch.label_N.tolist(), episodes) == ("student", labels, kept)
+    assert critic is bench.loop.critic
     assert targets.advantage_N is ONES
     assert algorithm is bench.trainer.algorithm
     assert schedule == Schedule(config=OptimizerConfig(lr=0.5), step=4, total_steps=9)
@@ -211,7 +219,7 @@ def test_a_step_in_which_nothing_is_kept(
     assert row["time/train_s"] == bench.loop.state.train_seconds > 100.0
     bench.trainer.on_update = None
     assert row["time/train_s"] == pytest.approx(150.0, abs=5.0)
-    bench.loop._skip(Moment.now(), DepthPlan(cap=5), ragged)
+    bench.loop._skip(ClockReading.now(), DepthPlan(cap=5), ragged)
     assert bench.loop.state.step == 5
 
 
@@ -240,22 +248,19 @@ def test_what_a_filter_says_is_in_the_row(ragged: list[Episode], monkeypatch: py
 def test_what_is_asked_of_the_rollouts(ragged: list[Episode]) -> None:
     bench = Bench()
     planned = bench.loop._planned(4)
-    assert planned.request == CollectRequest(
+    assert planned.request == RolloutRequest(
         step=4,
         episodes=6,
         max_turns=5,
         temperature=0.7,
-        demonstration_turns=3,
         group=2,
-        prefix_ratios=((0.4,), (0.4,), (0.4,)),
-        teacher_turns=0.5,
+        plan=PlayPlan(demonstration_turns=3, prefix_ratios=((0.4,), (0.4,), (0.4,)), teacher_turns=0.5),
     )
     assert planned.plan == DepthPlan(cap=5, probe=True, demonstration_turns=3)
     assert bench.depth.planned == [(DepthState(hbar=7.0), 4)]
-    assert Bench(prefix=None).loop._planned(4).request.prefix_ratios == ()
-    tokens = SimpleNamespace(ratios=lambda step, groups: ((1.0,),) * groups, unit="tokens")
-    assert Bench(prefix=tokens).loop._planned(4).request.prefix_unit == "tokens"
-    assert Bench(guide=None).loop._planned(4).request.teacher_turns == 0.0
+    assert Bench(prefix=None).loop._planned(4).request.plan.prefix_ratios == ()
+    assert Bench(prefix_unit="tokens").loop._planned(4).request.plan.prefix_unit == "tokens"
+    assert Bench(guide=None).loop._planned(4).request.plan.teacher_turns == 0.0
     bench.episodes = ragged
     _, plan, found = bench.loop._collect()
     assert (plan, found, bench.asked) == (planned.plan, ragged, ["the source"])
@@ -424,7 +429,7 @@ def test_a_step_at_full_depth_knows_its_failures(ragged: list[Episode], monkeypa
     cut = [replace(ragged[0], status=Status.TRUNCATED_DEPTH), ragged[1]]
 
     def failed(full_depth: bool) -> Any:
-        bench, now = Bench(), Moment.now()
+        bench, now = Bench(), ClockReading.now()
         monkeypatch.setattr(train_loop, "run_epochs", learned(bench.asked, COLUMNS))
         bench.loop._step(now, DepthPlan(cap=5, full_depth=full_depth), cut)
         return bench.rows[0]["turn/tokens_failure"]
@@ -435,13 +440,13 @@ def test_a_step_at_full_depth_knows_its_failures(ragged: list[Episode], monkeypa
 def test_what_a_partial_probe_asks_of_the_rollouts(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
 
-    def request(**plan: Any) -> CollectRequest:
+    def request(**plan: Any) -> RolloutRequest:
         monkeypatch.setattr(bench.depth, "plan", lambda state, step: DepthPlan(cap=50, adaptive_cap=11, **plan))
         return bench.loop._planned(4).request
 
     asked = request(probe=True, short_share=0.5)
-    assert (asked.max_turns, asked.short_episodes, asked.short_turns) == (50, 3, 11)
-    assert asked.caps == [50, 50, 50, 11, 11, 11]
-    assert request(probe=True, short_share=0.99).caps == [50, 11, 11, 11, 11, 11]
+    assert (asked.max_turns, asked.plan.short_episodes, asked.plan.short_turns) == (50, 3, 11)
+    assert depth_caps(asked) == [50, 50, 50, 11, 11, 11]
+    assert depth_caps(request(probe=True, short_share=0.99)) == [50, 11, 11, 11, 11, 11]
     whole = request(probe=True)
-    assert (whole.short_episodes, whole.short_turns, whole.caps) == (0, None, [50] * 6)
+    assert (whole.plan.short_episodes, whole.plan.short_turns, depth_caps(whole)) == (0, None, [50] * 6)

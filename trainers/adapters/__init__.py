@@ -1,1 +1,1 @@
-"""Other people's trainers on our environments: one file each, all thin over `TokenSession` and `Trajectory`."""
+"""Other people's trainers on our environments: one file each, all thin over `EpisodeSession` and `Trajectory`."""

@@ -14,18 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from turngym.agents.playing.episode_session import EpisodeSession, SessionPool, Stepped
 from turngym.agents.serving import JsonBodies
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import Generation
-from turngym.trainers.adapters.token_session import Stepped, TokenSession, TokenSessions, Trajectory
+from turngym.trainers.adapters.token_session import Trajectory
 
 # What OpenEnv's clients send, read: which episode a reset asks for, and ids that a client sampled.
 
 
 def which(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `TokenSessions.open` in the fields of a reset. Raises TurngymError for other types or ranges."""
+    """The arguments of `SessionPool.open` in the fields of a reset. Raises TurngymError for other types or ranges."""
     task_id = wanted.get("task_id")
     if task_id is not None and not isinstance(task_id, str):
         raise TurngymError(f"task_id is {task_id!r:.60}; it must be text")
@@ -56,7 +57,7 @@ def generation(action: Mapping[str, Any]) -> Generation:
     )
 
 
-def first(session: TokenSession) -> dict[str, Any]:
+def first(session: EpisodeSession) -> dict[str, Any]:
     """The fields of the first observation."""
     if session.done:
         raise TurngymError(f"the environment failed: {session.episode().meta.get('error')}")
@@ -65,7 +66,7 @@ def first(session: TokenSession) -> dict[str, Any]:
     return _fields(session, session.messages[-1]["content"], ids) | {"messages": session.messages}
 
 
-def act(session: TokenSession, action: Mapping[str, Any]) -> dict[str, Any]:
+def act(session: EpisodeSession, action: Mapping[str, Any]) -> dict[str, Any]:
     """Answer with one of `response` (text), `response_ids` with `logprobs`, or `action`; the next observation."""
     # None is a field that was left out: the action's model fills it in
     given = [name for name in ("response", "response_ids", "action") if action.get(name) is not None]
@@ -80,7 +81,7 @@ def act(session: TokenSession, action: Mapping[str, Any]) -> dict[str, Any]:
     return _fields(session, stepped.observation, stepped.observation_ids.tolist()) | _outcome(session, stepped)
 
 
-def app(sessions: TokenSessions, *, max_concurrent: int = 64) -> Any:
+def app(sessions: SessionPool, *, max_concurrent: int = 64) -> Any:
     """The FastAPI application; every client session plays its own episode. Raises MissingExtra without openenv.
 
     `reset(task_id=..., seed=..., sample=...)` chooses the episode; without a task it is drawn from seed and sample.
@@ -110,7 +111,7 @@ def app(sessions: TokenSessions, *, max_concurrent: int = 64) -> Any:
 
         def __init__(self) -> None:
             super().__init__()
-            self._session: TokenSession | None = None
+            self._session: EpisodeSession | None = None
             self._state = types.State(step_count=0)
 
         # fields by name: of others the server would make arguments of its own functions
@@ -155,12 +156,12 @@ def _complaint(text: str) -> str:
     return json.dumps({"type": "error", "data": {"message": text, "code": "INVALID_JSON"}})
 
 
-def _fields(session: TokenSession, text: str, ids: list[int]) -> dict[str, Any]:
+def _fields(session: EpisodeSession, text: str, ids: list[int]) -> dict[str, Any]:
     admissible = session.admissible
     return {"text": text, "observation_ids": ids, "admissible": None if admissible is None else list(admissible)}
 
 
-def _outcome(session: TokenSession, stepped: Stepped) -> dict[str, Any]:
+def _outcome(session: EpisodeSession, stepped: Stepped) -> dict[str, Any]:
     verdict = None if stepped.verdict is None else stepped.verdict.value
     outcome = {"reward": stepped.reward, "done": stepped.done, "verdict": verdict, "success": session.success}
     if not stepped.done:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from turngym.agents.playing.episode_session import EpisodeSession, SessionPool, Stepped
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
-from turngym.trainers.adapters.token_session import Stepped, TokenSession, TokenSessions
 
 Message = dict[str, str]
 
 
-def step_output(session: TokenSession, stepped: Stepped) -> dict[str, Any]:
+def step_output(session: EpisodeSession, stepped: Stepped) -> dict[str, Any]:
     """What `BaseTextEnv.step` returns. SkyRL appends the observations to the ids it sampled; none at the end."""
     observations = [] if stepped.done else [{"role": "user", "content": stepped.observation}]
     verdict = None if stepped.verdict is None else stepped.verdict.value
@@ -25,7 +25,7 @@ def step_output(session: TokenSession, stepped: Stepped) -> dict[str, Any]:
     }
 
 
-def environment(sessions: TokenSessions) -> type:
+def environment(sessions: SessionPool) -> type:
     """A subclass of `skyrl_gym.envs.base_text_env.BaseTextEnv` on `sessions`, to be registered under a name.
 
     SkyRL makes it as `cls(env_config=..., extras={...})`: `extras["task_id"]` says what is played; `seed` and `sample`
@@ -42,7 +42,7 @@ def environment(sessions: TokenSessions) -> type:
         def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
             super().__init__()
             self._wanted = {key: value for key, value in (extras or {}).items() if key in ("task_id", "seed", "sample")}
-            self._session: TokenSession | None = None
+            self._session: EpisodeSession | None = None
 
         def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
             self.close()
@@ -69,7 +69,7 @@ def environment(sessions: TokenSessions) -> type:
             if self._session is not None:
                 self._session.close()
 
-        def _playing(self) -> TokenSession:
+        def _playing(self) -> EpisodeSession:
             if self._session is None:
                 raise TurngymError("the SkyRL environment was stepped before init(prompt) began an episode")
             return self._session

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Generation
-from turngym.trainers.adapters.token_session import TokenSession, TokenSessions, Trajectory, play_async
+from turngym.trainers.adapters.token_session import Trajectory, play_async
 
 # SGLang behind slime's router, as the slime adapter asks it.
 
@@ -95,7 +96,7 @@ SPANS = "turngym_spans"
 """Where an aborted sample keeps its turns, so that the episode can go on."""
 
 
-def generate_function(sessions: TokenSessions, *, post: Post | None = None) -> GenerateSample:
+def generate_function(sessions: SessionPool, *, post: Post | None = None) -> GenerateSample:
     """`async generate(args, sample, sampling_params, evaluation=False)`: plays one episode and fills the sample.
 
     The task is `sample.metadata["task_id"]`, else the sample's prompt where that is text; the random stream is that of
@@ -152,7 +153,7 @@ def fill(sample: Any, episode: Episode, weight_versions: list[str], *, aborted: 
     return sample
 
 
-def _replay(sample: Any, session: TokenSession) -> list[str]:
+def _replay(sample: Any, session: EpisodeSession) -> list[str]:
     """Play the turns of an aborted sample again; the weights of each. Raises TurngymError where the world differs."""
     spans = (sample.metadata or {}).get(SPANS, ()) if sample.status.value == "aborted" else ()
     begin = len(sample.tokens) - sample.response_length

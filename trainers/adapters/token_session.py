@@ -1,106 +1,28 @@
-"""The seam to other people's trainers: an episode that is played by handing in sampled token ids."""
+"""What every adapter to another trainer shares: sessions played to their end, and an episode as prompt and response.
+
+An adapter opens an `EpisodeSession` for each episode, hands in the ids that the other trainer has sampled (they stay as
+they are: nothing is tokenized twice), and gives the finished episode back as a `Trajectory`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.playing.episode_session import EpisodeSession
 from turngym.envs.core.episode import Episode, Span, Status, Turn
 from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Policy, Sampling
-from turngym.envs.core.task import ToolSpec, Verdict
-
-
-class Stepped(Protocol):
-    """What one response led to."""
-
-    @property
-    def observation(self) -> str:
-        """What the environment says to the response."""
-
-    @property
-    def observation_ids(self) -> NDArray[np.int32]:
-        """What follows the response in the token ids before the next response; empty when the episode is over."""
-
-    @property
-    def reward(self) -> float: ...
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """None where the environment failed before it could judge."""
-
-    @property
-    def done(self) -> bool: ...
-
-
-class TokenSession(Protocol):
-    """One episode in progress. Sampled ids go in as they are and stay as they are: nothing is tokenized twice."""
-
-    @property
-    def request(self) -> GenerateRequest | None:
-        """What a policy must continue now; None when the episode is over or its context is full (which ends it)."""
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def admissible(self) -> tuple[str, ...] | None:
-        """What may be done now; None where any text may be."""
-
-    @property
-    def success(self) -> bool: ...
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The conversation so far as chat messages."""
-
-    def step(self, generation: Generation) -> Stepped:
-        """Answer with sampled ids. An action that cannot be read or played is data; a broken back end a status."""
-
-    def step_text(self, text: str) -> Stepped:
-        """Answer with text, for trainers that keep the ids themselves; it also works without a tokenizer."""
-
-    def step_action(self, action: str) -> Stepped:
-        """Answer with an action that the trainer has read from the response, a function call's argument."""
-
-    def end(self, status: Status, error: str = "") -> None:
-        """End the episode before its next response, for example because the engine failed."""
-
-    def episode(self) -> Episode:
-        """The record of a finished episode. Raises TurngymError before it is over."""
-
-    def close(self) -> None:
-        """Give the environment back; twice is fine."""
-
-
-class TokenSessions(Protocol):
-    """Opens sessions: `turngym.agents.playing.episode_session.SessionPool` is one."""
-
-    @property
-    def tool(self) -> ToolSpec: ...
-
-    @property
-    def sampling(self) -> Sampling:
-        """How responses are drawn."""
-
-    def task_ids(self) -> Sequence[str]: ...
-
-    def open(self, task_id: str | None = None, *, seed: int = 0, sample: int = 0, group: int = 0) -> TokenSession:
-        """Begin attempt `sample` at a task; None draws the task from `seed` and `sample`.
-
-        A back end that fails at once gives a session that is over; its episode has status `error_env`.
-        """
-
+from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Policy
 
 Generate = Callable[[GenerateRequest], Awaitable[Generation | Status]]
 """A server's continuation of one request, or the status with which the episode ends instead."""
 
 
-def play(sessions: Sequence[TokenSession], policy: Policy) -> list[Episode]:
+def play(sessions: Sequence[EpisodeSession], policy: Policy) -> list[Episode]:
     """Play all sessions to their end, everything that waits answered in one batch; closes them.
 
     A request that fails for good ends its own episode; where all of a batch fail, the first failure is raised.
@@ -135,10 +57,8 @@ def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Ge
         return failure.results
 
 
-async def play_async(session: TokenSession, generate: Generate) -> Episode:
+async def play_async(session: EpisodeSession, generate: Generate) -> Episode:
     """Play one session to its end with a server; closes it. Environments may wait, so they step in a thread."""
-    import asyncio
-
     try:
         while (request := session.request) is not None:
             answer = await generate(request)

@@ -1,4 +1,8 @@
-"""Our environments for TRL's GRPOTrainer: a `rollout_func` with token ids in and out (tried with TRL 1.16.0)."""
+"""Our environments for TRL's GRPOTrainer (tried with TRL 1.16.0), in two ways.
+
+`rollout_func` plays the episodes here, with token ids in and out. `environment_factory` leaves sampling, function calls
+and ids to TRL.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Policy
 from turngym.envs.core.task import ToolSpec
-from turngym.trainers.adapters.token_session import TokenSession, TokenSessions, Trajectory, play
+from turngym.trainers.adapters.token_session import Trajectory, play
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
 
@@ -20,7 +25,7 @@ def rows(task_ids: Iterable[str]) -> list[dict[str, str]]:
     return [{"prompt": task_id} for task_id in task_ids]
 
 
-def rollout_func(sessions: TokenSessions, policy_of: Callable[[Any], Policy], *, seed: int = 0) -> RolloutFunc:
+def rollout_func(sessions: SessionPool, policy_of: Callable[[Any], Policy], *, seed: int = 0) -> RolloutFunc:
     """A `rollout_func` that plays one episode per prompt, all that wait sampled in one batch.
 
     TRL repeats a prompt `num_generations` times; each copy is another attempt at the same task. The random streams
@@ -95,7 +100,7 @@ def _task_id(prompt: Any) -> str:
     raise TurngymError(f"a prompt must name a task, as text or as the content of a message; got {str(prompt)[:200]!r}")
 
 
-def _check(sessions: TokenSessions, trainer: Any) -> None:
+def _check(sessions: SessionPool, trainer: Any) -> None:
     ours, theirs = sessions.sampling.temperature, float(trainer.args.temperature)
     if not math.isclose(ours, theirs):
         raise TurngymError(
@@ -111,14 +116,14 @@ def _check(sessions: TokenSessions, trainer: Any) -> None:
 
 # Our environments for TRL's `environment_factory`: TRL samples, reads function calls and writes the ids itself.
 #
-# Tried with TRL 1.16.0. The environment's action is the one tool. Three things follow from TRL's loop: a response without
-# a function call ends the episode and the environment never sees it; after the last turn the model speaks once more; and
-# `max_tool_calling_iterations` is the limit of turns. `turngym.trainers.adapters.trl` has none of them.
+# The environment's action is the one tool. Three things follow from TRL's loop: a response without a function call ends
+# the episode and the environment never sees it; after the last turn the model speaks once more; and
+# `max_tool_calling_iterations` is the limit of turns. `rollout_func` has none of them.
 
 OVER = "The episode is over."
 
 
-def tool_rows(sessions: TokenSessions, task_ids: Iterable[str]) -> list[dict[str, Any]]:
+def tool_rows(sessions: SessionPool, task_ids: Iterable[str]) -> list[dict[str, Any]]:
     """Rows of a data set: the system message, an empty user message that `reset` fills, and the task."""
     session = sessions.open()
     opening = [message for message in session.messages if message["role"] == "system"]
@@ -127,7 +132,7 @@ def tool_rows(sessions: TokenSessions, task_ids: Iterable[str]) -> list[dict[str
     return [{"prompt": [*opening, {"role": "user", "content": ""}], "task_id": task_id} for task_id in task_ids]
 
 
-def environment_factory(sessions: TokenSessions, *, seed: int = 0) -> type:
+def environment_factory(sessions: SessionPool, *, seed: int = 0) -> type:
     """A class for `GRPOTrainer(environment_factory=...)` whose one tool is the environment's.
 
     The sessions' channel must be `tool`. A row's `task_id` says what is played, its `seed` replaces `seed`.
@@ -137,7 +142,7 @@ def environment_factory(sessions: TokenSessions, *, seed: int = 0) -> type:
         """One episode, reset for every rollout. The reward is the return so far when TRL stops."""
 
         def __init__(self) -> None:
-            self._session: TokenSession | None = None
+            self._session: EpisodeSession | None = None
             self._return: float | None = 0.0
 
         def reset(self, **row: Any) -> str:

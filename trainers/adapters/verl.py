@@ -16,13 +16,14 @@ from uuid import uuid4
 
 import numpy as np
 
+from turngym.agents.playing.episode_session import SessionPool
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
 from turngym.envs.core.protocols import GenerateRequest, Generation
-from turngym.trainers.adapters.token_session import Generate, TokenSessions, Trajectory, play_async
+from turngym.trainers.adapters.token_session import Generate, Trajectory, play_async
 
-_shared: dict[tuple[str, int], tuple[TokenSessions, Any]] = {}
+_shared: dict[tuple[str, int], tuple[SessionPool, Any]] = {}
 """verl makes a loop for every episode; the sessions of one configuration and tokenizer are made once per worker.
 
 With what they were made from, so that the key stays the key of these objects."""
@@ -46,7 +47,7 @@ class TurngymAgentLoop:
         trainer_config: Any,
         server_manager: Any,
         tokenizer: Any,
-        sessions: Callable[..., TokenSessions],
+        sessions: Callable[..., SessionPool],
         **_: Any,
     ) -> None:
         self.rollout = trainer_config.config.actor_rollout_ref.rollout

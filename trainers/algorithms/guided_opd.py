@@ -81,8 +81,8 @@ class CosineGuide:
     start: float = 1.0
     ratio: float = 0.8
 
-    def share(self, step: int) -> float:
-        """The teacher's share of the turns of `step` (1-based)."""
+    def __call__(self, step: int) -> float:
+        """Returns the teacher's share of the turns of `step` (1-based)."""
         return cosine_share(step, self.total, start=self.start, ratio=self.ratio)
 
 

@@ -112,7 +112,7 @@ class CriticAdvantage:
             log["term/lpt"] = self.text(scorers.student, scorers.step)
             once_E = once_E - self.text_coef * log["term/lpt"]
         reward_N = reward_N + at_last_token(once_E, batch.episode_N)
-        value_N = scorers.critic.values(batch)
+        value_N = scorers.critic(batch)
         advantage_N, return_N = gae(
             reward_N, value_N.astype(np.float64), batch.episode_N, gamma=self.gamma, lam=self.lam
         )

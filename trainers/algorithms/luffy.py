@@ -194,8 +194,8 @@ class PrefixSchedule:
         if self.count < 1 or self.steps < 1:
             raise ConfigError(f"prefix count is {self.count} and steps {self.steps}; both must be at least 1")
 
-    def ratios(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
-        """[groups][count], for `step` (1-based)."""
+    def __call__(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
+        """Returns the ratios [groups][count] of `step` (1-based)."""
         done = min((step - 1) / self.steps, 1.0)
         low, high = self.low, self.high
         if self.strategy == "linear":
@@ -303,6 +303,7 @@ def build(config: LuffyConfig, run: RunConfig) -> Algorithm:
         origins=("policy", "demonstration"),
         group=config.n,
         prefix=config.prefix,
+        prefix_unit=config.prefix.unit,
         # the split baseline needs own episodes, whatever is filtered
         select=ComparableGroups(reward=config.reward, spread=config.filter_groups, own=split)
         if config.filter_groups or split

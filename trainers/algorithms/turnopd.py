@@ -6,7 +6,6 @@ trainers/token_weights.py.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -92,8 +91,6 @@ class DepthConfig:
     """0 covers the index of an episode's last turn; 1 its number of turns, one turn longer."""
     use_success: bool = True
     """Coverage looks at successful episodes; False takes all of them."""
-    success_threshold: float | None = None
-    """Ignored, and accepted for one more release: an episode succeeded when the environment says so."""
     probe_share: float = 1.0
     """Share of a probe's episodes that play to full depth and are measured; the rest stop at the cap (an option of
     ours: a probe needs statistics, not every episode)."""
@@ -108,10 +105,6 @@ class DepthConfig:
             )
         if not 0.0 <= self.rho <= 1.0 or not 0.0 < self.p <= 1.0:
             raise ValueError(f"rho is {self.rho} and p {self.p}; valid is 0 <= rho <= 1 and 0 < p <= 1")
-        if self.success_threshold is not None:
-            warnings.warn(
-                "depth.success_threshold is ignored: success is the environment's own flag", FutureWarning, stacklevel=3
-            )
         if not 0.0 < self.probe_share <= 1.0:
             raise ValueError(f"probe_share is {self.probe_share}; valid is above 0 and at most 1")
         if self.cov_base not in (0, 1):

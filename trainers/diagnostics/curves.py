@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -299,12 +298,9 @@ def run_controls(folder: Path) -> Controlled:
         table = read_toml(folder / FILE)
         if table.get("algorithm") != "turnopd":
             return Controlled()
-        with warnings.catch_warnings():
-            # settings of older versions: whoever reads a report cannot change them
-            warnings.simplefilter("ignore", FutureWarning)
-            config = train_config("turnopd", table, str(folder / FILE))
-            own, steps = cast(TurnOpdConfig, config.own), config.run.steps
-            controller, weight = depth_controller(own, config.run), token_weight(own)
+        config = train_config("turnopd", table, str(folder / FILE))
+        own, steps = cast(TurnOpdConfig, config.own), config.run.steps
+        controller, weight = depth_controller(own, config.run), token_weight(own)
     except (TurngymError, ValueError) as error:
         return Controlled(note=str(error))
     return Controlled(

@@ -6,7 +6,7 @@ import copy
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,20 +21,21 @@ from turngym.agents.proxy.restore import usage_record, votes_record
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.sessions import Feedback, Outcome
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.sglang.open_servers import eval_policy, live_policy, teacher_scorer, train_policy
+from turngym.agents.sglang.open_servers import eval_policy, live_policy, train_policy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
-from turngym.envs.core.protocols import Judgment, Scorer
+from turngym.envs.core.protocols import Judgment
 from turngym.envs.core.trace import TraceWriter, iter_trace
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.live.config import ServeProxy, named
 from turngym.trainers.live.turns import Learned, SessionJudge, make_session_judge, uses
 from turngym.trainers.lora import add_adapters
-from turngym.trainers.losses import TruncatedImportance, bounded
-from turngym.trainers.models import vocabulary_size
-from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer, load_student
+from turngym.trainers.losses import bounded
+from turngym.trainers.schedule import truncated
+from turngym.trainers.scorer import ModelWeights, load_student
+from turngym.trainers.train import adapter_identity, check_teacher, open_scorer, open_teacher
 from turngym.trainers.trainer import Trainer
 
 # What answers the proxy's clients: the student, a copy of it, or servers; and how it gets new weights.
@@ -335,7 +336,11 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
     if not config.train:
         return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
     algorithm = _algorithm(config, tokenizer)
-    teacher, vocab_size = _teacher(config, algorithm, model, tokenizer)
+    scoring = {"dtype": config.teacher_dtype, "device": config.device, "max_tokens": config.run.micro_tokens}
+    teacher, vocab_size = open_teacher(algorithm, config.teacher, config.servers, (model, tokenizer), **scoring)
+    reference = None
+    if algorithm.needs_reference:
+        reference = open_scorer(algorithm, config.student, vocab_size=vocab_size, **scoring)
     judge = make_session_judge(config, algorithm, renderer, max_context)
     checkpoint = latest_checkpoint(config.out) if list_checkpoints(config.out) else None
     step = 0 if checkpoint is None else read_state(checkpoint)["step"]
@@ -368,7 +373,7 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         run=config.run,
         optimizer=config.optimizer,
         teacher=teacher,
-        reference=_scorer(config, algorithm, config.student, vocab_size) if algorithm.needs_reference else None,
+        reference=reference,
         on_update=training.updated,
         save_extra=save_extra,
         vocab_size=vocab_size,
@@ -391,11 +396,7 @@ def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:
         identity["teacher"] = weights_hash(config.teacher)
     elif config.servers.teacher_server:
         identity["teacher"] = config.servers.teacher_server
-    if config.lora.rank:
-        # adapters are only right on the weights that they were trained on
-        adapters = {**asdict(config.lora), "targets": list(config.lora.targets)}
-        identity |= {"lora": adapters, "student": weights_hash(config.student)}
-    return identity
+    return identity | adapter_identity(config.lora, config.student)
 
 
 def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:
@@ -405,48 +406,7 @@ def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:
     # sessions end long after their first turn, and wait for the judge: the student has learned in between
     algorithm = bounded(spec.build(getattr(config, spec.table), context), config.run.dual_clip, stale=True)
     if config.staleness is not None:
-        algorithm = _corrected(algorithm, config.staleness, config.importance_cap)
-    if algorithm.needs_teacher and not teaches:
-        raise TurngymError(f"--algorithm {config.algorithm} distills from a teacher: name its folder with --teacher")
+        # what was drawn is stale here even if no update is allowed for: the engine is never quite the trainer
+        algorithm = truncated(algorithm, config.staleness, config.importance_cap)
+    check_teacher(config.algorithm, algorithm, has_teacher=teaches)
     return algorithm
-
-
-def _corrected(algorithm: Algorithm, staleness: int, cap: float) -> Algorithm:
-    """`algorithm` with its importance ratios truncated; what was drawn is stale here even if no update is allowed for:
-    the engine is never quite the trainer."""
-    if staleness < 0 or not cap >= 1:
-        raise TurngymError(f"--staleness is {staleness} and --importance-cap {cap}; valid: 0 or more, and at least 1")
-    loss = TruncatedImportance(loss=algorithm.token_loss, cap=cap)
-    settings = {**algorithm.settings, "staleness": staleness, "importance_cap": cap}
-    return replace(algorithm, token_loss=loss, settings=settings)
-
-
-def _teacher(config: ServeProxy, algorithm: Algorithm, model: Any, tokenizer: Any) -> tuple[Scorer | None, int | None]:
-    """The teacher as a scorer, here or on servers, and the number of ids that it shares with the student."""
-    if not algorithm.needs_teacher:
-        return None, None
-    if config.servers.teacher_server:
-        size, heat = vocabulary_size(model), algorithm.distill_temperature
-        return teacher_scorer(config.servers, config.teacher, tokenizer, size, heat)
-    assert config.teacher is not None  # one of the two is there
-    scorer = _scorer(config, algorithm, config.teacher, None, student=(model, tokenizer))
-    return scorer, scorer.vocab_size
-
-
-def _scorer(
-    config: ServeProxy,
-    algorithm: Algorithm,
-    folder: Path,
-    vocab_size: int | None,
-    student: tuple[Any, Any] | None = None,
-) -> LocalScorer:
-    return load_scorer(
-        folder,
-        dtype=config.teacher_dtype,
-        device=config.device,
-        temperature=algorithm.distill_temperature,
-        max_tokens=config.run.micro_tokens,
-        vocab_size=vocab_size,
-        student=student,
-        shared_prefixes=algorithm.shared_prefixes,
-    )
