@@ -17,7 +17,7 @@ from turngym.agents.demonstrations import (
     left_out,
 )
 from turngym.agents.model_agent import ModelPlayer
-from turngym.agents.open_agent import open_agent
+from turngym.agents.named_agent import open_agent
 from turngym.agents.play_plan import PlayPlan, depth_caps
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.playing.scripted import ExpertAgent, named_player

@@ -13,7 +13,7 @@ from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, eva
 from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.model_agent import ModelPlayer
-from turngym.agents.open_agent import OpenedAgent, as_opened
+from turngym.agents.named_agent import OpenedAgent, as_opened
 from turngym.agents.options import AgentOptions, AgentSettings
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker, probe

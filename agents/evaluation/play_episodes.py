@@ -15,7 +15,7 @@ from turngym.agents.evaluation.evaluate import keep_settings, prepare
 from turngym.agents.evaluation.scores import behavior_table, score, success_table
 from turngym.agents.executor.options import WorkerOptions
 from turngym.agents.executor.workers import open_workers
-from turngym.agents.open_agent import OpenedAgent
+from turngym.agents.named_agent import OpenedAgent
 from turngym.agents.options import AgentSettings
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.environments import env_maker

@@ -32,7 +32,7 @@ from turngym.agents.endpoint.messages import (
     read_answer,
     read_usage,
 )
-from turngym.agents.open_agent import as_opened
+from turngym.agents.named_agent import as_opened
 from turngym.envs.channels import TextChannel, ToolChannel
 from turngym.envs.core.errors import AgentError, TurngymError
 from turngym.envs.core.task import ToolSpec

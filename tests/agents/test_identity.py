@@ -14,7 +14,7 @@ from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.evaluation.evaluate import _note, check_panel, evaluate
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.models import trained_on
-from turngym.agents.open_agent import open_agent
+from turngym.agents.named_agent import open_agent
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.environments import probe
 from turngym.envs.core.errors import TurngymError

@@ -19,7 +19,7 @@ from turngym.agents.local_engine.engine import (  # noqa: E402
 )
 from turngym.agents.local_engine.model import cast_copy, follow  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
-from turngym.agents.open_agent import open_agent  # noqa: E402
+from turngym.agents.named_agent import open_agent  # noqa: E402
 from turngym.agents.options import AgentOptions  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402
 from turngym.envs.core.errors import TurngymError  # noqa: E402

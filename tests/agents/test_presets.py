@@ -14,7 +14,7 @@ from turngym.agents import presets as published
 from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.evaluation.evaluate import eval_note
 from turngym.agents.models import load_policy
-from turngym.agents.open_agent import open_agent
+from turngym.agents.named_agent import open_agent
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.environments import probe
 from turngym.agents.presets import PRESETS, preset_table
@@ -27,7 +27,7 @@ from turngym.envs.panels import load_panel
 from turngym.scripts import main as command
 from turngym.trainers import train
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts, eval_make
-from turngym.trainers.train import build_algorithm, run_of
+from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.train_config import PlayConfig, RolloutConfig, train_config
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"

@@ -23,8 +23,8 @@ from turngym.scripts.study.settings import StudyOptions, chosen_methods, fixed_d
 from turngym.trainers.algorithm import FixedDepth
 from turngym.trainers.algorithms.tcod import FrontToBack
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, Blend
+from turngym.trainers.run import build_algorithm
 from turngym.trainers.token_weights import Static, TurnLevel
-from turngym.trainers.train import build_algorithm
 
 
 def built(cell: Cell) -> Any:
