@@ -63,7 +63,7 @@ class MicroBatcher:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Starts with an empty queue, new locks and no threads: a forked child may find its parent's locks held forever."""
+        """Starts with an empty queue, new locks and no threads; in a forked child, old locks may be held forever."""
         self._changed = threading.Condition()
         self._queue: deque[Waiting] = deque()
         self._threads: list[threading.Thread] = []

@@ -21,7 +21,7 @@ from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, rea
 
 
 class Breaker:
-    """A circuit breaker: opens after `failures` failures in a row; after `cooldown` seconds one caller may try again."""
+    """A circuit breaker: opens after `failures` failures in a row; after `cooldown` seconds one caller may try."""
 
     def __init__(self, failures: int, cooldown: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._cooldown, self._clock = failures, cooldown, clock
