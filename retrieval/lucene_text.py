@@ -304,7 +304,7 @@ def _ascii_words(text: str) -> list[str]:
 
 
 def _unicode_words(text: str) -> list[str]:
-    """Words by the full grammar. Lucene's scanner sees `LONGEST` units from a start, so the window moves before them."""
+    """Words by the full grammar. Lucene's scanner sees `LONGEST` units from a start; the window moves before that."""
     text = later_pattern().sub("\n", text)
     found: list[str] = []
     place = 0

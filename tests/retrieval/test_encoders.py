@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import hashlib
 import math
 import subprocess
@@ -76,7 +77,7 @@ def test_hashing_does_not_depend_on_pythons_hash_seed(hashing: HashingEncoder) -
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": seed}
+            [sys.executable, "-c", code], check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}
         ).stdout
         for seed in ("1", "2")
     }

@@ -331,7 +331,7 @@ def test_flipped_byte_is_found_when_a_small_index_is_opened_and_by_verify(
     (folder / "faiss.index").write_bytes(bytes(data))
     with pytest.raises(IndexFolderError, match=r"faiss\.index has other bytes than were built; build the index again"):
         open_retriever(folder)
-    monkeypatch.setattr("turngym.retrieval.mapped.CHECKED", 10)
+    monkeypatch.setattr("turngym.retrieval.index.CHECKED", 10)
     manifest = read_manifest(folder)
     assert check_files(folder, manifest) == []
     assert check_files(folder, manifest, hashes=True) == ["faiss.index has other bytes than were built"]
