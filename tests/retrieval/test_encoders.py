@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import hashlib
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path

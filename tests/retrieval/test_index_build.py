@@ -94,8 +94,7 @@ def test_folder_and_memory_find_the_same(corpus: Path, tmp_path: Path, kind: str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from turngym.retrieval.index import vectors
-from turngym.retrieval.index.build import BuildPlan, build_index
+from turngym.retrieval.index import BuildPlan, build_index
 corpus, out, stage, least = sys.argv[1:]
 def progress(name, done, total):
     if name == stage and done >= int(least):
