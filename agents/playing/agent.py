@@ -15,6 +15,7 @@ from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, TokenHi
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
+from turngym.envs.core.errors import AgentError as AgentError
 from turngym.envs.core.task import Task
 from turngym.envs.guard import ActionGuard
 
