@@ -15,11 +15,11 @@ from .local_engine.engine import LocalEngine as LocalEngine
 from .model_agent import ModelAgent as ModelAgent
 from .model_agent import ModelPlayer as ModelPlayer
 from .models import load_policy as load_policy
+from .named_agent import AgentError as AgentError
 from .named_agent import OpenedAgent as OpenedAgent
 from .named_agent import open_agent as open_agent
 from .options import AgentOptions as AgentOptions
 from .playing.agent import Agent as Agent
-from .playing.agent import AgentError as AgentError
 from .playing.agent import Conversation as Conversation
 from .playing.agent import Reply as Reply
 from .playing.agent import ResponseWriter as ResponseWriter

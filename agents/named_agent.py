@@ -19,7 +19,7 @@ from turngym.agents.sglang.client import PolicyServer
 from turngym.agents.sglang.open_servers import eval_policy, load_outside
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
-from turngym.envs.core.errors import AgentError
+from turngym.envs.core.errors import AgentError as AgentError
 from turngym.envs.core.plugins import find, installed
 from turngym.envs.core.protocols import Sampling
 from turngym.envs.core.task import ToolSpec, content_hash

@@ -14,13 +14,13 @@ from .core.episode import Turn as Turn
 from .core.errors import EnvBackendError as EnvBackendError
 from .core.errors import TaskError as TaskError
 from .core.errors import TurngymError as TurngymError
-from .core.protocols import RolloutRequest as RolloutRequest
 from .core.protocols import GenerateRequest as GenerateRequest
 from .core.protocols import Generation as Generation
 from .core.protocols import Judge as Judge
 from .core.protocols import JudgeRequest as JudgeRequest
 from .core.protocols import Judgment as Judgment
 from .core.protocols import Policy as Policy
+from .core.protocols import RolloutRequest as RolloutRequest
 from .core.protocols import Sampling as Sampling
 from .core.protocols import Scorer as Scorer
 from .core.task import Task as Task

@@ -1,4 +1,8 @@
-"""TextEnv: what every benchmark environment shares, so that a new one writes only its tasks and its rules."""
+"""TextEnv: what all environments share, so that a new one writes only its tasks and its rules.
+
+The least code for an environment is the list of methods in the docstring of `TextEnv`. An exact snapshot of an episode
+is `get_state()`; a snapshot that `set_state()` refuses leaves the environment as it was (`SnapshotGuard`).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,15 @@ from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.spaces import UnicodeText, printable
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]+")
+_TOO_EARLY = {
+    "new": "was called before reset()",
+    "over": "was called after the episode ended",
+    "closed": "was called on a closed environment",
+}
 
 
 class ResetNeeded(TurngymError, gym.error.ResetNeeded):
-    """`step()` before the first `reset()`, or after the episode ended."""
+    """`step()` was called before the first `reset()`, or after the episode ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +47,26 @@ class Player(Protocol):
     """Chooses actions in the environment that it was made for."""
 
     def observe(self, action: str) -> None:
-        """Called after every played action, the player's own or another one."""
+        """Is called after every played action, its own or another one."""
 
     def act(self) -> str | None:
-        """The next action from the present state; None where it knows none."""
+        """The next action from the present state; None if it knows none."""
 
 
 class TextEnv(gym.Env[str, str], ABC):
-    """A text environment: subclasses give tasks and rules, this class gives the Gymnasium interface.
+    """A text environment. Subclasses give tasks and rules, this class gives the Gymnasium interface.
 
-    A subclass sets `env_id`, `tool`, `instructions` and writes `task_ids`, `_begin`, `_apply`, `task`, `success`,
-    `_get_state`, `_set_state`; `admissible` (closed action spaces) or `check` (open ones), `score` and
-    `expert_action` where it can. Randomness may only come from `self.np_random`.
+    A subclass must set `env_id`, `tool` and `instructions`, and write `task_ids`, `_begin`, `_apply`, `task`,
+    `success`, `_get_state` and `_set_state`. It may write `admissible` (closed action spaces) or `check` (open ones),
+    `score` and `expert_action`. Randomness may only come from `self.np_random`.
 
-    Any `str` is a legal action: one that makes no sense is answered and judged, never an exception. Exceptions are for
-    callers (`ResetNeeded`, `TaskError`, a non-string action) and for failed back ends (`EnvBackendError`).
+    Any `str` is a legal action: one that makes no sense is answered and judged, and is never an exception. Exceptions
+    are for callers (`ResetNeeded`, `TaskError`, an action that is no string) and for failed back ends
+    (`EnvBackendError`).
 
-    A closed environment is reset (or given a snapshot) like a new one: what `_close` released, `_reopen` takes again.
-    Pickling (and copying) keeps the arguments that an object was made with and a snapshot of its episode: elsewhere it
-    is made anew, from the data there.
+    A closed environment can be reset, or given a snapshot, like a new one: `_reopen` takes back what `_close` gave up.
+    Pickling and copying keep the constructor's arguments and a snapshot of the episode; the copy is made anew from
+    them, with the data of the place where it is.
     """
 
     # Gymnasium's environment checker warns without render_fps, though text has no frame rate
@@ -68,13 +78,13 @@ class TextEnv(gym.Env[str, str], ABC):
     invalid_observation: ClassVar[str] = "Nothing happens."
     """The environment's own answer to an action it does not know."""
     players: ClassVar[tuple[str, ...]] = ()
-    """Names of the scripted players that `make_player` knows, baselines and further experts."""
+    """Names of the scripted players that `make_player` knows: baselines and further experts."""
     on_invalid: ClassVar[Literal["reject", "penalize", "noop", "terminate"]] = "reject"
-    """What the guard does with an invalid action unless it is told otherwise (see `ActionGuard`)."""
+    """What the guard does with an invalid action by default (see `ActionGuard`)."""
 
     @classmethod
     def options_within(cls, max_turns: int | None, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of the constructor, given the guard's limit of turns: for environments whose rules depend on it."""
+        """Returns the constructor's arguments; overridden where the rules depend on the guard's limit of turns."""
         return dict(options)
 
     _made_with: tuple[tuple[Any, ...], dict[str, Any]]
@@ -104,11 +114,11 @@ class TextEnv(gym.Env[str, str], ABC):
 
     @abstractmethod
     def _begin(self, task_id: str) -> str:
-        """Load the (existing) task and return the first observation."""
+        """Loads a task that exists and returns the first observation."""
 
     @abstractmethod
     def _apply(self, action: str) -> Outcome:
-        """Play one action in canonical form; an inadmissible one is an `Outcome` that says so."""
+        """Plays one action in canonical form; the `Outcome` says so if it is inadmissible."""
 
     @property
     @abstractmethod
@@ -122,7 +132,7 @@ class TextEnv(gym.Env[str, str], ABC):
 
     @property
     def statement(self) -> str | None:
-        """The task alone, in the words of the first observation; None where that cannot be taken apart."""
+        """The part of the first observation that states the task; None if it cannot be separated."""
         return None
 
     @property
@@ -131,25 +141,25 @@ class TextEnv(gym.Env[str, str], ABC):
         return 1.0 if self.success else 0.0
 
     def admissible(self) -> tuple[str, ...] | None:
-        """Everything that may be done now; None where any text may be (then `check` judges)."""
+        """All actions that are possible now; None in open action spaces, where `check` judges."""
         return None
 
     def check(self, action: str) -> str | None:
-        """Why a canonical action is not possible now, as a clause for the agent to read; None when it is possible."""
+        """Why a canonical action is not possible now, as a clause for the agent; None if it is possible."""
         admissible = self.admissible()
         if admissible is None or action in admissible:
             return None
         return f"{quote(action)} is not possible now"
 
     def canonical(self, action: str) -> str:
-        """The form in which actions are judged and played: stripped; subclasses may add aliases."""
+        """The form in which actions are judged and played: stripped here; subclasses may add aliases."""
         return action.strip()
 
     def speak_through(self, channel: Channel | None) -> None:
-        """How the agent's actions travel (None: bare), told by the guard: for answers that say how to act."""
+        """The guard tells how the agent's actions travel (None: bare), for observations that say how to act."""
 
     def rename_tool(self, name: str | None = None, argument: str | None = None) -> None:
-        """Publish the tool of this object under another name, with another argument; None keeps what is there."""
+        """Publishes this object's tool with another name or argument; None keeps the present one."""
         for what, text in (("tool_name", name), ("tool_argument", argument)):
             if text is not None and not _NAME.fullmatch(text):
                 raise TurngymError(
@@ -160,45 +170,45 @@ class TextEnv(gym.Env[str, str], ABC):
         self.tool = named  # type: ignore[misc]
 
     def on_response(self, response: str) -> None:
-        """The agent's whole response, before it is judged: for rewards that read more than the action."""
+        """Receives the agent's whole response before it is judged, for rewards that read more than the action."""
 
     def on_refusal(self) -> None:
-        """That response was not played: the guard answers it as invalid."""
+        """Is called if that response is invalid, so that the guard answers it and it is not played."""
 
     def expert_action(self) -> str | None:
-        """The next action of an expert from the present state; None where there is no expert or no way."""
+        """An expert's next action from the present state; None if there is no expert or no way to win."""
         return None
 
     def sample_action(self, rng: np.random.Generator) -> str | None:
-        """A random action that may be played now; by default uniform over `admissible`, None where that is open."""
+        """A random action that is possible now, uniform over `admissible`; None if that is open or empty."""
         choices = self.admissible()
         return choices[int(rng.integers(len(choices)))] if choices else None
 
     def make_player(self, name: str) -> Player:
-        """The scripted player called `name` for the episode that has just begun. Raises TurngymError if unknown."""
+        """Makes the scripted player `name` for the episode that has just begun. Raises TurngymError if unknown."""
         known = ", ".join(self.players) or "none"
         hint = did_you_mean(name, self.players)
         raise TurngymError(f"{self.env_id} has no player {name!r} now; its players are: {known}.{hint}")
 
     def plausible_mistake(self, rng: np.random.Generator) -> str | None:
-        """A plausible mistake in the present state, possible or not: noise for demonstrations; None where unknown."""
+        """A plausible mistake in the present state, possible or not, as noise for demonstrations; None if unknown."""
         return None
 
     @abstractmethod
     def _get_state(self) -> Any:
-        """An exact copy of all that playing has changed since `_begin`, of what JSON knows: dict, list, str, numbers.
+        """An exact copy of everything that playing changed since `_begin`, in types of JSON.
 
-        A tuple comes back from JSON as a list: `_set_state` must read both.
+        A tuple comes back from JSON as a list, so `_set_state` must read both.
         """
 
     @abstractmethod
     def _set_state(self, state: Any) -> None:
-        """Restore what `_get_state` returned; the same task has just begun."""
+        """Restores what `_get_state` returned; the same task has just begun."""
 
     # --- the Gymnasium interface
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin `options["task"]`, or else a task drawn with `self.np_random`. Raises TaskError for unknown ids."""
+        """Begins `options["task"]`, or a task drawn with `self.np_random`. Raises TaskError for unknown ids."""
         super().reset(seed=seed)
         task_id = self._chosen_task(options or {})
         self._open_again()
@@ -210,12 +220,12 @@ class TextEnv(gym.Env[str, str], ABC):
         return observation, self.describe()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play `action`; the verdict on it is in `info`. Never truncates: limits of turns belong to the guard."""
+        """Plays `action`; `info` has the verdict on it. Never truncates, for the guard limits the turns."""
         if self._phase != "playing":
             raise ResetNeeded(f"{self.env_id}: step() {_TOO_EARLY[self._phase]}; call reset() first")
         if not isinstance(action, str):
             raise TurngymError(f"{self.env_id}: step() takes a str, not {type(action).__name__} {action!r}")
-        # a str of NumPy's is one too, and would stay one in `info`
+        # makes a plain str of NumPy's, which would otherwise stay in `info`
         action = self.canonical(str.__str__(action))
         outcome = self._apply(action)
         self._env_steps += 1
@@ -227,22 +237,22 @@ class TextEnv(gym.Env[str, str], ABC):
         return outcome.observation, outcome.reward, outcome.terminated, False, info
 
     def render(self) -> str | None:  # type: ignore[override]
-        """The last action and observation (ansi); human mode has printed them already and returns None."""
+        """The last action and observation in ansi mode; None in human mode, which has printed them already."""
         if self.render_mode is None:
             gym.logger.warn(f"{self.env_id}: render() needs render_mode='ansi' or 'human' when the environment is made")
         return self._frame if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Release what the environment holds; closing twice is fine, and `reset` opens it again (see `_close`)."""
+        """Releases what the environment holds. Closing twice is fine, and `reset` opens it again."""
         if self._phase != "closed":
             self._phase = "closed"
             self._close()
 
     def _close(self) -> None:
-        """Release files, processes and connections; called once, and again only after `_reopen`."""
+        """Releases files, processes and connections; called once, and again only after `_reopen`."""
 
     def _reopen(self) -> None:
-        """Take again what `_close` released: a closed environment is about to play."""
+        """Takes again what `_close` released, because a closed environment is about to play."""
 
     def _open_again(self) -> None:
         if self._phase == "closed":
@@ -252,7 +262,7 @@ class TextEnv(gym.Env[str, str], ABC):
     # --- for wrappers and panels
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
-        """A fresh `info`: plain str, int, float, bool, list of str and None only, with the same keys every time."""
+        """A fresh `info` of str, int, float, bool, list of str and None, always with the same keys."""
         task = self.task
         admissible = self.admissible()
         return {
@@ -269,13 +279,13 @@ class TextEnv(gym.Env[str, str], ABC):
         }
 
     def show(self, observation: str, action: str | None = None) -> None:
-        """Make this the frame that `render()` shows; prints it in human mode."""
+        """Makes this the frame that `render()` shows, and prints it in human mode."""
         self._frame = observation if action is None else f"> {action}\n{observation}"
         if self.render_mode == "human":
             print(printable(self._frame), flush=True)
 
     def get_state(self) -> dict[str, Any]:
-        """An exact snapshot that JSON can hold: a restored episode continues byte for byte, random draws included."""
+        """An exact snapshot in types of JSON: a restored episode continues byte for byte, random draws included."""
         if self._phase not in ("playing", "over"):
             raise ResetNeeded(f"{self.env_id}: get_state() {_TOO_EARLY[self._phase]}; call reset() first")
         return {
@@ -290,24 +300,26 @@ class TextEnv(gym.Env[str, str], ABC):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from `get_state()`, also in another object or process; a snapshot that is refused changes nothing.
+        """Continues from `get_state()`, also in another object or process. A refused snapshot changes nothing.
 
         Raises:
-            TaskError: the task is unknown, or another one than in the snapshot.
+            TaskError: the task is unknown, or has another hash than in the snapshot.
             TurngymError: this is no snapshot, or not one of this environment.
         """
-        check(state, ENVIRONMENT, self.env_id)
+        check_snapshot(state, _ENV_KEYS, self.env_id)
         self._require_task(state["task"])
         closed = self._phase == "closed"
-        kept = SnapshotGuard(self, self.get_state() if self._phase in ("playing", "over") else None)
+        guard = SnapshotGuard(self, self.get_state() if self._phase in ("playing", "over") else None)
         try:
             self._open_again()
             self._restore(state)
         except BaseException as error:
             if closed and self._phase != "closed":
                 self._close()
-            kept.put_back(self._restore)
-            if isinstance(error, WRONG_CONTENT) and not isinstance(error, TurngymError):
+            guard.put_back(self._restore)
+            # what reading a snapshot raises that was changed, or that another environment took
+            wrong = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+            if isinstance(error, wrong) and not isinstance(error, TurngymError):
                 what = f"{type(error).__name__}: {error}"
                 raise TurngymError(f"{self.env_id}: the snapshot cannot be restored here ({what})") from error
             raise
@@ -330,7 +342,7 @@ class TextEnv(gym.Env[str, str], ABC):
         snapshot = self.get_state() if self._phase in ("playing", "over") else None
         names = ("_np_random", "_np_random_seed", "spec", "tool")
         kept = {name: vars(self)[name] for name in names if name in vars(self)}
-        return _made_again, (type(self), *self._made_with), (self._phase, snapshot, kept)
+        return _remake, (type(self), *self._made_with), (self._phase, snapshot, kept)
 
     def __setstate__(self, state: tuple[str, dict[str, Any] | None, dict[str, Any]]) -> None:
         phase, snapshot, kept = state
@@ -368,27 +380,18 @@ class TextEnv(gym.Env[str, str], ABC):
         )
 
 
-def _made_again(made: type[TextEnv], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TextEnv:
+def _remake(made: type[TextEnv], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TextEnv:
     return made(*args, **kwargs)
-
-
-_TOO_EARLY = {
-    "new": "was called before reset()",
-    "over": "was called after the episode ended",
-    "closed": "was called on a closed environment",
-}
 
 
 def quote(text: str, limit: int = 120) -> str:
     """`text` in quotation marks on one line of at most `limit` characters, safe to encode."""
-    # cut first: responses may have megabytes
+    # cut first, because responses may have megabytes
     line = " ".join(printable(text[: limit + 1]).split())
     return f'"{line}"' if len(text) <= limit else f'"{line[:limit]}..."'
 
 
-# Snapshots of environments: what one must hold, and how an environment stays as it was when one is refused.
-
-ENVIRONMENT: Mapping[str, tuple[type, ...]] = {
+_ENV_KEYS: Mapping[str, tuple[type, ...]] = {
     "task": (str,),
     "sha256": (str,),
     "phase": (str,),
@@ -399,21 +402,17 @@ ENVIRONMENT: Mapping[str, tuple[type, ...]] = {
     "inner": (object,),
 }
 """Keys of `TextEnv.get_state()`, and the types of their values."""
-GUARD: Mapping[str, tuple[type, ...]] = {"turn": (int,), "over": (bool,), "env": (dict,)}
-"""Keys of `ActionGuard.get_state()`."""
-WRONG_CONTENT = (KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""What reading a snapshot raises that another environment took, or that was changed."""
 
 
-def check(state: Any, keys: Mapping[str, tuple[type, ...]], where: str) -> None:
-    """Raise TurngymError unless `state` has these keys with values of these types."""
+def check_snapshot(state: Any, keys: Mapping[str, tuple[type, ...]], where: str) -> None:
+    """Raises TurngymError unless `state` has these keys with values of these types."""
     if not isinstance(state, Mapping):
         raise TurngymError(
             f"{where}: set_state() takes what get_state() gave, not {type(state).__name__} {state!r:.80}"
         )
     missing = [key for key in keys if key not in state]
     if missing:
-        # a guard's snapshot has the environment's inside
+        # a guard's snapshot has the environment's inside, and the two are easily confused
         inside = " (this looks like a guard's: its item 'env' is the environment's)" if "env" in state else ""
         outside = " (this looks like an environment's, not its guard's)" if "inner" in state else ""
         raise TurngymError(
@@ -431,17 +430,17 @@ def check(state: Any, keys: Mapping[str, tuple[type, ...]], where: str) -> None:
 
 
 class SnapshotGuard:
-    """How an object stands, to be put back: its attributes, and the snapshot of the episode that it is in."""
+    """Remembers the attributes of an object and a snapshot of its episode, to put both back."""
 
     def __init__(self, target: Any, snapshot: Any) -> None:
         self._target = target
         self._snapshot = snapshot
         self._attributes = dict(vars(target))
-        # the one attribute that is changed in place by merely beginning a task
+        # beginning a task changes this one attribute in place
         self._attributes["_np_random"] = copy.deepcopy(target._np_random)
 
     def put_back(self, restore: Callable[[Any], None]) -> None:
-        """As it stood; `restore` continues the snapshot's episode."""
+        """Puts back the attributes, and calls `restore` with the snapshot if there is one."""
         vars(self._target).clear()
         vars(self._target).update(self._attributes)
         if self._snapshot is not None:

@@ -1,4 +1,11 @@
-"""Channels: how an action travels inside a model's response, as tags in the text or as a function call."""
+"""Channels: how an action travels inside a model's response, as tags in the text or as a function call.
+
+    TextChannel    <think>The door is shut.</think><action>open door 1</action>
+    (verb tags)    <think>I need the author.</think><search>who wrote Hamlet</search>
+    ToolChannel    <tool_call>{"name": "alfworld_step", "arguments": {"action": "open door 1"}}</tool_call>
+
+`make_channel` finds a channel by name. Reading a response never raises and takes time linear in its length.
+"""
 
 from __future__ import annotations
 
@@ -15,57 +22,10 @@ from turngym.envs.dialects import DIALECTS, HERMES, find_dialect
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import STYLES, THINK, Call, Dialect, Thoughts
 
-# Verb tags: actions such as `<search>query</search>`, where the tag says what is done and the text with what.
-
-
-def tagged(tag: str, content: str) -> str:
-    """The action in canonical form."""
-    return f"<{tag}>{content.strip()}</{tag}>"
-
-
-def cut(response: str, tags: Sequence[str]) -> str:
-    """`response` up to the first closing tag of the first kind that occurs at all; kinds in the order of `tags`.
-
-    This is Search-R1's rule: cut after the first `</search>`, and only without one after the first `</answer>`.
-    """
-    for tag in tags:
-        before, closed, _ = response.partition(f"</{tag}>")
-        if closed:
-            return before + closed
-    return response
-
-
-def first_action(response: str, tags: Sequence[str]) -> tuple[str, str] | None:
-    """(tag, stripped content) of the first closed pair of tags in the cut response; None where there is none.
-
-    The time grows with the response alone, whatever it holds: a run of opening tags is walked over once.
-    """
-    text = cut(response, tags)
-    last = {tag: text.rfind(f"</{tag}>") for tag in tags}
-    for match in _opening(tuple(tags)).finditer(text):
-        tag, start = match[1], match.end()
-        if start <= last[tag]:
-            return tag, text[start : text.find(f"</{tag}>", start)].strip()
-    return None
-
-
-def blocks(text: str, tag: str) -> Iterator[str]:
-    """What stands in every `<tag>...</tag>`, from left to right: `re.findall` of the pair, in time linear in `text`."""
-    opening, closing = f"<{tag}>", f"</{tag}>"
-    place = 0
-    while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start)) >= 0:
-        yield text[start + len(opening) : end]
-        place = end + len(closing)
-
-
-@lru_cache(maxsize=16)
-def _opening(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"<({'|'.join(map(re.escape, tags))})>")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """What a response says. Exactly one of `action` and `reason` is None."""
+    """What was read from a response. Exactly one of `action` and `reason` is None."""
 
     action: str | None = None
     thought: str | None = None
@@ -74,7 +34,7 @@ class Parsed:
 
 
 class Channel(Protocol):
-    """Reads actions from responses and writes responses for known actions (demonstrations)."""
+    """Reads actions from responses, and writes responses for known actions (demonstrations)."""
 
     @property
     def name(self) -> str: ...
@@ -84,27 +44,28 @@ class Channel(Protocol):
         """Strings after which a response is complete; generation may stop there, with or without the string."""
 
     def parse(self, response: str) -> Parsed:
-        """Read any text; never raises."""
+        """Reads any text and never raises."""
 
     def format(self, action: str, thought: str | None = None) -> str:
-        """The response from which `parse` reads exactly this stripped action and thought; raises if there is none."""
+        """The response from which `parse` reads this stripped action and thought. Raises TurngymError if none does."""
 
     def instructions(self, tool: ToolSpec) -> str:
-        """The part of the system message that explains the form of a response."""
+        """The part of the system message that explains how to write a response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextChannel:
-    """`<think>...</think><action>...</action>`; the thought is optional, text around the tags is ignored.
+    """`<think>...</think><action>...</action>`. The thought is optional, and text around the tags is ignored.
 
-    The first action outside the thought counts: generation that stops at `</action>` never gets to a second one, so
-    engines with and without stop strings read the same action. An action still open at the end of the response is
-    accepted, because some engines cut the stop string off. A `</think>` without its opening tag closes a thought that
-    the chat template opened.
+    - The first action outside the thought counts. Generation that stops at `</action>` never gets to a second one, so
+      engines with and without stop strings read the same action.
+    - An action that is still open at the end of the response counts, because some engines cut the stop string off.
+    - A `</think>` without its opening tag closes a thought that the chat template opened.
 
-    Given several `tags`, the tag is the verb and stays with the action: `<search>query</search>`. Which one counts is
-    Search-R1's rule (`tags.first_action`), outside closed thoughts; what stands between the tags may be empty. In a
-    thought that is not closed an action counts too: generation stops there, so the thought cannot be closed any more.
+    With several `tags`, the tag is the verb and belongs to the action: `<search>query</search>`.
+
+    - Search-R1's rule (`first_action`) decides which action counts, outside closed thoughts; its text may be empty.
+    - In a thought that is not closed an action counts too, because generation stops there and cannot close the thought.
     """
 
     tags: tuple[str, ...] = ("action",)
@@ -151,7 +112,7 @@ class TextChannel:
         return any(f"<{tag}>" in text for tag in self.tags)
 
     def instructions(self, tool: ToolSpec) -> str:
-        # other families are taught by their own templates how to think
+        # the chat templates of other families teach how to think
         thought = "<think>your thoughts</think>\n" if self.thoughts is THINK else ""
         if len(self.tags) > 1:
             forms = "\nor\n".join(f"{thought}{template}" for template in tool.templates)
@@ -166,13 +127,13 @@ class TextChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChannel:
-    """A call of the environment's tool, in the words of the model's family (`turngym.envs.dialects`).
+    """A call of the environment's tool, written as the model's family writes it (`turngym.envs.dialects`).
 
-    The first call outside the thought counts, well-formed or not (see TextChannel for why). Arguments may also be a
-    string that holds JSON; other arguments beside the action are ignored.
+    The first call outside the thought counts, well-formed or not (`TextChannel` says why). The arguments may also be a
+    string that holds JSON. Arguments other than the action are ignored.
 
-    Where the tool has several tags, a call means the first of them and the others are written as text: a search is a
-    call, `<answer>...</answer>` is not. What comes first counts.
+    If the tool has several tags, a call means the first of them and the others are written as text: a search is a call,
+    `<answer>...</answer>` is text. Whichever comes first counts.
     """
 
     tool: ToolSpec
@@ -260,10 +221,10 @@ class ToolChannel:
 
 
 def make_channel(name: str, tool: ToolSpec) -> Channel:
-    """The channel called `name`: `text` or `tool`, with a dialect where it is not the usual one (`tool:llama`).
+    """The channel called `name`: `text` or `tool`, or `tool:DIALECT` for another dialect (`tool:llama`).
 
-    `text:STYLE` is for families whose thoughts have markers of their own (`turngym.envs.tool_calls.STYLES`).
-    Raises TurngymError for a name that does not exist.
+    `text:STYLE` is for families that mark thoughts in their own way (`turngym.envs.tool_calls.STYLES`). Raises
+    TurngymError for other names.
     """
     kind, _, dialect = name.partition(":")
     if kind == "text" and (not dialect or dialect in STYLES):
@@ -274,22 +235,69 @@ def make_channel(name: str, tool: ToolSpec) -> Channel:
     raise TurngymError(f"unknown channel {name!r}; channels are: {', '.join(valid)}.{did_you_mean(name, valid)}")
 
 
-def verb_action(text: str, tags: Sequence[str], *, cut_off: bool = True) -> str | None:
-    """The action in `text` where the tag is the verb, in canonical form; None if there is none.
-
-    With `cut_off`, a last action that was never closed counts if no other does: engines may drop the stop string.
-    """
-    found = first_action(text, tags)
-    if found is None and cut_off:
-        closed = (first_action(f"{text}</{tag}>", tags) for tag in tags)
-        # an open tag with nothing behind it is no action: generation stopped before there was one
-        found = next((action for action in closed if action is not None and action[1]), None)
-    return None if found is None else tagged(*found)
-
-
 def split_thought(response: str, tags: Sequence[str] = ("action",)) -> tuple[str | None, str, str | None]:
     """(thought, the rest, why the rest cannot be read) of a response in either channel's usual form."""
     return THINK.split(response, lambda part: "<tool_call>" in part or any(f"<{tag}>" in part for tag in tags))
+
+
+# Actions whose tag is the verb, such as `<search>query</search>`.
+
+
+def tagged(tag: str, content: str) -> str:
+    """The action in canonical form."""
+    return f"<{tag}>{content.strip()}</{tag}>"
+
+
+def verb_action(text: str, tags: Sequence[str], *, cut_off: bool = True) -> str | None:
+    """The first action in `text`, in canonical form; None if there is none.
+
+    With `cut_off`, a last action that was never closed counts if no other does, because engines may drop the stop
+    string.
+    """
+    action = first_action(text, tags)
+    if action is None and cut_off:
+        closed = (first_action(f"{text}</{tag}>", tags) for tag in tags)
+        # an open tag with nothing behind it is no action: generation stopped before there was one
+        action = next((candidate for candidate in closed if candidate is not None and candidate[1]), None)
+    return None if action is None else tagged(*action)
+
+
+def first_action(response: str, tags: Sequence[str]) -> tuple[str, str] | None:
+    """(tag, stripped content) of the first closed pair of tags in the cut response; None if there is none."""
+    text = cut(response, tags)
+    # known beforehand, so that a long run of opening tags is walked over only once
+    last = {tag: text.rfind(f"</{tag}>") for tag in tags}
+    for match in _opening(tuple(tags)).finditer(text):
+        tag, start = match[1], match.end()
+        if start <= last[tag]:
+            return tag, text[start : text.find(f"</{tag}>", start)].strip()
+    return None
+
+
+def cut(response: str, tags: Sequence[str]) -> str:
+    """`response` up to the first closing tag of the first of `tags` that is closed at all.
+
+    This is Search-R1's rule: cut after the first `</search>`, and only without one after the first `</answer>`.
+    """
+    for tag in tags:
+        before, closed, _ = response.partition(f"</{tag}>")
+        if closed:
+            return before + closed
+    return response
+
+
+def blocks(text: str, tag: str) -> Iterator[str]:
+    """Yields the text of every `<tag>...</tag>` as `re.findall` would, but in time linear in `text`."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    place = 0
+    while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start)) >= 0:
+        yield text[start + len(opening) : end]
+        place = end + len(closing)
+
+
+@lru_cache(maxsize=16)
+def _opening(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<({'|'.join(map(re.escape, tags))})>")
 
 
 def _checked(channel: Channel, response: str, action: str, thought: str | None) -> str:

@@ -1,4 +1,7 @@
-"""Every dialect that is known, by name. A new family is one entry here and one template in the tests."""
+"""Which dialects of tool calls are known, by name. A new family needs one entry here and one template in the tests.
+
+The classes that read and write them are in `turngym.envs.tool_calls`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from turngym.envs.tool_calls import (
 )
 
 HERMES = JsonCalls(name="hermes", opening="<tool_call>", closing="</tool_call>", form="<tool_call>\n%s\n</tool_call>")
-"""Qwen2.5, Qwen3, Qwen-VL, Hermes, Granite 4: the default, called plain `tool`."""
+"""Of Qwen2.5, Qwen3, Qwen-VL, Hermes and Granite 4. It is the default: the channel `tool` means this one."""
 _LLAMA = ("name", "parameters")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _DEEPSEEK_HEAD = r"\s*(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>\s*"
@@ -160,7 +163,7 @@ DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in _ALL}
 
 
 def find_dialect(name: str) -> Dialect:
-    """The dialect called `name`. Raises TurngymError for one that does not exist."""
+    """The dialect called `name`. Raises TurngymError if there is none."""
     if name in DIALECTS:
         return DIALECTS[name]
     known = ", ".join(DIALECTS)

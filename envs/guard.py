@@ -1,16 +1,14 @@
-"""ActionGuard: judges what the agent wrote before the environment sees it, and counts the agent's turns."""
+"""ActionGuard: what happens to an agent's text before the environment sees it, and how its turns are counted."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import gymnasium as gym
 from gymnasium.utils import RecordConstructorArgs
 
-from turngym.envs import base as snapshots
-from turngym.envs.base import ResetNeeded, TextEnv, quote
+from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
 from turngym.envs.core.errors import TurngymError, checked_int, did_you_mean, finite, nearest
 from turngym.envs.core.task import Task, ToolSpec, Verdict
@@ -18,32 +16,26 @@ from turngym.envs.spaces import printable
 
 OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
-
-
-def _current(on_invalid: OnInvalid) -> OnInvalid:
-    """Today's spelling of a policy; the old one is accepted for one release."""
-    if str(on_invalid) != "penalise":
-        return on_invalid
-    warnings.warn("on_invalid='penalise' is now 'penalize'", FutureWarning, stacklevel=3)
-    return "penalize"
+_STATE_KEYS: Mapping[str, tuple[type, ...]] = {"turn": (int,), "over": (bool,), "env": (dict,)}
+"""Keys of `ActionGuard.get_state()`, and the types of their values."""
 
 
 class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Takes the agent's text: the whole response if there is a `channel`, else the bare action.
 
-    An action that cannot be read (`malformed`) or is not possible now (`inadmissible`) costs a turn and does not reach
-    the environment. `on_invalid` decides what the agent gets instead:
+    An action that cannot be read (`malformed`) or is not possible now (`inadmissible`) costs a turn but does not reach
+    the environment. `on_invalid` decides what the agent gets for it:
 
     - `reject`: the reason, the nearest possible action and (with `list_admissible`) all of them; reward 0
     - `penalize`: the same, with reward `penalty`
     - `noop`: the environment's own "Nothing happens."; reward 0
     - `terminate`: the reason, and the episode ends; reward 0
 
-    After `max_turns` agent turns the episode is truncated (None: no limit). `info["turn"]` counts agent turns,
-    `info["env_steps"]` the actions that reached the environment.
+    After `max_turns` turns of the agent the episode is truncated (None: no limit). `info["turn"]` counts the agent's
+    turns, `info["env_steps"]` the actions that reached the environment.
 
-    With `show_admissible` every observation that waits for an answer ends with the list of what may be done now, one
-    action a line (`listing`); refusals then do not list them a second time. Environments with open actions have none.
+    With `show_admissible`, every observation that waits for an answer ends with the list of possible actions, one a
+    line; refusals then do not list them again. Environments with open actions have no such list.
     """
 
     def __init__(
@@ -70,7 +62,6 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         if not isinstance(base, TextEnv):
             raise TurngymError(f"ActionGuard wraps environments that extend TextEnv, not {type(base).__name__}")
         policies = get_args(OnInvalid)
-        on_invalid = _current(on_invalid)
         if on_invalid not in policies:
             hint = did_you_mean(str(on_invalid), policies)
             raise TurngymError(f"on_invalid is {on_invalid!r}; it must be one of {', '.join(policies)}.{hint}")
@@ -83,7 +74,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         self.on_invalid = on_invalid
         self.channel = make_channel(channel, base.tool) if isinstance(channel, str) else channel
         self.max_turns = limit_of_turns(max_turns)
-        # read also where it is not used: a slip in it should not wait for another policy
+        # checked even if it is not used, so that a mistake does not wait for another policy
         penalty = finite("penalty", penalty)
         self.penalty = penalty if on_invalid == "penalize" else 0.0
         self.list_admissible = list_admissible
@@ -93,20 +84,20 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._over = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode; `options={"task": id}` chooses the task."""
+        """Begins an episode; `options={"task": id}` chooses the task."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._turn = 0
         self._over = False
         return observation + self._shown(), info
 
     def step(self, action: str) -> Step:
-        """Judge one response and play its action if it may be played. Raises ResetNeeded outside an episode."""
+        """Judges one response and plays its action if that is valid. Raises ResetNeeded outside an episode."""
         if self._over:
             raise ResetNeeded(f"{self.base.env_id}: step() was called outside an episode; call reset() first")
         if not isinstance(action, str):
             raise TurngymError(f"{self.base.env_id}: step() takes a str, not {type(action).__name__} {action!r}")
         action = str.__str__(action)
-        # malformed responses too: a reward may judge their form
+        # before it is parsed, because a reward may judge the form of malformed responses too
         self.base.on_response(action)
         parsed = self.read(action)
         if parsed.action is None:
@@ -119,23 +110,23 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         return self._count(observation, float(reward), terminated, truncated, info)
 
     def close(self) -> None:
-        """Close the environment; twice is fine, stepping it afterwards is not."""
+        """Closes the environment. Twice is fine, stepping it afterwards is not."""
         self._over = True
         self.env.close()
 
     def read(self, response: str) -> Parsed:
-        """The action in the agent's text: parsed by the channel, or the text itself where there is none."""
+        """The action in the agent's text: parsed by the channel, or the text itself if there is no channel."""
         if self.channel is not None:
             return self.channel.parse(response)
         return Parsed(action=response) if response.strip() else Parsed(reason="the action is empty")
 
     def render(self) -> str | None:  # type: ignore[override]
-        """The environment's frame, with the list of admissible actions behind it where that is shown."""
+        """The environment's frame, and the list of admissible actions if that is shown."""
         frame: Any = self.env.render()
         return frame + self.listing() if isinstance(frame, str) else None
 
     def listing(self) -> str:
-        """What stands behind the observation that waits now: the admissible actions, if they are shown; else ""."""
+        """The list of admissible actions that ends the present observation; "" if it is not shown."""
         if not self.show_admissible or self._over:
             return ""
         return listed(self.base.admissible() or ())
@@ -145,14 +136,14 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         return {"turn": self._turn, "over": self._over, "env": self.base.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from `get_state()`; a snapshot that is refused changes nothing."""
-        snapshots.check(state, snapshots.GUARD, self.env_id)
+        """Continues from `get_state()`. A refused snapshot changes nothing."""
+        check_snapshot(state, _STATE_KEYS, self.env_id)
         self.base.set_state(state["env"])
         self._turn, self._over = state["turn"], state["over"]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        # the environment was made again by its arguments, which do not hold what the guard told it
+        # unpickling made the environment from its arguments, which do not hold what the guard told it
         self.base.speak_through(self.channel)
 
     def describe(self) -> dict[str, Any]:
@@ -193,7 +184,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         return self.base.score
 
     def _answer(self, verdict: Verdict, action: str | None, reason: str) -> Step:
-        # first: what follows says what the next turn may do
+        # first, because the environment may change what is admissible next
         self.base.on_refusal()
         info = self.base.describe(verdict, action)
         observation = self.base.invalid_observation if self.on_invalid == "noop" else self._advice(reason, action)
@@ -202,7 +193,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         return self._count(observation, self.penalty, self.on_invalid == "terminate", False, info)
 
     def _shown(self) -> str:
-        """`listing`, printed too where the environment prints its frames."""
+        """Returns `listing`, and prints it if the environment prints its frames."""
         listing = self.listing()
         if listing and self.base.render_mode == "human":
             print(printable(listing[1:]), flush=True)
@@ -229,17 +220,17 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
 
 def limit_of_turns(max_turns: object) -> int | None:
-    """`max_turns` as a number of at least 1, or None. Raises TurngymError."""
+    """Returns `max_turns`, a number of at least 1 or None. Raises TurngymError otherwise."""
     return None if max_turns is None else checked_int("max_turns", max_turns, 1, none="no limit")
 
 
 def listed(actions: Sequence[str]) -> str:
-    """The list of admissible actions behind an observation: a headline and one action a line; "" for none."""
+    """The list of admissible actions as text: a headline and one action a line; "" for none."""
     return "".join(("\nAdmissible actions:", *(f"\n- {action}" for action in actions))) if actions else ""
 
 
 def guard_of(env: gym.Env[Any, Any]) -> ActionGuard:
-    """The guard inside `env`, whatever wraps it (TimeLimit, RecordEpisodeStatistics, ...)."""
+    """The guard inside `env`, whichever wrappers (TimeLimit, RecordEpisodeStatistics, ...) are around it."""
     layer: Any = env
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer, ActionGuard):

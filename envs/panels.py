@@ -1,4 +1,9 @@
-"""Panels: versioned lists of hashed tasks, so that everyone who names a panel plays the same tasks."""
+"""Panels: versioned lists of hashed tasks, so that everyone who names a panel plays the same tasks.
+
+A panel is a JSON manifest, `<name>-v<version>.json`, with the id, hash, split and category of every task and a hash of
+the whole. Published panels never change; a change needs a new version. `verify_panel` compares the hashes with the
+user's own data.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +23,13 @@ from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.core.task import Task, content_hash, plain_id
 from turngym.envs.registration import require_env
 
-# Which tasks a training step takes: epochs of permutations that a seed fixes.
-
-
-def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
-    """Which of `count` items step `step` (1-based) takes: items (step - 1) * batch onwards of the epochs, in a row.
-
-    Every epoch is a permutation of its own, fixed by (seed, epoch), so a resumed run needs no saved position.
-    """
-    places = range((step - 1) * batch, step * batch)
-    epochs = {place // count for place in places}
-    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
-    return [int(orders[place // count][place % count]) for place in places]
-
-
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
 _SCHEMA = 1
 _FILE = re.compile(r"(?P<name>[a-z0-9-]+)-v(?P<version>[1-9][0-9]*)\.json")
 
 
 class PanelError(TurngymError):
-    """A manifest that does not exist, is damaged, or does not match the data at hand."""
+    """A manifest does not exist, is damaged, or does not match the user's data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +41,9 @@ class Panel:
     version: int
     """From 1; any change of the content needs a new version."""
     env_id: str
-    """Gymnasium id; of another package's environment with the module, `my_package:namespace/Name-v0`."""
+    """Gymnasium id; with its module for an environment of another package, `my_package:namespace/Name-v0`."""
     make_kwargs: Mapping[str, Any]
-    """What `gym.make` needs besides the id so that the environment knows the tasks, for example the split."""
+    """Arguments of `gym.make` that the environment needs to know the tasks, for example the split."""
     tasks: tuple[Task, ...]
     sha256: str
 
@@ -65,14 +56,17 @@ class Panel:
         return tuple(task.task_id for task in self.tasks)
 
     def make_env(self, **overrides: Any) -> gym.Env[str, str]:
-        """The panel's environment; `overrides` (`data=`, `channel=`, `max_turns=`) go to `gym.make`."""
+        """Makes the panel's environment; `overrides` (`data=`, `channel=`, `max_turns=`) go to `gym.make`."""
         env: gym.Env[str, str] = gym.make(require_env(self.env_id), **{**self.make_kwargs, **overrides})
         return env
 
 
 def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, Any], tasks: Sequence[Task]) -> Panel:
-    """A panel with its hash. Raises PanelError for a bad name, no tasks, repeated tasks or tasks of another env."""
-    # as the name of its file, by which the panel must be found again
+    """Makes a panel with its hash.
+
+    Raises PanelError for a bad name, no tasks, repeated tasks, or tasks of another environment.
+    """
+    # the name of its file, by which the panel must be found again
     if not _FILE.fullmatch(f"{name}-v{version}.json"):
         raise PanelError(f"panel name {name!r} version {version!r}: use lower-case letters, digits, hyphens; from 1")
     if not tasks:
@@ -104,7 +98,7 @@ def panel_of_env(
     task_ids: Iterable[str] | None = None,
     **private: Any,
 ) -> Panel:
-    """A panel of an environment's tasks, by default of all that it lists, each begun once to learn its hash.
+    """Makes a panel of an environment's tasks, by default of all. Each task is begun once to learn its hash.
 
     Args:
         env_id: Gymnasium id; `my_package:namespace/Name-v0` for an environment that `my_package` registers.
@@ -120,7 +114,7 @@ def panel_of_env(
 
 
 def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None) -> tuple[Task, ...]:
-    """The tasks behind the ids (by default all of the environment's), each begun once to learn its hash."""
+    """The tasks with these ids, by default all of the environment. Each is begun once to learn its hash."""
     base = _text_env(env)
     tasks = []
     for task_id in base.task_ids() if task_ids is None else task_ids:
@@ -130,7 +124,7 @@ def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None)
 
 
 def write_panel(panel: Panel, folder: str | Path | None = None) -> Path:
-    """Write the manifest as `<name>-v<version>.json`. Raises PanelError if one with other content exists."""
+    """Writes the manifest as `<name>-v<version>.json`. Raises PanelError if one with other content exists."""
     path = Path(folder or PANEL_FOLDER) / f"{panel.full_name}.json"
     text = _to_text(panel)
     if path.exists():
@@ -150,9 +144,9 @@ def list_panels(folder: str | Path | None = None) -> list[str]:
 
 
 def load_panel(name: str, folder: str | Path | None = None) -> Panel:
-    """A panel by name (newest version), by full name, or by the path of a manifest; its own hash is checked.
+    """Loads a panel by name (newest version), by full name, or by the path of a manifest, and checks its hash.
 
-    `my_package:name` is a panel of another package, which keeps its manifests in a folder `panel_data`.
+    `my_package:name` is a panel of another package, which keeps its manifests in its folder `panel_data`.
     """
     if name.endswith(".json"):
         return _read(Path(name))
@@ -169,7 +163,7 @@ def load_panel(name: str, folder: str | Path | None = None) -> Panel:
 
 
 def verify_panel(panel: Panel, env: gym.Env[Any, Any]) -> list[str]:
-    """Compare every task with the environment's own: what differs, one line per task; empty when all are equal."""
+    """Compares every task with the environment's own. Returns what differs, one line each; empty if all are equal."""
     base = _text_env(env)
     if base.env_id != plain_id(panel.env_id):
         return [f"the panel is for {panel.env_id}, the environment is {base.env_id}"]
@@ -188,7 +182,7 @@ def verify_panel(panel: Panel, env: gym.Env[Any, Any]) -> list[str]:
 
 
 def assert_disjoint(train: Iterable[Task], evaluation: Iterable[Task]) -> None:
-    """Raise PanelError if a task is in both, by id or by content; names the first few."""
+    """Raises PanelError if a task is in both, by id or by content; the error names the first few."""
     by_id, by_hash = {}, {}
     for task in train:
         by_id[task.env_id, task.task_id] = task
@@ -202,6 +196,18 @@ def assert_disjoint(train: Iterable[Task], evaluation: Iterable[Task]) -> None:
     if shared:
         more = f" and {len(shared) - 5} more" if len(shared) > 5 else ""
         raise PanelError(f"{len(shared)} evaluation tasks are also training tasks: {', '.join(shared[:5])}{more}")
+
+
+def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
+    """Which of `count` tasks training step `step` (1-based) takes, `batch` in all.
+
+    The tasks are taken in a row from epoch after epoch. Every epoch is a permutation of its own, which (seed, epoch)
+    fixes, so a resumed run needs no saved position.
+    """
+    places = range((step - 1) * batch, step * batch)
+    epochs = {place // count for place in places}
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
+    return [int(orders[place // count][place % count]) for place in places]
 
 
 def _folder_of(package: str) -> Path:

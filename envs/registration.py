@@ -1,4 +1,4 @@
-"""Registering environments with Gymnasium, and making them: one function each, for ours and for other people's."""
+"""How environments, ours and other people's, are registered with Gymnasium and made."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from turngym.envs.vector import TextVectorEnv
 
 
 def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> None:
-    """Make `gym.make(env_id, ...)` and `gym.make_vec(env_id, n, ...)` give `env_class` inside an ActionGuard.
+    """Makes `gym.make(env_id, ...)` and `gym.make_vec(env_id, n, ...)` give `env_class` inside an ActionGuard.
 
     Args:
-        env_id: `namespace/Name-v0`; the class has the same in its attribute `env_id`.
-        env_class: the class, or where it is (`my_package.guess:GuessEnv`), which imports nothing until it is made.
-        defaults: of `make_env` and of the class, for example `max_turns=10`; `gym.make` overrides them.
+        env_id: `namespace/Name-v0`; the class must have the same attribute `env_id`.
+        env_class: the class, or its place (`my_package.guess:GuessEnv`), which is not imported until it is made.
+        defaults: arguments of `make_env` and of the class, for example `max_turns=10`; `gym.make` overrides them.
 
     Registering an id again replaces it, so that a notebook cell can run twice.
     """
@@ -32,8 +32,8 @@ def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> No
         env_id,
         entry_point="turngym.envs.registration:make_env",
         vector_entry_point="turngym.envs.registration:make_vec",
-        # The environments enforce the order of calls themselves and the contract tests run check_env, so gym.make
-        # returns the ActionGuard itself: its whole interface at hand, and nothing to pay per step.
+        # The environments enforce the order of calls themselves and the contract tests run check_env. Without
+        # Gymnasium's wrappers for these, gym.make returns the ActionGuard itself, and a step costs nothing more.
         order_enforce=False,
         disable_env_checker=True,
         kwargs={"env_class": _where(env_id, env_class), **defaults},
@@ -53,10 +53,10 @@ def make_env(
     tool_argument: str | None = None,
     **options: Any,
 ) -> ActionGuard:
-    """One environment inside its guard: the guard's settings (see `ActionGuard`), and `options` for the class.
+    """Makes one environment inside its guard; `ActionGuard` explains the settings, `options` go to the class.
 
-    `on_invalid=None` takes what the class says, which is `reject` unless it says otherwise. `tool_name` and
-    `tool_argument` are what agents call instead of the tool's own names.
+    `on_invalid=None` takes the class's own policy, by default `reject`. `tool_name` and `tool_argument` rename the tool
+    for agents.
     """
     found = _load(env_class) if isinstance(env_class, str) else env_class
     max_turns = limit_of_turns(max_turns)
@@ -80,14 +80,14 @@ def make_vec(
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     **options: Any,
 ) -> TextVectorEnv:
-    """`num_envs` environments stepped together; `options` as for `make_env`."""
+    """Makes `num_envs` environments that are stepped together; `options` are those of `make_env`."""
     return TextVectorEnv([lambda: make_env(env_class, **options)] * num_envs, autoreset_mode)
 
 
 def require_env(env_id: str) -> str:
-    """`env_id`, once it is known to be registered; `my_package:namespace/Name-v0` imports `my_package` first.
+    """Returns `env_id` if it is registered; `my_package:namespace/Name-v0` imports `my_package` first.
 
-    Raises TurngymError for a module that cannot be imported and for an id that nothing registered.
+    Raises TurngymError for a module that cannot be imported, or an id that nothing registered.
     """
     module, colon, plain = env_id.rpartition(":")
     if colon:
@@ -106,7 +106,7 @@ def require_env(env_id: str) -> str:
 
 
 def _where(env_id: str, env_class: type[TextEnv] | str) -> type[TextEnv] | str:
-    """The class as `module:Name` where that finds it again, so that specs can be written as JSON; else itself."""
+    """The class as `module:Name` if that finds it again, so that specs can be written as JSON; else itself."""
     if isinstance(env_class, str):
         if env_class.count(":") != 1:
             raise TurngymError(f"register({env_id!r}): env_class is {env_class!r}; write it as 'package.module:Class'")

@@ -1,4 +1,4 @@
-"""A text space without a charset: what an agent reads and writes is any Unicode string."""
+"""UnicodeText: the space of everything that an agent reads and writes, which is any Unicode string."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _RANGES = ((0x20, 0x7F), (0x09, 0x0B), (0xA1, 0x250), (0x370, 0x400), (0x4E00, 0
 class UnicodeText(Space[str]):
     """Every `str`, the empty one and newlines included.
 
-    `gymnasium.spaces.Text` accepts a finite charset of bounded length, which by default lacks space and newline; texts
-    of environments and language models fit no such bound. `sample_length` bounds samples only, never membership.
+    `gymnasium.spaces.Text` takes a finite charset, which by default lacks space and newline, and a bounded length.
+    Texts of environments and language models fit neither. `sample_length` bounds samples only, never membership.
     """
 
     def __init__(self, sample_length: int = 32, seed: int | np.random.Generator | None = None) -> None:
@@ -31,7 +31,7 @@ class UnicodeText(Space[str]):
         return False
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
-        """An arbitrary string of 0 to `sample_length` characters that UTF-8 can encode; the seed decides which."""
+        """A random string of 0 to `sample_length` characters that UTF-8 can encode."""
         if mask is not None or probability is not None:
             raise ValueError("UnicodeText.sample takes no mask or probability: there is no finite set of characters")
         length = int(self.np_random.integers(0, self.sample_length + 1))
@@ -39,7 +39,7 @@ class UnicodeText(Space[str]):
         return "".join(chr(int(self.np_random.integers(*_RANGES[index]))) for index in ranges)
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a `str`. Lone surrogates count: they are judged as text, not refused as a type."""
+        """Whether `x` is a `str`. Lone surrogates are allowed: they are judged as text, not refused as a type."""
         return isinstance(x, str)
 
     def __eq__(self, other: object) -> bool:

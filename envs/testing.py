@@ -26,8 +26,12 @@ from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.core.task import Verdict, plain_id
 from turngym.envs.guard import ActionGuard, guard_of
 
-# Small checks that the environment contract and other tests of environments share.
-
+_MODES: Mapping[str, dict[str, Any]] = {
+    "sync": {},
+    # shared memory needs items of a fixed size, which texts do not have
+    "async": {"vector_kwargs": {"shared_memory": False}},
+    "vector_entry_point": {},
+}
 INFO_TYPES: Mapping[str, tuple[type, ...]] = {
     "task_id": (str,),
     "task_sha": (str,),
@@ -46,7 +50,7 @@ HARD_TEXT = ("Ünïcödé 漢字 🚪", "\ud800", "a\u2028b", "e\u0301", "{0} %s
 
 
 def expect(error: type[Exception], call: Callable[..., Any], *args: Any) -> str:
-    """Assert that `call(*args)` raises `error` and return its text."""
+    """Asserts that `call(*args)` raises `error`, and returns its text."""
     try:
         result = call(*args)
     except error as caught:
@@ -55,7 +59,7 @@ def expect(error: type[Exception], call: Callable[..., Any], *args: Any) -> str:
 
 
 def check_info(info: dict[str, Any]) -> None:
-    """Assert that `info` has the keys and exact types of the interface and can be written as JSON."""
+    """Asserts that `info` has the keys and exact types of the interface and can be written as JSON."""
     for key, types in INFO_TYPES.items():
         assert key in info, f"info lacks {key!r}"
         assert type(info[key]) in types, f"info[{key!r}] is {type(info[key]).__name__}, not one of {types}"
@@ -65,14 +69,11 @@ def check_info(info: dict[str, Any]) -> None:
     json.dumps(info)
 
 
-# How the contract makes environments and plays them; what a subclass may override.
-
-
-class Played:
-    """Makes and plays the environment `env_id`."""
+class EnvContract:
+    """Subclass it, set `env_id` (and `make_kwargs`), let pytest run it. Override `choose` for open action spaces."""
 
     env_id: ClassVar[str]
-    """Gymnasium id; with the module that registers it where nothing has imported that yet, `package:space/Name-v0`."""
+    """Gymnasium id; with its module if nothing has imported that yet, `package:space/Name-v0`."""
     make_kwargs: ClassVar[Mapping[str, Any]] = {}
     tasks_checked: ClassVar[int] = 3
     """How many tasks the tests play; they are spread over the environment's list."""
@@ -103,7 +104,7 @@ class Played:
         return [ids[int(place)] for place in places]
 
     def play(self, guard: ActionGuard, seed: int, turns: int) -> list[Any]:
-        """What `turns` chosen actions bring, resets included where an episode ends."""
+        """The results of `turns` chosen actions, with those of resets where an episode ends."""
         rng = np.random.default_rng(seed)
         seen: list[Any] = []
         for _ in range(turns):
@@ -113,12 +114,7 @@ class Played:
                 seen.append(guard.reset())
         return seen
 
-
-# The part of the contract about snapshots: exact, refused without a trace, across closing and pickling.
-
-
-class StateContract(Played):
-    """What an environment's state must be able to do."""
+    # --- the contract: snapshots, closing, pickling
 
     def test_snapshots_continue_byte_for_byte(self) -> None:
         guard = self.guard()
@@ -206,19 +202,7 @@ class StateContract(Played):
         expect(ResetNeeded, moved.step, "anything")
         assert moved.reset(seed=5)[1]["task_id"] == new.reset(seed=5)[1]["task_id"]
 
-
-_MODES: Mapping[str, dict[str, Any]] = {
-    "sync": {},
-    # shared memory needs items of a fixed size, which texts do not have
-    "async": {"vector_kwargs": {"shared_memory": False}},
-    "vector_entry_point": {},
-}
-
-
-class EnvContract(StateContract):
-    """Subclass, set `env_id` (and `make_kwargs`), and let pytest run it. Override `choose` for open action spaces."""
-
-    # --- the contract
+    # --- the contract: everything else
 
     def test_check_env_is_clean(self) -> None:
         guard = self.guard()
@@ -409,7 +393,7 @@ class EnvContract(StateContract):
 
 
 def check_contract(env_id: str, **make_kwargs: Any) -> None:
-    """Run the whole contract without pytest, in a notebook say; the first broken promise is an AssertionError."""
+    """Runs the whole contract without pytest, for example in a notebook; a broken promise is an AssertionError."""
     chosen = {"env_id": env_id, "make_kwargs": make_kwargs}
     contract: Any = type("Contract", (EnvContract,), chosen)()
     for name in sorted(dir(EnvContract)):

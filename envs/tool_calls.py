@@ -1,4 +1,17 @@
-"""What a dialect of tool calls is, and the call that every dialect reads."""
+"""How models write thoughts and tool calls, and how these are read.
+
+Each class below is one form of call, with a family's markers as its fields (`turngym.envs.dialects` has the table):
+
+    JsonCalls      <tool_call>{"name": "search", "arguments": {"query": "Hamlet"}}</tool_call>
+    NamedCalls     [TOOL_CALLS]search[ARGS]{"query": "Hamlet"}
+    TaggedCalls    <function=search><parameter=query>Hamlet</parameter></function>
+    PythonicCalls  [search(query="Hamlet")]
+    GemmaCalls     call:search{query:<|"|>Hamlet<|"|>}
+    HarmonyCalls    to=functions.search<|channel|>commentary json<|message|>{"query": "Hamlet"}
+
+Reading never raises and takes time linear in the text: every search is for a fixed string or has bounded repeats, so
+that no response can make it slow.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +23,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-# Thoughts inside a response: found, taken out, and written as a family's chat template writes them.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thoughts:
-    """The markers around a thought, and the white space that templates put between them."""
+    """The markers around a thought, and the white space that a family's chat template puts between them."""
 
     opening: str = "<think>"
     closing: str = "</think>"
@@ -26,27 +37,32 @@ class Thoughts:
     gap: str = "\n\n"
     """Between the closing marker and what follows."""
     spoken: str = ""
-    """What introduces plain text, where a family marks it (GPT-OSS: the final channel)."""
+    """Marks plain text, in families that mark it (GPT-OSS: the final channel)."""
     may_be_open: bool = True
     """Whether a chat template may open a thought in the prompt, so that a response may begin inside it."""
 
     def write(self, thought: str | None) -> str:
-        """What stands before the rest of a response; empty without a thought."""
+        """The thought as the beginning of a response; empty for None."""
         if thought is None:
             return ""
         return f"{self.opening}{self.before}{thought.strip()}{self.after}{self.closing}{self.gap}"
 
     def split(self, response: str, begins: Callable[[str], bool]) -> tuple[str | None, str, str | None]:
-        """(thought, the rest, why the rest cannot be read), in time linear in the response.
+        """Splits a response into (thought, the rest, why the rest cannot be read).
 
         Several thoughts are joined by a newline. A last thought that is never closed makes a response unreadable,
-        except where an action `begins` outside the thoughts: what follows an action does not matter.
+        except if an action `begins` outside the thoughts, because what follows an action does not matter.
         """
         if self.opening not in response and not (self.may_be_open and self.closing in response):
             return None, response, None
         thoughts: list[str] = []
-        position = self._skip_open_thought(response, thoughts)
         body: list[str] = []
+        # a closing marker without an opening one ends a thought that the prompt had opened
+        position = 0
+        end = response.find(self.closing) if self.may_be_open else -1
+        if end >= 0 and not 0 <= response.find(self.opening) < end:
+            thoughts.append(response[:end].strip())
+            position = end + len(self.closing)
         while True:
             start = response.find(self.opening, position)
             body.append(response[position:] if start < 0 else response[position:start])
@@ -61,17 +77,9 @@ class Thoughts:
                 return "\n".join(thoughts), "".join(body), reason
             position = end + len(self.closing)
 
-    def _skip_open_thought(self, response: str, thoughts: list[str]) -> int:
-        """Where reading goes on after a thought that the prompt had opened."""
-        end = response.find(self.closing) if self.may_be_open else -1
-        if end < 0 or 0 <= response.find(self.opening) < end:
-            return 0
-        thoughts.append(response[:end].strip())
-        return end + len(self.closing)
-
 
 THINK = Thoughts()
-"""Qwen, DeepSeek, GLM, Nemotron and most others."""
+"""Of Qwen, DeepSeek, GLM, Nemotron and most others."""
 HARMONY = Thoughts(
     opening="<|channel|>analysis<|message|>",
     closing="<|end|>",
@@ -81,7 +89,7 @@ HARMONY = Thoughts(
     spoken="<|channel|>final<|message|>",
     may_be_open=False,
 )
-"""GPT-OSS: the analysis channel."""
+"""Of GPT-OSS: the analysis channel."""
 COHERE = Thoughts(
     opening="<|START_THINKING|>",
     closing="<|END_THINKING|>",
@@ -99,17 +107,17 @@ STYLES = {"harmony": HARMONY, "cohere": COHERE, "gemma": GEMMA, "mistral": MISTR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A tool call as it was written; nothing about it has been judged."""
+    """A tool call as it was written, before it is judged."""
 
     name: Any
     arguments: Any
-    """A dict of arguments, a string that holds one as JSON, or whatever stood there."""
+    """A dict of arguments, a string that holds one as JSON, or anything else that stood there."""
     id: str | None = None
-    """The call's own id, in dialects that write one."""
+    """The call's id, in dialects that write one."""
 
 
 class Dialect(Protocol):
-    """One way to write a tool call. Named after the family of models that introduced it."""
+    """One way to write a tool call, named after the family of models that introduced it."""
 
     @property
     def name(self) -> str: ...
@@ -120,38 +128,37 @@ class Dialect(Protocol):
 
     @property
     def stop_text(self) -> tuple[str, ...]:
-        """What ends a call; empty where only the end of the response does."""
+        """Strings that end a call; empty if only the end of the response does."""
 
     def find(self, text: str) -> int:
-        """Where the first call begins, readable or not; -1 where there is none."""
+        """Where the first call begins, readable or not; -1 if there is none."""
 
     def read(self, text: str) -> Call | str:
-        """The call at the start of `text`; a str says as half a sentence why it cannot be read. Never raises."""
+        """The call at the start of `text`, or a clause that says why it cannot be read. Never raises."""
 
     def write(self, tool: str, argument: str, value: str) -> str:
         """A call of `tool` with one string argument, as the family's chat template writes it."""
 
 
 def read_json(text: str) -> tuple[Any, int] | None:
-    """The JSON value at the start of `text` and where it ends; None where there is none."""
+    """The JSON value at the start of `text` and where it ends; None if there is none."""
     try:
-        # no search for a closing marker, which may stand inside a JSON string
+        # not up to a closing marker, which may stand inside a JSON string
         return json.JSONDecoder().raw_decode(text)
     # a few thousand open brackets are enough for a RecursionError
     except (ValueError, RecursionError):
         return None
 
 
-# Calls in Gemma's syntax: `call:NAME{argument:<|"|>value<|"|>}` (FunctionGemma, Gemma 4).
-
 _GEMMA_HEAD = re.compile(r"\s*call:\s*(?P<name>[^{\s]+)\s*\{")
-_KEY = re.compile(r"\s*,?\s*(?P<key>[^:{}\s]{1,80})\s*:\s*")
+_GEMMA_KEY = re.compile(r"\s*,?\s*(?P<key>[^:{}\s]{1,80})\s*:\s*")
+_GEMMA_BARE = re.compile(r"[^,}]*")
 MOST_ARGUMENTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaCalls:
-    """A name and arguments in braces; strings stand between two equal marks."""
+    """FunctionGemma, Gemma 4: a name and arguments in braces; strings stand between two equal marks."""
 
     name: str
     opening: str
@@ -174,7 +181,7 @@ class GemmaCalls:
         arguments: dict[str, str] = {}
         position = head.end()
         for _ in range(MOST_ARGUMENTS):
-            key = _KEY.match(rest, position)
+            key = _GEMMA_KEY.match(rest, position)
             if key is None:
                 break
             value, position = self._value(rest, key.end())
@@ -186,7 +193,8 @@ class GemmaCalls:
             start += len(self.quote)
             end = text.find(self.quote, start)
             return (text[start:], len(text)) if end < 0 else (text[start:end], end + len(self.quote))
-        bare = re.compile(r"[^,}]*").match(text, start)
+        bare = _GEMMA_BARE.match(text, start)
+        # the pattern matches nothing at all, too
         assert bare is not None
         return bare[0].strip(), bare.end()
 
@@ -194,28 +202,26 @@ class GemmaCalls:
         return f"{self.opening}call:{tool}{{{argument}:{self.quote}{value}{self.quote}}}{self.closing}"
 
 
-# Calls in harmony, the format of GPT-OSS: a message to `functions.NAME` whose content is JSON.
-
-# the recipient stands before the channel in templates, behind it in what models write
-_CALL = re.compile(
+# the recipient stands before the channel in templates, but after it in what models write
+_HARMONY_HEAD = re.compile(
     r"(?:<\|channel\|>\w{1,20})?\s{0,4}to=(?:functions\.)?(?P<name>[\w./:-]{1,80})[^{}]{0,60}?<\|message\|>"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarmonyCalls:
-    """` to=functions.NAME<|channel|>commentary json<|message|>{...}`; the stop token `<|call|>` ends it."""
+    """GPT-OSS's harmony: a message to `functions.NAME` whose content is JSON; the stop token `<|call|>` ends it."""
 
     name: str = "harmony"
     stop_text: tuple[str, ...] = ("<|call|>",)
     thoughts: Thoughts = HARMONY
 
     def find(self, text: str) -> int:
-        found = _CALL.search(text)
-        return -1 if found is None else found.start()
+        head = _HARMONY_HEAD.search(text)
+        return -1 if head is None else head.start()
 
     def read(self, text: str) -> Call | str:
-        head = _CALL.match(text)
+        head = _HARMONY_HEAD.match(text)
         if head is None:
             return "the tool call must be a message to functions.NAME with JSON as its content"
         found = read_json(text[head.end() :].lstrip())
@@ -228,18 +234,21 @@ class HarmonyCalls:
         return f" to=functions.{tool}<|channel|>commentary json<|message|>{arguments}"
 
 
-# Calls that are JSON: the tool's name is a key beside its arguments (Hermes, Llama, Mistral, Granite, Cohere).
+CALL_ID = "turngym00"
+"""Mistral's templates accept only ids of nine letters and digits."""
+# bounded white space, because a search for any amount of it takes quadratic time in a long run
+_BARE_JSON = re.compile(r'\{\s{0,20}"(?:name|parameters|arguments|type|function)"\s{0,20}:')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls:
-    """`OPENING {"name": ..., "arguments": {...}} CLOSING`, alone or in a list."""
+    """Hermes, Llama, Mistral, Granite, Cohere: `OPENING {"name": ..., "arguments": {...}} CLOSING`, alone or listed."""
 
     name: str
     opening: str = ""
-    """What a call begins with; empty: the JSON itself, perhaps after one of `prefixes`."""
+    """Begins a call; if empty, the JSON itself does, perhaps after one of `prefixes`."""
     closing: str = ""
-    """What must follow the JSON, where the family writes anything."""
+    """Must follow the JSON; empty if the family writes nothing there."""
     form: str = "%s"
     """The whole call around its JSON, white space included, as the template writes it."""
     keys: tuple[str, ...] = ("name", "arguments")
@@ -300,23 +309,15 @@ class JsonCalls:
         return self.form.replace("%s", text)
 
 
-CALL_ID = "turngym00"
-"""Mistral's templates take ids of nine letters and digits, and no others."""
-# bounded white space: a search for any amount of it takes time with the square of a long run
-_BARE_JSON = re.compile(r'\{\s{0,20}"(?:name|parameters|arguments|type|function)"\s{0,20}:')
-
-# Calls that are a name, a separator, and the arguments as JSON (DeepSeek, newer Mistral, Kimi).
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedCalls:
-    """`OPENING NAME SEPARATOR {"argument": value} CLOSING`."""
+    """DeepSeek, newer Mistral, Kimi: `OPENING NAME SEPARATOR {"argument": value} CLOSING`."""
 
     name: str
     starts: tuple[str, ...]
     """Any of these begins a call."""
     head: str
-    """Regular expression of all that stands before the JSON, with the group `name`, and `id` where calls have one."""
+    """Regular expression of everything before the JSON, with the group `name`, and `id` if calls have one."""
     form: str
     """The whole call, with `%n` for the name and `%s` for the JSON."""
     stop_text: tuple[str, ...] = ()
@@ -343,12 +344,13 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
 
 
-# Calls in Python's syntax: `[tool(argument="value")]` (LFM2, Llama 3.2 and 4, Gemma 3 with a tool template).
+_PYTHONIC_HEAD = re.compile(r"\s*\[?\s*(?P<name>[A-Za-z_][\w./-]{0,80})\s*\(")
+_BARE_PYTHONIC = re.compile(r"\[\s{0,20}[A-Za-z_][\w./-]{0,80}\s{0,20}\(")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonicCalls:
-    """A list of calls with keyword arguments."""
+    """LFM2, Llama 3.2 and 4, Gemma 3 with a tool template: a list of Python calls with keyword arguments."""
 
     name: str
     opening: str = ""
@@ -373,9 +375,9 @@ class PythonicCalls:
             return 'the tool call is not a list such as [NAME(argument="value")]'
         arguments = head.string[head.end() - 1 :]
         try:
-            # the name stays out of it: names of tools may hold what Python's may not
+            # without the tool's name, which may hold characters that Python's names may not
             call = ast.parse(f"_{arguments[: _end_of_bracket(arguments)]}", mode="eval").body
-        # ast answers deep nesting and null bytes with errors of their own
+        # what ast raises for deep nesting and null bytes, too
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return "the arguments of the tool call are not written as Python writes them"
         if not isinstance(call, ast.Call):
@@ -384,16 +386,13 @@ class PythonicCalls:
         return Call(name=head["name"], arguments=found)
 
     def write(self, tool: str, argument: str, value: str) -> str:
-        shown = _double_quoted(value) if self.double_quotes else _single_quoted(value)
-        return f"{self.opening}[{tool}({argument}={shown})]{self.closing}"
-
-
-_PYTHONIC_HEAD = re.compile(r"\s*\[?\s*(?P<name>[A-Za-z_][\w./-]{0,80})\s*\(")
-_BARE_PYTHONIC = re.compile(r"\[\s{0,20}[A-Za-z_][\w./-]{0,80}\s{0,20}\(")
+        quote = '"' if self.double_quotes else "'"
+        escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}").replace("\n", "\\n").replace("\r", "\\r")
+        return f"{self.opening}[{tool}({argument}={quote}{escaped}{quote})]{self.closing}"
 
 
 def _end_of_bracket(text: str) -> int:
-    """The position after the bracket that closes the first one, strings aside; the whole length where none does."""
+    """The position after the bracket that closes the first one, ignoring strings; the length of `text` if none does."""
     depth, quote, position = 0, "", 0
     while position < len(text):
         letter = text[position]
@@ -419,36 +418,23 @@ def _value(node: ast.expr) -> Any:
         return None
 
 
-def _single_quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
-    return f"'{escaped}'"
-
-
-def _double_quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
-    return f'"{escaped}"'
-
-
-# Calls in tags, with arguments as they are and without quotes (Qwen3-Coder, Qwen3.5, Nemotron 3, GLM).
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedCalls:
-    """A name, then every argument between tags of its own."""
+    """Qwen3-Coder, Qwen3.5, Nemotron 3, GLM: a name, then every argument without quotes between tags of its own."""
 
     name: str
     starts: tuple[str, ...]
     """Any of these begins a call."""
     head: str
-    """Regular expression of all before the first argument, with the group `name`."""
+    """Regular expression of everything before the first argument, with the group `name`."""
     key: tuple[str, str]
-    """What stands before and after the name of an argument."""
+    """The texts before and after the name of an argument."""
     value: tuple[str, str]
-    """What stands before and after its value; white space around the value does not belong to it."""
+    """The texts before and after its value; white space around the value does not belong to it."""
     ends: tuple[str, ...]
     """Any of these ends the arguments, and a value that was never closed."""
     form: str
-    """The whole call, with `%n` for the name, `%k` for the argument's and `%s` for its value."""
+    """The whole call, with `%n` for the tool's name, `%k` for the argument's and `%s` for its value."""
     stop_text: tuple[str, ...] = ("</tool_call>",)
     thoughts: Thoughts = THINK
 
@@ -486,6 +472,6 @@ class TaggedCalls:
 
 
 def _until(text: str, start: int, mark: str) -> tuple[str, int]:
-    """The text from `start` to `mark`, or to the end where there is none, and where reading goes on."""
+    """The text from `start` to `mark`, or to the end if there is none, and where reading goes on."""
     end = text.find(mark, start)
     return (text[start:], len(text)) if end < 0 else (text[start:end], end + len(mark))

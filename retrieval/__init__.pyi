@@ -1,4 +1,4 @@
-"""The public names of `turngym.retrieval`; `__init__.py` imports them when they are first used."""
+"""The public names of `turngym.retrieval`; `__init__.py` imports each when first used, type checkers read this."""
 
 from .bm25 import BM25Retriever as BM25Retriever
 from .client import HttpRetriever as HttpRetriever

@@ -1,4 +1,8 @@
-"""Collects queries of many requests into calls of the retriever that answer them together."""
+"""How queries of many requests are searched together, in this process and in others.
+
+`MicroBatcher` collects waiting queries into calls of the retriever. `ProcessRetriever` searches batches in processes of
+their own, so that HTTP and searching do not wait for one interpreter lock.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +38,10 @@ class Waiting:
 
 
 class MicroBatcher:
-    """Calls `search(queries, k)` for whatever is waiting: at once when idle, else after a short wait for company.
+    """Calls `search(queries, k)` for all waiting queries: at once if idle, else after a short wait for more of them.
 
-    A batch never mixes values of k, because an approximate index may answer the first 3 of 10 differently from 3.
-    Threads start with the first query, so a process that forks before has none to lose; a child starts its own.
+    A batch never mixes values of k, because the first 3 of 10 hits of an approximate index may differ from its 3 hits.
+    Threads start with the first query, so a process that forks earlier has none to lose. A child starts its own.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class MicroBatcher:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Empty queue and no threads: a new batcher, or a forked child whose parent's locks may be held for ever."""
+        """Starts with an empty queue, new locks and no threads; in a forked child, old locks may be held forever."""
         self._changed = threading.Condition()
         self._queue: deque[Waiting] = deque()
         self._threads: list[threading.Thread] = []
@@ -68,7 +72,7 @@ class MicroBatcher:
         self._running: dict[int, float] = {}
 
     def submit(self, queries: Sequence[str], k: int, deadline: float) -> list[Future[Found]]:
-        """One future per query; `deadline` (on the clock) is when its client has stopped waiting.
+        """Returns one future per query; at `deadline` (on the clock) the client stops waiting.
 
         Raises:
             RetrieverUnavailable: too many queries wait already, or the batcher is closed.
@@ -86,22 +90,22 @@ class MicroBatcher:
             self._present += 1
             while len(self._threads) < self._workers:
                 name = f"retrieval-{len(self._threads)}"
-                # daemons: a search that hangs must not keep the process from ending
+                # daemons, because a search that hangs must not keep the process from ending
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()
-            # a worker that waits for company sleeps until all of it is there
+            # a worker that waits for more queries sleeps until the batch is complete
             if self._complete() or len(self._queue) == len(added):
                 self._changed.notify_all()
         return [waiting.answer for waiting in added]
 
     def load(self) -> tuple[int, float]:
-        """How many queries wait, and for how many seconds the oldest running call of the retriever has been running."""
-        # a copy: workers begin and end without the lock
+        """How many queries wait, and for how many seconds the oldest call of the retriever has been running."""
+        # a copy, because workers begin and end without the lock
         running = list(self._running.values())
         return len(self._queue), self._clock() - min(running) if running else 0.0
 
     def close(self, timeout: float = 1.0) -> None:
-        """Refuse new queries, answer those that wait, and give the threads `timeout` seconds to finish."""
+        """Refuses new queries, answers waiting ones, and gives the threads `timeout` seconds to finish."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -122,7 +126,7 @@ class MicroBatcher:
                 del self._running[me]
 
     def _take(self) -> list[Waiting]:
-        """The next batch; empty when closed and nothing waits."""
+        """The next batch; empty if closed and nothing waits."""
         batch: list[Waiting] = []
         while not batch:
             with self._changed:
@@ -130,23 +134,20 @@ class MicroBatcher:
                     if self._closed:
                         return []
                     self._changed.wait()
-                self._coalesce()
+                # wait for more queries if the last batch had several clients; never if one client alone asks
+                until = self._clock() + self._window
+                while self._queue and not self._complete() and (left := until - self._clock()) > 0:
+                    self._changed.wait(left)
                 batch, late = self._pick()
             _fail(late, RetrieverUnavailable("the deadline passed while the query was waiting for the retriever"))
         return batch
 
-    def _coalesce(self) -> None:
-        """Wait for company if the last batch had some; never when one client alone asks."""
-        until = self._clock() + self._window
-        while self._queue and not self._complete() and (left := until - self._clock()) > 0:
-            self._changed.wait(left)
-
     def _complete(self) -> bool:
-        """As many clients wait as the last batch served, or a batch is full."""
+        """Whether as many clients wait as the last batch served, or the batch is full."""
         return self._present >= self._company or len(self._queue) >= self._max_batch or self._closed
 
     def _pick(self) -> tuple[list[Waiting], list[Waiting]]:
-        """(batch of the first waiting query's k, those whose deadline has passed); both leave the queue."""
+        """Takes (a batch with the first waiting query's k, queries whose deadline has passed) from the queue."""
         now, batch, late = self._clock(), list[Waiting](), list[Waiting]()
         stay: deque[Waiting] = deque()
         while self._queue and len(batch) < self._max_batch:
@@ -174,7 +175,7 @@ class MicroBatcher:
             if len(batch) == 1:
                 _fail(batch, error)
             else:
-                # one bad query must not fail the others that happened to come with it
+                # one bad query must not fail the others of its batch
                 for waiting in batch:
                     self._answer([waiting])
         else:
@@ -197,22 +198,21 @@ def _fail(batch: Sequence[Waiting], error: Exception) -> None:
         waiting.answer.set_exception(error)
 
 
-# Batches searched in processes of their own: HTTP and searching then never wait for one interpreter lock.
-#
-# A crash of native code or a search that hangs costs the queries it was working on, not the server: the process is
-# replaced. Indexes are mapped, so processes share their pages; an encoder with a model is in memory once per process.
-
 Opener = Callable[[], Retriever]
 """Opens the retriever: importable by name, or a `functools.partial` of something that is."""
 SMALL = 4
-"""Queries below which a batch stays in this process: sending it away would cost more than it gains."""
+"""Batches of fewer queries are searched in this process, because sending them away costs more than it gains."""
 
 
 class ProcessRetriever:
-    """Searches small batches here and others in `processes` children, as many at a time as there are children."""
+    """Searches small batches in this process and others in `processes` children, one batch per child at a time.
+
+    If native code crashes or a search hangs, its queries fail and the child is replaced; the server continues. Indexes
+    are mapped, so processes share their pages. An encoder with a model is in memory once per process.
+    """
 
     def __init__(self, opener: Opener, *, processes: int = 1, small: int = SMALL, patience: float = 60.0) -> None:
-        """Open the retriever here and in the children, and wait until all are ready.
+        """Opens the retriever here and in the children, and waits until all are ready.
 
         Args:
             small: Fewest queries that go to a child.
@@ -225,7 +225,7 @@ class ProcessRetriever:
         self._free: SimpleQueue[_Child | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        # first, so that they open the index while this process does
+        # the children first, so that they open the index while this process does
         self._children = [_Child(opener) for _ in range(processes)]
         try:
             self._here = opener()
@@ -253,11 +253,11 @@ class ProcessRetriever:
                 child = self._replacement()
             return child.search(queries, k, self._patience)
         finally:
-            # a child that failed is replaced when one is needed next
+            # a child that failed is replaced when it is needed next
             self._free.put(child if child is not None and child.usable else None)
 
     def close(self) -> None:
-        """Close the retriever here and end the children, those that are searching too; twice is fine."""
+        """Closes the retriever here and ends the children, even those that are searching. Twice is fine."""
         with self._lock:
             self._closed = True
         self._end_children()
@@ -283,7 +283,7 @@ class ProcessRetriever:
 
 
 class _Child:
-    """One process and this end of its pipe."""
+    """One child process and this end of its pipe."""
 
     def __init__(self, opener: Opener) -> None:
         # a fork would copy locks that other threads of the server hold at that moment
@@ -291,12 +291,12 @@ class _Child:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(opener, theirs), name="retrieval", daemon=True)
         self._process.start()
-        # while this process held the child's end too, the pipe of a dead child would never end
+        # if this process kept the child's end too, the pipe of a dead child would never end
         theirs.close()
         self.usable = True
 
     def wait_until_ready(self, fingerprint: str) -> None:
-        """Raises RetrievalError with what went wrong, or if the child opened another index."""
+        """Raises RetrievalError with the child's error, or if it opened another index."""
         try:
             kind, value = self._pipe.recv()
         except (EOFError, OSError) as error:
@@ -324,7 +324,7 @@ class _Child:
         raise RetrieverUnavailable(value) if kind == "unavailable" else RetrievalError(value)
 
     def end(self) -> None:
-        """Close the pipe, which ends an idle child, and the process if that does not help."""
+        """Closes the pipe, which ends an idle child, and kills the process if that does not help."""
         self.usable = False
         self._pipe.close()
         self._process.join(0.5)
@@ -337,9 +337,10 @@ class _Child:
 
 
 def _work(opener: Opener, pipe: Connection) -> None:
-    """The child: one search after the other until the other end of the pipe closes, or its process dies."""
-    # Ctrl-C reaches the whole group; the parent decides when this process ends
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent is not for this process
+    """Runs in the child: one search after the other until the pipe closes, as it does if the parent dies."""
+    # a handler of the parent is not for this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C reaches the whole group, but the parent decides when this process ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         retriever = opener()
@@ -355,7 +356,7 @@ def _work(opener: Opener, pipe: Connection) -> None:
 
 
 def _answer(retriever: Retriever, queries: Sequence[str], k: int) -> tuple[str, Any]:
-    """What goes back: plain tuples, which cost less than dataclasses to send."""
+    """The child's answer, in plain tuples, which cost less to send than dataclasses."""
     try:
         return "found", [
             [(hit.passage.id, hit.passage.title, hit.passage.text, float(hit.score)) for hit in hits]

@@ -1,4 +1,7 @@
-"""BM25 as a retriever of passages: Lucene's ranking over title and text, as Search-R1 has it through Pyserini."""
+"""BM25 as a retriever of passages, with Lucene's ranking over title and text, as Search-R1 has it through Pyserini.
+
+`LuceneIndex` finds ids of documents; `BM25Retriever` finds passages with it.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,9 @@ from turngym.retrieval.lucene_build import build_index
 from turngym.retrieval.lucene_postings import Parts, Searcher, Settings, check_files, open_parts
 from turngym.retrieval.lucene_text import analyze
 
-# A BM25 index that answers as Lucene does: same scores, same order; in memory or mapped from a folder.
-
 
 class LuceneIndex:
-    """Documents found by BM25 over English terms; build it or open it. Safe across threads.
+    """A BM25 index over English terms, in memory or mapped from a folder; threads may share it.
 
     Scores are float32 and ties go to the smaller id, as Pyserini's LuceneSearcher ranks. Documents that share no term
     with the query are never found.
@@ -30,7 +31,7 @@ class LuceneIndex:
         self.settings = parts.settings
         self.statistics = parts.statistics
         self.fingerprint = parts.statistics.fingerprint(parts.settings)
-        """Fixes what is found: documents, analysis and constants."""
+        """Identifies documents, analysis and constants."""
 
     @classmethod
     def build(
@@ -42,10 +43,10 @@ class LuceneIndex:
         b: float = 0.4,
         progress: Callable[[int], None] | None = None,
     ) -> LuceneIndex:
-        """Index (id, text) pairs; row n is the n-th pair.
+        """Indexes (id, text) pairs; row n is the n-th pair.
 
-        With a folder the index is written there in one step at the end, memory stays bounded, and a build that was
-        killed goes on where its files end. `progress` is called now and then with the documents read.
+        With a folder, the index is moved there in one step at the end, memory stays bounded, and a build that was
+        killed continues where its files end. `progress` is called now and then with the number of documents read.
 
         Raises:
             RetrievalError: an id repeats or is no text, the folder holds something else, or another process builds it.
@@ -82,7 +83,7 @@ class LuceneIndex:
         return [(ids[row], score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)]
 
     def search_rows(self, query: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Like `search`, as (rows int32, scores float32)."""
+        """As `search`, but as (rows int32, scores float32)."""
         parts = self._opened()
         if k < 1:
             raise RetrievalError(f"k={k}: at least one document must be asked for")
@@ -97,7 +98,7 @@ class LuceneIndex:
             ) from error
 
     def verify(self) -> None:
-        """Read every file of a mapped index and compare its checksum; does nothing in memory.
+        """Reads every file of a mapped index and compares its checksum; does nothing for an index in memory.
 
         Raises:
             RetrievalError: a file differs from what was built.
@@ -106,7 +107,7 @@ class LuceneIndex:
             check_files(self._folder)
 
     def close(self) -> None:
-        """Let the arrays and files go; twice is fine."""
+        """Releases the arrays and files. Twice is fine."""
         if self._parts is not None:
             for store in self._parts.held:
                 store.close()
@@ -131,13 +132,13 @@ def indexed_documents(passages: Iterable[Passage]) -> Iterable[tuple[str, str]]:
 
 
 class BM25Retriever:
-    """A `Retriever` over a `LuceneIndex` and the passages it was made of. Safe across threads."""
+    """A `Retriever` over a `LuceneIndex` and the passages that it was made of; threads may share it."""
 
     def __init__(self, index: LuceneIndex, passages: Sequence[Passage]) -> None:
-        """Take an index and its passages, row by row the same; both are closed with the retriever.
+        """Takes an index and its passages, row by row the same; both are closed with the retriever.
 
         Raises:
-            RetrievalError: they are not of the same corpus, as far as counts and a few ids tell.
+            RetrievalError: their counts or a few ids show that they are not of the same corpus.
         """
         if len(index) != len(passages):
             raise RetrievalError(f"the index has {len(index)} documents, but there are {len(passages)} passages")
@@ -150,21 +151,17 @@ class BM25Retriever:
         self._index = index
         self._passages = passages
         self.fingerprint = f"bm25:{index.fingerprint}"
-        """Fixes what is found: the passages, the analysis, k1 and b."""
+        """Identifies the passages, the analysis, k1 and b."""
 
     @classmethod
     def from_passages(cls, passages: Iterable[Passage], *, k1: float = 0.9, b: float = 0.4) -> BM25Retriever:
-        """Index passages in memory.
-
-        Raises:
-            RetrievalError: an id repeats.
-        """
+        """Indexes passages in memory. Raises RetrievalError if an id repeats."""
         kept = passages if isinstance(passages, Sequence) else tuple(passages)
         return cls(LuceneIndex.build(indexed_documents(kept), k1=k1, b=b), kept)
 
     @classmethod
     def open(cls, folder: str | Path, passages: Sequence[Passage]) -> BM25Retriever:
-        """Map an index folder; `passages` are those it was built of, in the same order, such as a `PassageStore`.
+        """Maps an index folder; `passages` are those it was built of, in the same order, such as a `PassageStore`.
 
         Raises:
             RetrievalError: no index, a damaged one, or one of other passages.
@@ -173,31 +170,29 @@ class BM25Retriever:
 
     @property
     def passages(self) -> Sequence[Passage]:
-        """What can be found, by row."""
+        """The passages by row."""
         return self._passages
 
     def __len__(self) -> int:
         return len(self._index)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """For each query at most `k` passages, best first, ties by id; none where no term is shared.
+        """For each query at most `k` passages, best first, ties by id; none if no term is shared.
 
         Raises:
             RetrievalError: one string instead of a sequence of them, k below 1, or closed.
         """
         if isinstance(queries, str):
             raise RetrievalError(f"queries is the string {queries[:40]!r}; give a sequence of strings")
-        return [self._hits(query, k) for query in queries]
-
-    def _hits(self, query: str, k: int) -> list[Hit]:
-        rows, scores = self._index.search_rows(query, k)
-        passages = self._passages
-        return [
-            Hit(passage=passages[row], score=score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
-        ]
+        found: list[list[Hit]] = []
+        for query in queries:
+            rows, scores = self._index.search_rows(query, k)
+            pairs = zip(rows.tolist(), scores.tolist(), strict=True)
+            found.append([Hit(passage=self._passages[row], score=score) for row, score in pairs])
+        return found
 
     def close(self) -> None:
-        """Let the index and the passages go; twice is fine."""
+        """Releases the index and the passages. Twice is fine."""
         self._index.close()
         close = getattr(self._passages, "close", None)
         if close is not None:

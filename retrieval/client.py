@@ -1,4 +1,7 @@
-"""A retriever behind HTTP: our server or an original Search-R1 server, seen as any other retriever."""
+"""A retriever behind HTTP: our server or an original Search-R1 server, used like any other retriever.
+
+Failed requests are retried with jitter until a deadline; a `Breaker` keeps every episode from asking a dead server.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,9 @@ from cachetools import LRUCache
 from turngym.retrieval.core import Hit, RetrievalError, RetrieverUnavailable, renew_in_children
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply, request_body
 
-# Circuit breaker: a dead server is not asked again by every episode.
-
 
 class Breaker:
-    """Open after `failures` failures in a row; after `cooldown` seconds one caller at a time may try again."""
+    """A circuit breaker: opens after `failures` failures in a row; after `cooldown` seconds one caller may try."""
 
     def __init__(self, failures: int, cooldown: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._cooldown, self._clock = failures, cooldown, clock
@@ -30,14 +31,14 @@ class Breaker:
         self._retry_at = 0.0
 
     def refusal(self) -> str | None:
-        """Why the server should not be asked now; None if it may. A caller that may ask must report what came of it."""
+        """Why the server should not be asked now; None if it may be. A caller that asks must report the outcome."""
         with self._lock:
             if self._failed < self._limit:
                 return None
             left = self._retry_at - self._clock()
             if left > 0:
                 return f"not asked: it failed {self._failed} times in a row, next try in {left:.1f} s; {self._reason}"
-            # this caller tries; the others are refused for another while
+            # this caller tries, and the others are refused for another cooldown
             self._retry_at = self._clock() + self._cooldown
             return None
 
@@ -57,37 +58,37 @@ _RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Patience and memory of a client. Durations in seconds."""
+    """Time-outs, retries and cache of a client. Durations are in seconds."""
 
     deadline: float = 20.0
-    """For one `search`, all attempts and waits included."""
+    """For one `search`, with all attempts and waits."""
     connect: float = 3.0
     """For one connection."""
     read: float = 15.0
-    """For the server to say anything; our server gives up after 12 s by itself."""
+    """Longest silence of the server; ours gives up after 12 s by itself."""
     retries: int = 2
     """Further attempts after a failed one."""
     backoff: float = 0.1
     """Mean wait before the first retry; doubles with each."""
     breaker_failures: int = 3
-    """Failed searches in a row after which the server is left alone."""
+    """Failed searches in a row after which the server is not asked for a while."""
     breaker_cooldown: float = 5.0
-    """How long it is left alone."""
+    """How long it is not asked."""
     cache: int = 8_192
     """Queries whose answers are remembered, about 3 kB each; 0 remembers none."""
     chunk: int = 512
     """Most queries per request."""
     max_query_chars: int = 32_768
-    """Longer queries are cut, as a server would refuse them."""
+    """Longer queries are cut, because a server would refuse them."""
     max_answer: int = 256 * 2**20
     """Largest answer that is read, in bytes."""
     seed: int = 0
-    """Of the jitter."""
+    """Seeds the jitter of the waits."""
 
 
 class HttpRetriever:
-    """Asks `url` (with or without `/retrieve`). Threads share one instance; a forked child or a pickled copy gets its
-    own connections. Proxy settings of the environment are not used: a retrieval server is a neighbor.
+    """Asks `url` (with or without `/retrieve`). Threads may share it; a forked child or a pickled copy gets its own
+    connections. Proxy settings of the environment are not used, because a retrieval server is in the same network.
     """
 
     def __init__(
@@ -99,10 +100,10 @@ class HttpRetriever:
         sleep: Callable[[float], None] = time.sleep,
         **overrides: Any,
     ) -> None:
-        """`overrides` are fields of ClientSettings by name: `HttpRetriever(url, deadline=5)`.
+        """Connects with the first search. `overrides` are fields of ClientSettings: `HttpRetriever(url, deadline=5)`.
 
         Raises:
-            RetrievalError: the url is not one, an override is unknown, or httpx is not installed.
+            RetrievalError: the url is invalid, an override is unknown, or httpx is not installed.
         """
         try:
             import httpx  # noqa: F401
@@ -117,7 +118,7 @@ class HttpRetriever:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Connections, locks and memory of this process alone."""
+        """Starts with connections, locks and a cache of this process alone."""
         self._lock = threading.Lock()
         self._http: Any = None
         self._memory: LRUCache[tuple[str, int], tuple[Hit, ...]] = LRUCache(self.settings.cache)
@@ -133,7 +134,7 @@ class HttpRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """The server's own, from /health; a server without one is known by its url.
+        """The server's own, from /health; the url if the server has none.
 
         Raises:
             RetrieverUnavailable: the server cannot be reached.
@@ -169,7 +170,7 @@ class HttpRetriever:
         return [list(known[key]) for key in keys]
 
     def close(self) -> None:
-        """Close the connections; twice is fine. A later search raises RetrieverUnavailable."""
+        """Closes the connections. Twice is fine; a later search raises RetrieverUnavailable."""
         with self._lock:
             http, self._http, self._closed = self._http, None, True
         if http is not None:
@@ -181,7 +182,7 @@ class HttpRetriever:
             raise RetrieverUnavailable(f"{self.url} {refusal}")
         found: list[list[Hit]] = []
 
-        # called within the attempt: an answer that cannot be read is worth another one, as no answer is
+        # called within the attempt, because an answer that cannot be read is retried like a missing one
         def check(status: int, body: bytes, fingerprint: str | None) -> None:
             if status == 200:
                 self._same_index(fingerprint)
@@ -192,7 +193,7 @@ class HttpRetriever:
         except RetrieverUnavailable as error:
             self._breaker.failed(str(error.__cause__ or error))
             raise
-        # whatever the status: a server that refuses this request is alive
+        # whatever the status, because a server that refuses this request is alive
         self._breaker.succeeded()
         if status != 200:
             said = body[:300].decode("utf-8", "replace")
@@ -200,7 +201,7 @@ class HttpRetriever:
         return found
 
     def _same_index(self, fingerprint: str | None) -> None:
-        """A server that comes back with another index must not answer for the first one."""
+        """Refuses the answer of a server that came back with another index."""
         if fingerprint is None:
             return
         known = self._fingerprint
@@ -212,7 +213,7 @@ class HttpRetriever:
     def _attempts(
         self, method: str, path: str, body: bytes, until: float, check: Callable[..., None] | None = None
     ) -> tuple[int, bytes, str | None]:
-        """(status, body, fingerprint) of the first attempt that succeeds; statuses that a retry cannot help count."""
+        """(status, body, fingerprint) of the first attempt that succeeds, or whose status a retry cannot help."""
         began, attempt = self._clock(), 0
         while True:
             attempt += 1
@@ -238,7 +239,7 @@ class HttpRetriever:
 
     def _wait(self, attempt: int) -> float:
         with self._lock:
-            # jitter: clients that failed together must not come back together
+            # jitter, because clients that failed together must not come back together
             return self.settings.backoff * 2 ** (attempt - 1) * (0.5 + self._random.random())
 
     def _once(self, method: str, path: str, body: bytes, until: float) -> tuple[int, bytes, str | None]:
@@ -256,7 +257,7 @@ class HttpRetriever:
                 answer += part
                 if len(answer) > self.settings.max_answer:
                     raise WireError(f"the answer is longer than {self.settings.max_answer} bytes")
-                # every part restarts httpx's read time-out: an answer that trickles must not outlive the deadline
+                # every part restarts httpx's read time-out, but an answer that trickles must not outlive the deadline
                 if self._clock() > until:
                     raise TimeoutError(f"the deadline passed after {len(answer)} bytes of the answer")
             return reply.status_code, bytes(answer), reply.headers.get(FINGERPRINT_HEADER)

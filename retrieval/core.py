@@ -1,27 +1,31 @@
-"""What every retriever shares: passages, hits, errors and the two seams, Retriever and Encoder."""
+"""What every retriever shares: passages, hits, errors, the protocols Retriever and Encoder, a build lock."""
 
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 
 class RetrievalError(Exception):
-    """Base of every error that retrieval raises on purpose; its text says what, which value, where, what is valid."""
+    """Base of every error that retrieval raises on purpose."""
 
 
 class RetrieverUnavailable(RetrievalError):
-    """The machinery failed (dead server, deadline passed, garbage answered): never the same as finding nothing."""
+    """The search failed (dead server, deadline passed, unreadable answer): never the same as finding nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """One row of a corpus. Titles repeat in real corpora; only `id` is a key."""
+    """One row of a corpus. Titles repeat in real corpora, so only `id` is a key."""
 
     id: str
     title: str
@@ -35,7 +39,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A passage found, with the score that ranked it (higher is better)."""
+    """A passage that was found, with the score that ranked it (higher is better)."""
 
     passage: Passage
     score: float
@@ -46,17 +50,17 @@ class Retriever(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Fixes what is found: corpus, kind of index and its settings. Goes into task hashes and reports."""
+        """Identifies corpus, kind of index and settings; goes into task hashes and reports."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """For each query at most `k` (>= 1) hits, best first; fewer or none where nothing else matches.
+        """For each query at most `k` (>= 1) hits, best first; fewer or none if nothing else matches.
 
         Raises:
-            RetrieverUnavailable: the answer could not be had; never an empty list instead.
+            RetrieverUnavailable: the search failed; an empty list is never returned instead.
         """
 
     def close(self) -> None:
-        """Free what it holds; twice is fine."""
+        """Frees what it holds. Twice is fine."""
 
 
 class Encoder(Protocol):
@@ -67,7 +71,7 @@ class Encoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Fixes the vectors: model, weights, pooling, prefixes, normalization."""
+        """Identifies model, weights, pooling, prefixes and normalization: equal ones give the same vectors."""
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """float32 `[len(texts), dim]`."""
@@ -76,36 +80,48 @@ class Encoder(Protocol):
         """float32 `[len(passages), dim]`."""
 
 
-# Checks that every retriever makes before it searches.
-
-
 def check_request(queries: Sequence[str], k: int) -> None:
-    """Refuse one string in place of a sequence of them, and k below 1.
-
-    Raises:
-        RetrievalError: either of the two.
-    """
+    """Raises RetrievalError for one string in place of a sequence of them, and for k below 1."""
     if isinstance(queries, str):
         raise RetrievalError(f"queries is the string {queries[:40]!r}; give a sequence of strings")
     if k < 1:
         raise RetrievalError(f"k={k}: at least one passage must be asked for")
 
 
-# Threads, locks and connections do not survive a fork; objects that hold some are told so in the child.
+@contextmanager
+def build_lock(folder: Path, error: type[RetrievalError] = RetrievalError) -> Iterator[None]:
+    """Holds the lock on building in `folder`; it ends with its process, so a killed build leaves none behind.
+
+    Raises `error` if another process has it. Where the file system has no locks, a warning says so.
+    """
+    lock = FileLock(folder / "lock", timeout=0, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise error(f"another build is at work in {folder}; wait for it or stop it") from None
+    except (OSError, NotImplementedError) as reason:
+        warnings.warn(f"{folder} cannot be locked ({reason}): make sure that no other build works in it", stacklevel=4)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# Threads, locks and connections do not survive a fork. Objects that hold some register here to be told in the child.
 
 
 class Renewable(Protocol):
-    """Holds what a forked child must not share."""
+    """Holds something that a forked child must not share."""
 
     def renew(self) -> None:
-        """Start afresh in a child process: new locks, no threads, no connections; forget, do not close."""
+        """Starts afresh in a child process: new locks, no threads, no connections. It must close nothing."""
 
 
 _LIVING: weakref.WeakSet[Renewable] = weakref.WeakSet()
 
 
 def renew_in_children(thing: Renewable) -> None:
-    """Call `thing.renew()` in every child that this process forks while `thing` lives."""
+    """Calls `thing.renew()` in every child that this process forks while `thing` lives."""
     _LIVING.add(thing)
 
 

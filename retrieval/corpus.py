@@ -1,4 +1,8 @@
-"""Reads a passage corpus row by row, checks it, and fixes its content with a hash."""
+"""How a passage corpus is read from JSONL, identified by a hash, and stored by row and id.
+
+`read_corpus` yields the checked rows of a file. `PassageWriter` and `PassageStore` keep the passages of an index in
+mapped files, which processes share.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, overload
 
 import numpy as np
@@ -18,14 +21,12 @@ import numpy as np
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.mapped import BlobStore, BlobWriter, check_manifest, sealed
 
-# The passages of an index on disk: read by row or by id, mapped, so that processes share the pages.
-
 _HEAD = struct.Struct("<II")
-"""Bytes of the id and of the title; the text is the rest of the record."""
+"""Begins a stored record: bytes of the id and of the title. The text is the rest of the record."""
 
 
 class CorpusHash:
-    """sha256 over passages in order: the same for every file form and any white space between JSON fields."""
+    """sha256 over passages in order; it does not depend on the form of the file or on white space between fields."""
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
@@ -33,7 +34,7 @@ class CorpusHash:
 
     def update(self, passage: Passage) -> None:
         parts = [part.encode("utf-8") for part in (passage.id, passage.title, passage.text)]
-        # Lengths first, so that no shift of characters between fields gives the same bytes.
+        # lengths come first, so that no shift of characters between fields gives the same bytes
         self._sha.update(b"%d %d %d\n" % (len(parts[0]), len(parts[1]), len(parts[2])) + b"".join(parts))
         self.count += 1
 
@@ -50,7 +51,7 @@ def corpus_sha256(passages: Iterable[Passage]) -> str:
 
 
 def id_digest(name: str) -> int:
-    """8 bytes that stand for an id."""
+    """A hash of 8 bytes that stands for an id."""
     return int.from_bytes(hashlib.blake2b(name.encode("utf-8"), digest_size=8).digest(), "little")
 
 
@@ -74,7 +75,7 @@ class PassageWriter:
             self._pack()
 
     def finish(self) -> None:
-        """Write the id table and the content hash; the store is complete when `passages.json` is there."""
+        """Writes the id table and the content hash; the store is complete when `passages.json` exists."""
         self._blobs.close()
         self._pack()
         digests = np.concatenate(self._digests) if self._digests else np.zeros(0, np.uint64)
@@ -89,14 +90,10 @@ class PassageWriter:
 
 
 class PassageStore(Sequence[Passage]):
-    """Passages by row (`store[row]`) and by id (`store.row(id)`), read from mapped files. Safe across threads."""
+    """Passages by row (`store[row]`) and by id (`store.row(id)`), read from mapped files; threads may share it."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Open what `PassageWriter` finished.
-
-        Raises:
-            RetrievalError: the folder holds no complete store.
-        """
+        """Opens what `PassageWriter` finished. Raises RetrievalError if the folder holds no complete store."""
         folder = Path(folder)
         try:
             head = json.loads((folder / "passages.json").read_text(encoding="utf-8"))
@@ -114,7 +111,7 @@ class PassageStore(Sequence[Passage]):
 
     @classmethod
     def build(cls, passages: Iterable[Passage], folder: str | Path) -> PassageStore:
-        """Write all passages to `folder` and open it."""
+        """Writes all passages to `folder` and opens it."""
         writer = PassageWriter(folder)
         for passage in passages:
             writer.add(passage)
@@ -168,9 +165,7 @@ class PassageStore(Sequence[Passage]):
     def __enter__(self) -> PassageStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -178,14 +173,14 @@ FORMS = '{"id": ..., "contents": "\\"Title\\"\\ntext"} or {"id": ..., "title": .
 
 
 class CorpusError(RetrievalError):
-    """A corpus file cannot be used; the text names the file, the line and the value."""
+    """A corpus file cannot be used; the error names the file, the line and the value."""
 
 
 def read_corpus(path: str | Path, *, unique: bool = True) -> Iterator[Passage]:
-    """Yield the passages of a JSONL file (plain or .gz) in file order, holding one row at a time.
+    """Yields the passages of a JSONL file (plain or .gz) in file order, holding one row at a time.
 
     Both of Search-R1's forms are read: `{"id", "contents": "\\"Title\\"\\ntext"}` and `{"id", "title", "text"}`.
-    Numbers as ids become text. Titles may repeat; ids may not: they are remembered as 8 bytes each, and a repeated id
+    Numbers as ids become text. Titles may repeat, ids may not: they are remembered as 8 bytes each, and a repeated id
     is reported when its block of rows has been read, at the latest at the end of the file.
 
     Raises:
@@ -225,7 +220,7 @@ def parse_row(row: Any, where: str) -> Passage:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Passage]]:
-    """(1-based line, passage) of every row that is not blank."""
+    """Yields (1-based line, passage) of every row that is not blank."""
     found = False
     with _open(path) as file:
         for number, raw in _lines(file, path):
@@ -306,7 +301,7 @@ def _show(value: Any, limit: int = 80) -> str:
 
 
 def _report_repeat(path: Path, digest: int) -> None:
-    """Raise for the repeated id behind `digest`; return where two different ids merely share the 8 bytes."""
+    """Raises CorpusError for the repeated id behind `digest`; returns if two different ids merely share the 8 bytes."""
     first: dict[str, int] = {}
     for number, passage in _rows(path):
         if id_digest(passage.id) != digest:
@@ -320,7 +315,7 @@ def _report_repeat(path: Path, digest: int) -> None:
 
 
 class _SeenIds:
-    """Which ids came before, as sorted arrays of 8-byte digests whose sizes double, merged like counters."""
+    """Remembers which ids came before, as sorted arrays of 8-byte digests, which are merged as their sizes double."""
 
     def __init__(self, block: int = 65_536) -> None:
         self._block = block
@@ -328,7 +323,7 @@ class _SeenIds:
         self._levels: list[np.ndarray] = []
 
     def add(self, name: str) -> int | None:
-        """Remember `name`; at the end of a block the digest that came twice, if one did."""
+        """Remembers `name`. At the end of a block, returns a digest that came twice, if there is one."""
         self._fresh.append(id_digest(name))
         return self.flush() if len(self._fresh) >= self._block else None
 
@@ -341,7 +336,7 @@ class _SeenIds:
         for level in self._levels:
             repeats = repeats if len(repeats) else new[_contains(level, new)]
         while self._levels and len(self._levels[-1]) <= len(new):
-            # timsort for numbers of this size: it joins two sorted runs in linear time
+            # the stable sort is a radix sort or timsort, which joins two sorted runs in linear time
             new = np.sort(np.concatenate([self._levels.pop(), new]), kind="stable")
         self._levels.append(new)
         return int(repeats[0]) if len(repeats) else None
@@ -350,7 +345,7 @@ class _SeenIds:
 def _contains(sorted_values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Boolean mask over `wanted`: which are in `sorted_values`."""
     place = np.searchsorted(sorted_values, wanted)
-    # past the end: any place will do, for the value there differs
+    # beyond the end any place will do, because the value there differs
     place[place == len(sorted_values)] = 0
     mask: np.ndarray = sorted_values[place] == wanted
     return mask

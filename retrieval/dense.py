@@ -1,4 +1,8 @@
-"""faiss with its traps handled: slow default batches, eager loading, threads after a fork, raw error texts."""
+"""Dense retrieval over a faiss index, with the traps of faiss handled.
+
+These are: slow default batches, eager loading, threads after a fork, error texts with places in its source, and sums
+that differ in their last digit between a single query and a batch.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +21,18 @@ from turngym.retrieval.core import Encoder, Hit, Passage, RetrievalError, check_
 from turngym.retrieval.corpus import corpus_sha256
 
 MATRIX_FROM = 4
-"""Queries from which one matrix product beats a scan for each; measured, for 128 and 384 dimensions alike."""
+"""From this many queries on, one matrix product is faster than a scan for each (measured at 128 and 384 dimensions)."""
 SCAN_ALONE, MATRIX_ALONE = 1 << 26, 1 << 31
-"""Multiplications up to which one thread answers: about 10 ms scanning, 50 ms by a matrix product."""
+"""Up to this many multiplications one thread answers: about 10 ms for scans, 50 ms for a matrix product."""
 _ready = False
 _per_dimension = True
 
 
 def load_faiss() -> ModuleType:
-    """The faiss module, set up once per process.
+    """Imports faiss and sets it up once per process. Raises RetrievalError if it is not installed.
 
-    After a fork the child keeps to one OpenMP thread: the parent's threads do not exist there, and a second thread
+    After a fork, the child uses one OpenMP thread only: the parent's threads do not exist there, and a second thread
     would wait for them forever.
-
-    Raises:
-        RetrievalError: not installed.
     """
     global _ready, _per_dimension
     try:
@@ -39,7 +40,7 @@ def load_faiss() -> ModuleType:
     except ImportError as error:
         raise RetrievalError("dense retrieval needs faiss: pip install 'turngym[dense]'") from error
     if not _ready:
-        # 20 in versions that count queries; 128,000 in those that count queries times dimensions
+        # the default is 20 in versions that count queries, 128,000 in those that count queries times dimensions
         _per_dimension = faiss.cvar.distance_compute_blas_threshold > 1000
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: faiss.omp_set_num_threads(1))
@@ -49,14 +50,14 @@ def load_faiss() -> ModuleType:
 
 @contextmanager
 def quickest(index: Any, queries: int, *, exact: bool) -> Iterator[None]:
-    """In this block and thread, faiss answers `queries` queries of `index` in the quickest way.
+    """Lets faiss answer `queries` queries of `index` in the quickest way, in this block and thread.
 
-    Batches of `MATRIX_FROM` and more become a matrix product: faiss' own threshold leaves 64 queries eight times
-    slower, while too low a one makes a single query wait twice as long. The threshold is one global for all indexes,
-    so it is set before each search; it changes speed and last digits, nothing else.
+    Batches of `MATRIX_FROM` and more become a matrix product. With faiss' own threshold, 64 queries are eight times
+    slower; with too low a one, a single query takes twice as long. The threshold is one global for all indexes, so it
+    is set before each search. It changes speed and last digits only.
 
-    A small exact search runs in the calling thread alone: faiss needs twice the work to split one query between
-    threads, and where cores are busy its threads spin for each other far longer than the search takes.
+    A small exact search runs in the calling thread alone: splitting one query between threads doubles the work, and on
+    busy cores the threads of faiss spin for each other far longer than the search takes.
     """
     faiss = load_faiss()
     faiss.cvar.distance_compute_blas_threshold = MATRIX_FROM * (index.d if _per_dimension else 1)
@@ -71,7 +72,7 @@ def quickest(index: Any, queries: int, *, exact: bool) -> Iterator[None]:
 
 
 def make_index(factory: str, dim: int) -> Any:
-    """An empty inner product index from a factory string (`Flat`, `SQ8`, `HNSW32`, `IVF4096,SQ8`, ...).
+    """Makes an empty inner product index from a factory string (`Flat`, `SQ8`, `HNSW32`, `IVF4096,SQ8`, ...).
 
     Raises:
         RetrievalError: faiss does not know the string, or it does not fit the dimension.
@@ -87,7 +88,7 @@ def make_index(factory: str, dim: int) -> Any:
 
 
 def read_index(path: str | Path, *, mapped: bool = True) -> Any:
-    """An index from a file; mapped, its pages are read when needed and shared between processes.
+    """Reads an index from a file; if mapped, its pages are read when needed and shared between processes.
 
     `IO_FLAG_MMAP_IFC` maps Flat, SQ, IVF and HNSW alike; the older `IO_FLAG_MMAP` reads Flat and SQ into memory.
 
@@ -105,7 +106,7 @@ def read_index(path: str | Path, *, mapped: bool = True) -> Any:
 
 
 def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
-    """Set search parameters by faiss' names (`nprobe`, `efSearch`, `k_factor_rf`), through wrappers too.
+    """Sets search parameters by faiss' names (`nprobe`, `efSearch`, `k_factor_rf`), through wrappers too.
 
     Raises:
         RetrievalError: a name or value that this index does not take.
@@ -124,11 +125,7 @@ def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
 
 
 def train_index(index: Any, vectors: np.ndarray) -> None:
-    """Train on `vectors [n, dim]` where the kind of index needs it.
-
-    Raises:
-        RetrievalError: too few vectors.
-    """
+    """Trains on `vectors [n, dim]` if the kind of index needs it. Raises RetrievalError for too few vectors."""
     if index.is_trained:
         return
     try:
@@ -140,23 +137,21 @@ def train_index(index: Any, vectors: np.ndarray) -> None:
 
 
 def _reason(error: RuntimeError) -> str:
-    """What a faiss error says, without the place in its source."""
+    """The text of a faiss error, without the place in its source."""
     return re.sub(r"^Error in .*?\.(?:cpp|h):\d+: (?:Error: )?", "", " ".join(str(error).split()))
 
 
-# Dense retrieval over a faiss index; the traps of faiss are handled here and in `faiss_io`.
-
 SPARE = 8
-"""Rows fetched beyond k from an exact index, so that near ties are ordered after exact scoring."""
+"""Rows that are fetched beyond k from an exact index, so that near ties can be ordered after exact scoring."""
 _BLOCK = 1024
-"""Passages encoded at a time."""
+"""Passages that are encoded at a time."""
 
 
 class DenseRetriever:
-    """Inner product search: faiss row `i` is `passages[i]`. Safe across threads and after a fork.
+    """Inner product search; faiss row `i` is `passages[i]`. It may be used by several threads and after a fork.
 
-    The same query gives the same hits alone and in any batch: faiss sums a single query and a batch in different order,
-    so hits of an exact index are scored again row by row; equal scores go by row.
+    The same query gives the same hits alone and in any batch. Because faiss sums a single query and a batch in
+    different orders, the hits of an exact index are scored again row by row; equal scores go by row.
     """
 
     def __init__(
@@ -168,10 +163,10 @@ class DenseRetriever:
         fingerprint: str,
         parameters: Mapping[str, float] | None = None,
     ) -> None:
-        """Search `index`, a faiss index or the path of one.
+        """Takes a faiss index or the path of one.
 
         Args:
-            fingerprint: Fixes corpus, encoder and index; `parameters` are added to it.
+            fingerprint: Identifies corpus, encoder and index; `parameters` are added to it.
             parameters: faiss search settings by name (`nprobe`, `efSearch`, ...).
 
         Raises:
@@ -199,7 +194,7 @@ class DenseRetriever:
         factory: str = "Flat",
         parameters: Mapping[str, float] | None = None,
     ) -> DenseRetriever:
-        """Encode and index passages in memory: for small corpora.
+        """Encodes and indexes passages in memory, for small corpora.
 
         Raises:
             RetrievalError: a factory string that faiss does not know, or too few passages to train it.
@@ -220,7 +215,7 @@ class DenseRetriever:
         return self._fingerprint
 
     def __len__(self) -> int:
-        """Passages that can be found."""
+        """Number of passages that can be found."""
         return len(self._passages)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -237,7 +232,7 @@ class DenseRetriever:
     def search_vectors(self, vectors: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """(scores, rows), both `[n, k]`, best first; unused places at the end have row -1.
 
-        A zero vector (a query without a known word) finds nothing: every passage is equally far.
+        A zero vector (a query without a known word) finds nothing, because every passage is equally far.
         """
         if self._index is None:
             raise RetrievalError("this retriever is closed")
@@ -249,13 +244,13 @@ class DenseRetriever:
         if self._exact:
             scores = _score(self._index, vectors, rows)
         rows = np.where(vectors.any(1, keepdims=True), rows, -1)
-        # faiss fills up with row -1; those go last, whatever their score says.
+        # faiss fills up with row -1, which goes last whatever its score
         scores = np.where(rows >= 0, scores, -np.inf)
         order = np.lexsort((rows, -scores), axis=1)[:, :wanted]
         return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
     def close(self) -> None:
-        """Unmap the index and the passages; twice is fine."""
+        """Unmaps the index and the passages. Twice is fine."""
         self._index = None
         close = getattr(self._passages, "close", None)
         if close is not None:
@@ -268,6 +263,6 @@ def _score(index: Any, vectors: NDArray[np.float32], rows: NDArray[np.int64]) ->
     stored = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d).reshape(index.ntotal, index.d)
     scores = np.empty(rows.shape, np.float32)
     for place, vector in enumerate(vectors):
-        # not a matrix product, whose order of summation depends on its shape; row -1 may score anything, it goes last
+        # no matrix product, whose order of summation depends on its shape; the score of row -1 does not matter
         scores[place] = (stored[np.maximum(rows[place], 0)] * vector).sum(1)
     return scores

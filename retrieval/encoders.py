@@ -1,4 +1,9 @@
-"""Encoders of other packages: found as `package.module:name`, or by an entry point of `turngym.encoders`."""
+"""Encoders: what turns text into vectors for dense retrieval.
+
+- `HashingEncoder` needs no model: hashed words, weighted by how rare they are, are added onto signed coordinates.
+- `HuggingFaceEncoder` runs any text encoder with the prefixes and poolings of the e5, bge and dpr families.
+- `find_encoder` finds the encoders of other packages.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,13 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,26 +29,17 @@ GROUP = "turngym.encoders"
 BUILT_IN = ("hashing", "hf:MODEL")
 
 
-class MakeEncoder(Protocol):
-    """What another package brings: a function, or a class, that makes its encoder.
-
-    An index stores the name and the encoder's `fingerprint`, and is opened with what the name stands for then: an
-    encoder whose vectors change must change its fingerprint, and is refused.
-    """
-
-    def __call__(self, device: str, /) -> Encoder:
-        """`device` is where a model should run (`cpu`, `cuda`, ...)."""
-
-
 def is_built_in(name: str) -> bool:
     """Whether `name` stands for an encoder that comes with turngym."""
     return name == "hashing" or name.startswith("hf:")
 
 
-def find_encoder(name: str) -> MakeEncoder:
-    """What makes the encoder `name`.
+def find_encoder(name: str) -> Callable[[str], Encoder]:
+    """Finds an encoder of another package: `package.module:name`, or an entry point of `turngym.encoders`.
 
-    Raises RetrievalError where there is none of that name, or it cannot be imported.
+    The result makes the encoder for a device (`cpu`, `cuda`, ...). An index stores the name and the encoder's
+    fingerprint; an encoder whose vectors change must change its fingerprint, so that old indexes refuse it. Raises
+    RetrievalError if there is no such encoder or it cannot be imported.
     """
     points = {point.name: point for point in entry_points(group=GROUP)}
     _, colon, attribute = name.partition(":")
@@ -56,21 +53,19 @@ def find_encoder(name: str) -> MakeEncoder:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise RetrievalError(f"unknown encoder {name!r}; name {', '.join(known)} or package.module:name.{hint}")
     try:
-        found: MakeEncoder = point.load()
+        make: Callable[[str], Encoder] = point.load()
     except (ImportError, AttributeError) as error:
         raise RetrievalError(f"encoder {name!r}: {point.value} cannot be loaded ({error})") from error
-    return found
+    return make
 
-
-# The encoder that needs no model: hashed words, weighted by how rare they are, thrown onto signed coordinates.
 
 BUCKETS = 1 << 18
-"""Cells in which documents are counted: words that share one share a document count too."""
+"""Cells in which documents are counted; words that share a cell share the count too."""
 PLACES = 4
-"""Coordinates per word; with one alone, two words that collide would be the same word."""
+"""Coordinates per word; with only one, two words that collide would be the same word."""
 TITLE_REPEATS = 2
 """How often the title counts; measured on HotpotQA and 2Wiki, where it names what the passage is about."""
-# odd: a product with one, modulo 2^64, loses no bit
+# odd numbers, because a product with one, modulo 2^64, loses no bit
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
 _WORD = re.compile(r"\w+")
 _ENDINGS = ("ies", "es", "s", "ing", "ed")
@@ -79,7 +74,7 @@ _ROWS = 256
 
 
 class HashingFit:
-    """Counts, passage by passage, in how many passages each hashed word occurs."""
+    """Counts in how many passages each hashed word occurs."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(BUCKETS, np.uint32)
@@ -95,15 +90,15 @@ class HashingFit:
 
 
 class HashingEncoder:
-    """Sum over a text's words of `idf * (1 + ln count) * signs at 4 hashed coordinates`, scaled to length 1.
+    """Sums `idf * (1 + ln count) * signs at 4 hashed coordinates` over a text's words, and scales to length 1.
 
-    `idf = ln((N + 1) / (df + 1))`. Texts without a word give the zero vector. Same text, same vector: on every machine
-    and in every batch. The inner product estimates the cosine of tf-idf vectors with a standard error of about
-    `1 / sqrt(dim)`.
+    `idf = ln((N + 1) / (df + 1))`. A text without words gives the zero vector. The same text gives the same vector on
+    every machine and in every batch. The inner product estimates the cosine of tf-idf vectors with a standard error of
+    about `1 / sqrt(dim)`.
     """
 
     def __init__(self, counts: NDArray[np.uint32], passages: int, *, dim: int = 1024) -> None:
-        """`counts[bucket]`: passages with a word of that bucket, out of `passages`."""
+        """Takes `counts[bucket]`, the number of passages, out of `passages`, with a word of that bucket."""
         if counts.shape != (BUCKETS,):
             raise RetrievalError(f"word counts of shape {counts.shape}; {BUCKETS} buckets are needed: fit it again")
         if dim < 1:
@@ -115,7 +110,7 @@ class HashingEncoder:
 
     @classmethod
     def fit(cls, passages: Iterable[Passage], *, dim: int = 1024) -> HashingEncoder:
-        """Count words over one pass."""
+        """Counts words in one pass over the passages."""
         fit = HashingFit()
         for passage in passages:
             fit.add(passage)
@@ -128,7 +123,7 @@ class HashingEncoder:
         return self._encode([" ".join([passage.title] * TITLE_REPEATS + [passage.text]) for passage in passages])
 
     def save(self, folder: str | Path) -> None:
-        """Write `counts.npy` and `hashing.json` into `folder`."""
+        """Writes `counts.npy` and `hashing.json` into `folder`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "counts.npy", self.counts)
@@ -137,11 +132,7 @@ class HashingEncoder:
 
     @classmethod
     def load(cls, folder: str | Path) -> HashingEncoder:
-        """Read what `save` wrote.
-
-        Raises:
-            RetrievalError: missing or damaged files.
-        """
+        """Reads what `save` wrote. Raises RetrievalError for missing or damaged files."""
         folder = Path(folder)
         try:
             head = json.loads((folder / "hashing.json").read_text(encoding="utf-8"))
@@ -165,7 +156,7 @@ class HashingEncoder:
     def _block(self, texts: Sequence[str]) -> NDArray[np.float64]:
         words = [_hashes(text) for text in texts]
         rows = np.repeat(np.arange(len(texts)), [len(row) for row in words])
-        # Words in order of their hash, so that a row's sums do not depend on what else is in the block.
+        # words in order of their hash, so that a row's sums do not depend on what else is in the block
         hashes, inverse = np.unique(
             np.fromiter((word for row in words for word in row), np.uint64, len(rows)), return_inverse=True
         )
@@ -173,7 +164,7 @@ class HashingEncoder:
         row, word = np.divmod(keys, max(len(hashes), 1))
         weight = self._idf[(hashes & np.uint64(BUCKETS - 1)).astype(np.int64)][word] * (1.0 + np.log(counts))
         mixed = hashes[:, None] * _ODD
-        # the upper bits, which depend on all bits below them
+        # the upper bits of the product, because they depend on all bits below them
         place = ((mixed >> np.uint64(32)) % np.uint64(self.dim)).astype(np.int64)
         sign = np.where((mixed >> np.uint64(20)) & np.uint64(1), 1.0, -1.0)
         flat = row[:, None] * self.dim + place[word]
@@ -185,52 +176,31 @@ class HashingEncoder:
 
 
 def _hashes(text: str) -> list[int]:
-    """A 64-bit number per word."""
     return [_hash(word) for word in _WORD.findall(text.lower())]
 
 
-def _stem(word: str) -> str:
-    for ending in _ENDINGS:
-        if len(word) - len(ending) >= 3 and word.endswith(ending):
-            return word[: -len(ending)]
-    return word
-
-
-_MEMO: dict[str, int] = {}
-
-
+@lru_cache(maxsize=1 << 20)
 def _hash(word: str) -> int:
-    """A stable hash of the word without its ending; the memo is emptied rather than let grow with a corpus."""
-    value = _MEMO.get(word)
-    if value is None:
-        value = int.from_bytes(
-            hashlib.blake2b(_stem(word).encode("utf-8", "replace"), digest_size=8).digest(), "little"
-        )
-        if len(_MEMO) >= 1 << 20:
-            _MEMO.clear()
-        _MEMO[word] = value
-    return value
-
-
-# Any Hugging Face text encoder, with the prefixes and poolings of the e5, bge and dpr families.
+    """A 64-bit hash of the word without its ending, the same in every process."""
+    ends = (ending for ending in _ENDINGS if len(word) - len(ending) >= 3 and word.endswith(ending))
+    stem = word.removesuffix(next(ends, ""))
+    return int.from_bytes(hashlib.blake2b(stem.encode("utf-8", "replace"), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderStyle:
-    """How a model wants its texts and how its outputs become one vector."""
+    """How texts are given to a model, and how its outputs become one vector."""
 
     pooling: Literal["mean", "cls", "pooler"]
-    """mean of the last hidden states over real tokens; the first token's state; or the model's `pooler_output`."""
+    """The mean of the last hidden states over real tokens, the first token's state, or the model's `pooler_output`."""
     query_prefix: str = ""
-    """Goes before every query."""
     passage_prefix: str = ""
-    """Goes before every passage."""
     pair: bool = False
     """Title and text as two segments (dpr) instead of Search-R1's `"title"` newline text."""
     normalize: bool = True
     """Scale vectors to length 1, so that the inner product is the cosine."""
     max_length: int = 256
-    """Tokens after which a text is cut."""
+    """Texts are cut after this many tokens."""
 
 
 STYLES = {
@@ -241,13 +211,13 @@ STYLES = {
     "dpr": EncoderStyle(pooling="pooler", pair=True, normalize=False),
     "plain": EncoderStyle(pooling="mean"),
 }
-"""What the families' model cards ask for; `plain` adds nothing."""
+"""As the families' model cards say; `plain` adds nothing."""
 
 
 class HuggingFaceEncoder:
-    """Encodes with a transformers model on one device; texts of like length share a batch. Safe across threads.
+    """Encodes with a transformers model on one device; threads may share it. Texts of like length share a batch.
 
-    The fingerprint covers configuration, weights, tokenizer and style, not where the files lie.
+    The fingerprint covers configuration, weights, tokenizer and style, but not where the files are.
     """
 
     def __init__(
@@ -259,12 +229,12 @@ class HuggingFaceEncoder:
         device: str = "cpu",
         batch_tokens: int = 16_384,
     ) -> None:
-        """Load `model` (a folder or a hub name already downloaded or downloadable).
+        """Loads `model`, a folder or a hub name.
 
         Args:
-            style: A name of `STYLES`, a style of your own, or None to go by the model's name.
-            passage_model: The second model where queries and passages have one each (dpr).
-            batch_tokens: Padded tokens of one forward pass.
+            style: A name of `STYLES`, a style of your own, or None to choose by the model's name.
+            passage_model: The model for passages, if queries and passages have one each (dpr).
+            batch_tokens: Most tokens of one forward pass, padding included.
 
         Raises:
             RetrievalError: unknown style, packages missing, no such model, or a pooling that the model lacks.
@@ -272,13 +242,13 @@ class HuggingFaceEncoder:
         self.model, self.style, self.device = model, find_style(style, model), device
         self.passage_model = passage_model
         self._batch_tokens = max(1, batch_tokens)
-        # A fast tokenizer cannot be used from two threads at once.
+        # a fast tokenizer cannot be used from two threads at once
         self._tokenizing = threading.Lock()
         pooler = self.style.pooling == "pooler"
         self._query = _load(model, device, pooler=pooler)
         self._passage = _load(passage_model, device, pooler=pooler) if passage_model else self._query
         self.fingerprint = f"hf-v1:{_digest(self._query, self._passage, self.style)}"
-        # also tells now, not hours later, whether the model has the pooling
+        # this also shows now, and not hours later, whether the model has the pooling
         probe = self._run(self._query, [(f"{self.style.query_prefix}x", None)])
         self.dim = int(probe.shape[1])
 
@@ -332,11 +302,7 @@ class HuggingFaceEncoder:
 
 
 def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
-    """The style meant; None goes by the model's name.
-
-    Raises:
-        RetrievalError: no such name, or a model whose name names no family.
-    """
+    """The style of that name; for None, the one whose family is in the model's name. Raises RetrievalError."""
     if isinstance(style, EncoderStyle):
         return style
     if style is None:
@@ -353,7 +319,7 @@ def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
 
 
 def weights_digest(model: Any) -> str:
-    """sha256 over every weight of a torch model by name, whatever file it came from."""
+    """sha256 over the names and values of all weights of a torch model, whatever files they came from."""
     sha = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         sha.update(f"{name} {tuple(weight.shape)}".encode())
@@ -363,14 +329,14 @@ def weights_digest(model: Any) -> str:
 
 
 def refuse_random(what: str, missing: Iterable[str]) -> None:
-    """Raises RetrievalError for weights that a model's files lack: transformers fills them with random numbers."""
+    """Raises RetrievalError for weights that a model's files lack; transformers would fill them with random numbers."""
     if names := sorted(missing):
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise RetrievalError(f"cannot load {what}: its files lack the weights {', '.join(names[:3])}{more}")
 
 
 def _load(name: str, device: str, *, pooler: bool) -> tuple[Any, Any]:
-    """(tokenizer, model in float32, evaluating); `pooler` says whether the model's own is used."""
+    """(tokenizer, model in float32 and eval mode); `pooler` says whether the model's own pooler is used."""
     try:
         import torch
         from transformers import AutoModel, AutoTokenizer
@@ -382,26 +348,26 @@ def _load(name: str, device: str, *, pooler: bool) -> tuple[Any, Any]:
         model, loading = load(name, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError) as error:
         raise RetrievalError(f"cannot load the encoder {name!r}: {error}") from error
-    # many encoders come without a pooler, and only one way of pooling uses it
+    # many encoders come without a pooler, which only one way of pooling uses
     unused = [key for key in loading["missing_keys"] if not pooler and "pooler." in key]
     refuse_random(f"the encoder {name!r}", set(loading["missing_keys"]).difference(unused))
     for key in unused:
-        # what was made up is another at every load, and would be in the fingerprint
+        # random weights differ at every load, and would change the fingerprint
         model.get_parameter(key).data.zero_()
-    # Padding happens per batch, after the texts are sorted by length; the hint to pad earlier does not apply.
+    # padding happens per batch, after texts are sorted by length, so the warning to pad earlier does not apply
     tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
     return tokenizer, model.to(device).eval()
 
 
 def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Rows, longest first, in batches whose padded size stays within `batch_tokens` (one row at least)."""
+    """Yields rows, longest first, in batches of at most `batch_tokens` padded tokens (but at least one row)."""
     batch: list[int] = []
     widest = 0
     for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
         if batch and (len(batch) + 1) * widest > batch_tokens:
             yield batch
             batch = []
-        # longest first: the first row of a batch is its widest
+        # the first row of a batch is its widest
         widest = widest if batch else max(lengths[row], 1)
         batch.append(row)
     if batch:
@@ -415,7 +381,7 @@ def _digest(query: tuple[Any, Any], passage: tuple[Any, Any], style: EncoderStyl
         sha.update(tokenizer.backend_tokenizer.to_str().encode() if tokenizer.is_fast else repr(tokenizer).encode())
         sha.update(weights_digest(model).encode())
         settings = model.config.to_dict()
-        # Where the files lie and which library wrote them do not change a vector.
+        # where the files are and which library wrote them do not change a vector
         for key in ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures"):
             settings.pop(key, None)
         sha.update(json.dumps(settings, sort_keys=True, default=str).encode())

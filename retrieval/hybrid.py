@@ -1,4 +1,4 @@
-"""Several retrievers as one, by reciprocal rank fusion."""
+"""Retrievers made of others: several fused into one by rank, or one whose best hits a reranker orders again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turngym.retrieval.encoders import refuse_random, weights_digest
 from turngym.retrieval.lucene_text import analyze
 
 DEPTH = 50
-"""Hits asked of every part: what one of them ranks 40th can still win when another ranks it first."""
+"""Hits that every part is asked for: a passage that one part ranks 40th can still win if another ranks it first."""
 
 
 class HybridRetriever:
@@ -29,7 +29,7 @@ class HybridRetriever:
         depth: int = DEPTH,
         weights: Sequence[float] | None = None,
     ) -> None:
-        """Fuse `parts`, which must serve the same corpus: passages are the same where their ids are.
+        """Fuses `parts`, which must serve the same corpus: passages with the same id are the same.
 
         Raises:
             RetrievalError: no parts, or not one positive weight for each.
@@ -51,7 +51,7 @@ class HybridRetriever:
         return f"rrf:constant={self._constant:g}:depth={self._depth}[{inside}]"
 
     def __len__(self) -> int:
-        """Passages that can be found; 0 where no part knows."""
+        """Number of passages that can be found; 0 if no part knows."""
         return max((len(part) for part in self._parts if isinstance(part, Sized)), default=0)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -75,21 +75,18 @@ class HybridRetriever:
         return [Hit(passage=passages[name], score=scores[name]) for name in best]
 
 
-# Reranking: order the hits of a retriever again with something slower and better, a cross-encoder for example.
-
-
 class Reranker(Protocol):
-    """Orders hits again. May drop hits and give new scores; adds none."""
+    """Orders hits again, for example with a slower and better model. May drop hits and change scores, but adds none."""
 
     @property
     def fingerprint(self) -> str:
-        """Fixes the order: method, model, settings."""
+        """Identifies method, model and settings."""
 
     def __call__(self, query: str, hits: Sequence[Hit]) -> list[Hit]: ...
 
 
 class RerankingRetriever:
-    """Asks `inner` for `depth` hits, lets `reranker` order them, returns the best `k`."""
+    """Asks `inner` for `depth` hits, lets `reranker` order them, and returns the best `k`."""
 
     def __init__(self, inner: Retriever, reranker: Reranker, *, depth: int = 20) -> None:
         if depth < 1:
@@ -101,7 +98,7 @@ class RerankingRetriever:
         return f"rerank:{self._reranker.fingerprint}:depth={self._depth}[{self._inner.fingerprint}]"
 
     def __len__(self) -> int:
-        """Passages that can be found; 0 where the inner retriever does not know."""
+        """Number of passages that can be found; 0 if the inner retriever does not know."""
         return len(self._inner) if isinstance(self._inner, Sized) else 0
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -114,7 +111,7 @@ class RerankingRetriever:
 
 
 def open_reranker(spec: Reranker | str, *, device: str = "cpu") -> Reranker:
-    """What `spec` names: `hf:FOLDER`, a cross-encoder; `coverage`, which needs no model; or a reranker of your own.
+    """Opens `hf:FOLDER` (a cross-encoder) or `coverage` (needs no model); returns a reranker of your own as it is.
 
     Raises:
         RetrievalError: another name, packages missing, or no such model.
@@ -132,12 +129,12 @@ def open_reranker(spec: Reranker | str, *, device: str = "cpu") -> Reranker:
 
 
 class CoverageReranker:
-    """Picks, one after the other, the hit that is ranked well and covers words of the query that none before it did.
+    """Picks, one after the other, the hit that is ranked well and covers terms of the query that no earlier pick has.
 
-    Score when picked: `1 / (constant + rank) + gain * covered`, where `covered` is the share of the query's terms that
-    are in the passage and in no earlier pick, each weighted by `ln((n + 1) / (df + 0.5))` over the `n` hits (0 if that
-    is negative). Multi-hop questions name things of several passages; a plain ranking returns the same one thrice.
-    Needs no model. The two constants were chosen on the HotpotQA and 2Wiki questions that the bench reports.
+    The score of a pick is `1 / (constant + rank) + gain * covered`, where `covered` is the share of the query's terms
+    that are in the passage and in no earlier pick, each weighted by `ln((n + 1) / (df + 0.5))` over the `n` hits (0 if
+    that is negative). Multi-hop questions name things of several passages, but a plain ranking often finds the same
+    thing thrice. The two constants were chosen on the HotpotQA and 2Wiki questions that docs/benchmarks.md reports.
     """
 
     def __init__(self, *, constant: float = 10.0, gain: float = 0.1) -> None:
@@ -146,7 +143,7 @@ class CoverageReranker:
 
     def __call__(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
         terms = [set(analyze(hit.passage.contents)) for hit in hits]
-        # sorted: the last digits of the sums below would follow the order of a set
+        # sorted, because the last digits of the sums below would follow the order of a set
         wanted = sorted(set(analyze(query)))
         weight = {w: max(0.0, math.log((len(hits) + 1) / (sum(w in found for found in terms) + 0.5))) for w in wanted}
         total = sum(weight.values()) or 1.0
@@ -167,11 +164,7 @@ class CrossEncoderReranker:
     """Scores query and passage together with a Hugging Face sequence classifier (its last logit), best first."""
 
     def __init__(self, model: str, *, device: str = "cpu", max_length: int = 512, batch: int = 32) -> None:
-        """Load `model`.
-
-        Raises:
-            RetrievalError: packages missing, or no such model.
-        """
+        """Loads `model`. Raises RetrievalError for missing packages, or if there is no such model."""
         try:
             import torch
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -185,7 +178,7 @@ class CrossEncoderReranker:
             loaded, loading = load(model, dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError) as error:
             raise RetrievalError(f"cannot load the reranker {model!r}: {error}") from error
-        # without a head of its own, an encoder would give random scores
+        # an encoder without a classification head would give random scores
         refuse_random(f"the reranker {model!r}", loading["missing_keys"])
         self._model: Any = loaded.to(device).eval()
         # a fast tokenizer cannot be used from two threads at once

@@ -1,7 +1,14 @@
-"""Builds an index folder from a corpus file: streamed, resumed after a kill, verified, moved into place at the end.
+"""What an index folder holds, and how it is built from a corpus file.
 
-Work happens in `OUT.building` beside OUT. Passages are stored first, then vectors shard by shard (`vectors/00000.npy`,
-each whole or absent), then the faiss index, then the words of BM25; a stage that was finished is not done again.
+    OUT/manifest.json    kind, corpus hash, encoder, faiss settings, size and hash of every file
+    OUT/passages/        the passages by row (`corpus.PassageStore`)
+    OUT/encoder/         word counts of the hashing encoder, if that made the vectors
+    OUT/faiss.index      the vectors (kinds dense and hybrid)
+    OUT/lucene/          the BM25 index (kinds bm25 and hybrid)
+
+`build_index` works in `OUT.building`: it stores the passages, writes vectors shard by shard (`vectors/00000.npy`, each
+whole or absent), builds the faiss index and then the BM25 index, verifies a sample, and moves the folder into place at
+the end. After a kill, a build of the same plan does not repeat finished stages.
 """
 
 from __future__ import annotations
@@ -11,8 +18,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,14 +27,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
-from turngym.retrieval.core import Encoder, RetrievalError, Retriever
+from turngym.retrieval.core import Encoder, RetrievalError, build_lock
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
 from turngym.retrieval.dense import DenseRetriever, make_index, set_parameters
 from turngym.retrieval.encoders import HashingEncoder, HashingFit, HuggingFaceEncoder, find_encoder, is_built_in
 from turngym.retrieval.index_vectors import add_vectors, default_parameters, write_vectors
 from turngym.retrieval.mapped import CHECKED, check_manifest, sealed
-
-# What an index folder says about itself: which corpus, encoder and settings it was built from, and its files.
 
 FORMAT = 1
 """Version of the folder's layout."""
@@ -40,7 +44,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class IndexFolderError(RetrievalError):
-    """An index folder cannot be used: missing, damaged, or of another corpus, encoder or version."""
+    """An index folder is missing, damaged, or of another corpus, encoder or version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,7 @@ class EncoderRecord:
     """The encoder that made the vectors."""
 
     kind: Literal["hashing", "hf", "other"]
-    """other: of another package, found again by the name that stands in `model`."""
+    """`other` is an encoder of another package; `model` is its name for `find_encoder`."""
     fingerprint: str
     dim: int
     model: str | None = None
@@ -74,7 +78,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexManifest:
-    """Everything an index depends on; `files` covers every other file of the folder."""
+    """Everything that an index depends on; `files` lists every other file of the folder."""
 
     kind: Kind
     passages: int
@@ -86,7 +90,7 @@ class IndexManifest:
 
     @property
     def fingerprint(self) -> str:
-        """Fixes corpus, encoder and index; search settings are added by the retriever."""
+        """Identifies corpus, encoder and index; the retriever adds the search settings."""
         parts = [f"index-v{self.format}", self.kind, f"corpus={self.corpus_sha256[:16]}"]
         if self.faiss is not None and self.encoder is not None:
             parts += [self.faiss.factory, self.encoder.fingerprint]
@@ -100,11 +104,7 @@ class IndexManifest:
 
 
 def read_manifest(folder: str | Path) -> IndexManifest:
-    """The manifest of an index folder.
-
-    Raises:
-        IndexFolderError: no such folder, no manifest, or one of another version.
-    """
+    """Reads the manifest of an index folder. Raises IndexFolderError for none, a damaged one, or another version."""
     folder = Path(folder)
     path = folder / MANIFEST
     if not folder.is_dir():
@@ -135,10 +135,10 @@ def read_manifest(folder: str | Path) -> IndexManifest:
 
 
 def check_files(folder: str | Path, manifest: IndexManifest, *, hashes: bool = False) -> list[str]:
-    """What is wrong with the folder's files: missing, another size or other bytes.
+    """Lists the folder's files that are missing, have another size, or have other bytes.
 
-    Bytes are compared, by their hash, with `hashes` and in small folders; passages have checksums of their own, which
-    are compared as they are read.
+    Bytes are compared, by their hash, with `hashes` and in small folders. Passages have checksums of their own, which
+    are compared whenever one is read.
     """
     folder = Path(folder)
     rows = f"{PASSAGES}/passages.bin"
@@ -156,7 +156,7 @@ def check_files(folder: str | Path, manifest: IndexManifest, *, hashes: bool = F
 
 
 def record_files(folder: Path, *, without: Collection[str] = ()) -> dict[str, FileRecord]:
-    """Size and hash of every file under `folder` but the manifest and what lies under the names `without`."""
+    """Size and hash of every file under `folder`, except the manifest and everything under the names `without`."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return {
         name: FileRecord(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name))
@@ -178,12 +178,10 @@ def _hint(folder: Path) -> str:
     return f"; did you mean {folder.parent / close[0]}?" if close else ""
 
 
-# The checks that a finished index must pass before it is moved into place.
-
 SAMPLE = 64
-"""Passages that are looked up again."""
+"""Passages that `verify_index` looks up again."""
 LEAST = 0.5
-"""Share of them that must be found: less means a broken index, not a coarse one."""
+"""Share of them that must be found; less means a broken index, not a coarse one."""
 
 
 def verify_index(
@@ -193,10 +191,12 @@ def verify_index(
     vectors: Path,
     report: Callable[[str, int, int | None], None],
 ) -> dict[str, float]:
-    """Look a sample of passages up by their own words and vectors; return the share found per part.
+    """Looks up a sample of passages by their own words and vectors, and returns the share found for each part.
+
+    A finished index must pass this before it is moved into place.
 
     Raises:
-        RetrievalError: numbers of rows that differ, or too few passages that find themselves.
+        RetrievalError: numbers of rows differ, or too few passages find themselves.
     """
     shares: dict[str, float] = {}
     with PassageStore(work / PASSAGES) as store:
@@ -220,7 +220,7 @@ def verify_index(
 def _vectors(
     work: Path, manifest: IndexManifest, encoder: Encoder, store: PassageStore, vectors: Path, rows: np.ndarray
 ) -> float:
-    """Share of rows whose stored vector finds the row, or a passage with the same words."""
+    """Share of rows whose stored vector finds the row, or a passage with the same words, among the ten best."""
     assert manifest.faiss is not None
     retriever = DenseRetriever(work / FAISS, store, encoder, fingerprint="check", parameters=manifest.faiss.parameters)
     shards = [np.load(path, mmap_mode="r") for path in sorted(vectors.glob("*.npy"))]
@@ -232,14 +232,13 @@ def _vectors(
     if not used.any():
         return 1.0
     _, found = retriever.search_vectors(np.ascontiguousarray(wanted[used], np.float32), 10)
-    hits = [row in line or _has_twin(store, row, line) for row, line in zip(rows[used], found, strict=True)]
-    return float(np.mean(hits))
 
+    def finds_itself(row: int, best: np.ndarray) -> bool:
+        # or an equal passage: of many equal ones, only ten are among the best
+        same = store[int(row)].contents
+        return row in best or any(store[int(other)].contents == same for other in best if other >= 0)
 
-def _has_twin(store: PassageStore, row: int, found: np.ndarray) -> bool:
-    """Whether a passage with the same words is among the rows `found`: of many equal ones only ten are."""
-    wanted = store[int(row)].contents
-    return any(store[int(other)].contents == wanted for other in found if other >= 0)
+    return float(np.mean([finds_itself(row, best) for row, best in zip(rows[used], found, strict=True)]))
 
 
 def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
@@ -247,18 +246,17 @@ def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
     index = LuceneIndex.open(work / LUCENE)
     if len(index) != len(store):
         raise RetrievalError(f"{work}: {len(index)} passages indexed for {len(store)}; build again with --restart")
-    retriever: Retriever = BM25Retriever(index, store)
     sampled = [store[int(row)] for row in rows]
-    hits = retriever.search([" ".join(passage.contents.split()[:40]) for passage in sampled], 10)
-    # by their words and not their ids: of many equal passages only ten are found
+    hits = BM25Retriever(index, store).search([" ".join(passage.contents.split()[:40]) for passage in sampled], 10)
+    # compared by their words and not their ids, because of many equal passages only ten are found
     found = [any(hit.passage.contents == one.contents for hit in line) for one, line in zip(sampled, hits, strict=True)]
     return float(np.mean(found))
 
 
 STATE, LOCK, VECTORS = "state.json", "lock", "vectors"
-"""Parts of the folder of an unfinished build that the index does not keep."""
+"""Parts of an unfinished build's folder that the index does not keep."""
 Progress = Callable[[str, int, int | None], None]
-"""Called with a stage, the passages it has done, and how many there are (None while unknown)."""
+"""Is called with a stage, the passages that it has done, and how many there are (None while unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +270,7 @@ class BuildPlan:
     kind: Kind = "bm25"
     """bm25, dense, or hybrid: both, by reciprocal rank fusion."""
     encoder: str = "hashing"
-    """hashing, hf:MODEL (a folder or a hub name), or an encoder of another package (see encoders.find)."""
+    """hashing, hf:MODEL (a folder or a hub name), or an encoder of another package (see `encoders.find_encoder`)."""
     style: str | None = None
     """e5, bge, dpr or plain; by default what the model's name says."""
     passage_model: str | None = None
@@ -286,10 +284,10 @@ class BuildPlan:
     parameters: Mapping[str, float] = field(default_factory=dict)
     """faiss search settings to store (nprobe, efSearch); by default what suits the factory."""
     shard_rows: int = 65_536
-    """Passages per shard: what a kill can cost."""
+    """Passages per shard; a kill costs at most one shard."""
 
     def same_build(self) -> dict[str, Any]:
-        """What must be equal for an unfinished build to go on."""
+        """What must be equal for an unfinished build to continue."""
         stat = self.corpus.stat()
         # a corpus that was moved or another device gives the same index
         plan = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("corpus", "out", "device")}
@@ -304,12 +302,12 @@ def build_index(
     restart: bool = False,
     force: bool = False,
 ) -> IndexManifest:
-    """Build the index of `plan`, or go on with it where a build of the same plan was stopped.
+    """Builds the index of `plan`, or continues a build of the same plan that was stopped.
 
     Args:
-        encoder: Use this Hugging Face encoder instead of loading `plan.encoder` (its name is still recorded).
-        restart: Throw away an unfinished build instead of going on with it.
-        force: Replace the folder `plan.out` if it exists, at the very end.
+        encoder: Is used instead of loading the Hugging Face encoder `plan.encoder`, whose name is still recorded.
+        restart: Throws away an unfinished build instead of continuing it.
+        force: Replaces the folder `plan.out` if it exists, at the very end.
 
     Raises:
         CorpusError: a row that cannot be used.
@@ -319,7 +317,8 @@ def build_index(
     report = progress or (lambda stage, done, total: None)
     _check(plan, force)
     work = plan.out.with_name(plan.out.name + ".building")
-    with _locked(work):
+    work.mkdir(parents=True, exist_ok=True)
+    with build_lock(work, IndexFolderError):
         _prepare(work, plan, restart)
         manifest = _Build(plan, work, report, encoder).run()
         _move_into_place(work, plan.out)
@@ -328,6 +327,8 @@ def build_index(
 
 @dataclass(slots=True)
 class _Build:
+    """One build in its folder `work`; every method is a stage, or makes what a stage needs."""
+
     plan: BuildPlan
     work: Path
     report: Progress
@@ -335,7 +336,7 @@ class _Build:
 
     def run(self) -> IndexManifest:
         plan, work = self.plan, self.work
-        # killed between the manifest and the move: only the move is left
+        # the build was killed between the manifest and the move, so only the move is left
         if (work / MANIFEST).is_file():
             return read_manifest(work)
         wants_vectors, wants_words = plan.kind != "bm25", plan.kind != "dense"
@@ -358,7 +359,7 @@ class _Build:
         return manifest
 
     def _early_checks(self) -> None:
-        """What would fail after hours fails now: the factory string, the settings, the model."""
+        """Lets a wrong factory string, setting or model fail now, and not after hours."""
         dim = self.plan.dim
         if self.plan.encoder != "hashing":
             dim = self._encoder()[0].dim
@@ -377,7 +378,7 @@ class _Build:
                     self.report("passages", done, None)
             if fit is not None:
                 fit.encoder(self.plan.dim).save(encoder)
-            # Last: passages.json says that the stage is complete, the encoder's counts included.
+            # last, because passages.json says that the stage is complete, the encoder's counts included
             writer.finish()
         store = PassageStore(folder)
         self.report("passages", len(store), len(store))
@@ -390,7 +391,9 @@ class _Build:
             self.encoder = hashing
             return hashing, EncoderRecord(kind="hashing", fingerprint=hashing.fingerprint, dim=hashing.dim)
         if not is_built_in(plan.encoder):
-            return self._other()
+            self.encoder = self.encoder or find_encoder(plan.encoder)(plan.device)
+            other, dim = self.encoder.fingerprint, self.encoder.dim
+            return self.encoder, EncoderRecord(kind="other", fingerprint=other, dim=dim, model=plan.encoder)
         model = plan.encoder.removeprefix("hf:")
         if self.encoder is None:
             self.encoder = HuggingFaceEncoder(model, plan.style, passage_model=plan.passage_model, device=plan.device)
@@ -405,19 +408,11 @@ class _Build:
         )
         return self.encoder, record
 
-    def _other(self) -> tuple[Encoder, EncoderRecord]:
-        """The encoder of another package."""
-        name = self.plan.encoder
-        if self.encoder is None:
-            self.encoder = find_encoder(name)(self.plan.device)
-        fingerprint, dim = self.encoder.fingerprint, self.encoder.dim
-        return self.encoder, EncoderRecord(kind="other", fingerprint=fingerprint, dim=dim, model=name)
-
     def _words(self, store: PassageStore) -> None:
         folder = self.work / LUCENE
         if not folder.is_dir():
             docs = indexed_documents(store)
-            # It appears whole or not at all, and goes on by itself where it was killed.
+            # the folder appears whole or not at all, and the BM25 build continues by itself where it was killed
             LuceneIndex.build(docs, folder, progress=lambda done: self.report("words", done, len(store))).close()
         self.report("words", len(store), len(store))
 
@@ -430,7 +425,8 @@ def _check(plan: BuildPlan, force: bool) -> None:
     if plan.shard_rows < 1:
         raise IndexFolderError(f"shard_rows is {plan.shard_rows}; it must be at least 1")
     if not plan.corpus.is_file():
-        next(read_corpus(plan.corpus))  # raises with the right words
+        # raises the error that says what is wrong with the file
+        next(read_corpus(plan.corpus))
     if plan.out.exists():
         if not force:
             raise IndexFolderError(f"{plan.out} exists already; choose another folder, or replace it with --force")
@@ -439,7 +435,7 @@ def _check(plan: BuildPlan, force: bool) -> None:
 
 
 def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
-    """Leave `work` either empty or with an unfinished build of the same plan."""
+    """Leaves `work` either empty or with an unfinished build of the same plan."""
     state, wanted = work / STATE, plan.same_build()
     if restart or not state.is_file():
         for path in work.iterdir():
@@ -449,34 +445,18 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
         scratch.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
         os.replace(scratch, state)
         return
-    found = json.loads(state.read_text(encoding="utf-8"))
-    differ = sorted(key for key in {*found, *wanted} if found.get(key) != json.loads(json.dumps(wanted)).get(key))
+    then, now = json.loads(state.read_text(encoding="utf-8")), json.loads(json.dumps(wanted))
+    differ = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
     if differ:
-        changes = ", ".join(f"{key} {found.get(key)!r} then, {wanted.get(key)!r} now" for key in differ)
+        changes = ", ".join(f"{key} {then.get(key)!r} then, {wanted.get(key)!r} now" for key in differ)
         raise IndexFolderError(
             f"{work} holds an unfinished build with another plan ({changes}); give the same options to go on with it, "
             "or --restart to throw it away"
         )
 
 
-@contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """One build at a time per folder; the lock goes with the process, so a kill leaves none behind."""
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / LOCK).open("w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # not on Windows
-            pass
-        except OSError as error:
-            raise IndexFolderError(f"another build is at work in {work}; wait for it or stop it") from error
-        yield
-
-
 def _move_into_place(work: Path, out: Path) -> None:
-    """Rename the finished folder; an older index stays whole until the new one is in its place."""
+    """Renames the finished folder. An older index stays whole until the new one is in its place."""
     for name in (VECTORS, LOCK):
         _remove(work / name)
     old = out.with_name(out.name + ".old")
@@ -484,7 +464,7 @@ def _move_into_place(work: Path, out: Path) -> None:
     if out.exists():
         os.replace(out, old)
     os.replace(work, out)
-    # The state goes last: until the folder has moved, it says that this is a build to go on with.
+    # the state goes last: until the folder has moved, it says that this is a build to continue
     _remove(out / STATE)
     _remove(old)
 
@@ -496,11 +476,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# An index folder in words.
-
-
 def describe_index(manifest: IndexManifest) -> list[list[str]]:
-    """Rows of (what, value) for people: kind, corpus, encoder, settings, sizes on disk."""
+    """Rows of (name, value) for people: kind, corpus, encoder, settings, sizes on disk."""
     rows = [
         ["kind", manifest.kind],
         ["passages", f"{manifest.passages:,}"],

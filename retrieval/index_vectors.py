@@ -1,7 +1,8 @@
-"""Writes faiss index files without holding the index: Flat, SQ and IVF go to disk shard by shard.
+"""How passages become a faiss index on disk: encoded in shards, then indexed without holding the index in memory.
 
-The file forms are faiss' own and are not taken on trust: a small trial must come out byte for byte as faiss writes it,
-or the caller falls back to an index in memory.
+`write_vectors` encodes, `add_vectors` indexes. Flat, SQ and IVF files are written shard by shard in faiss' own formats.
+These are not taken on trust: a small trial must come out byte for byte as faiss writes it, or else the index is built
+in memory.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from turngym.retrieval.dense import load_faiss, make_index, read_index, train_in
 _ADD = 16_384
 """Vectors per call of faiss."""
 _LISTS = b"ilar"
-"""Starts the inverted lists in the file of an IVF index."""
+"""Begins the inverted lists in the file of an IVF index."""
 Vectors = NDArray[np.float32]
 Done = Callable[[int], None]
 
 
 def blocks(shards: Sequence[Vectors]) -> Iterator[Vectors]:
-    """Contiguous float32 pieces of all shards in order."""
+    """Yields contiguous float32 pieces of all shards in order."""
     for shard in shards:
         for start in range(0, len(shard), _ADD):
             yield np.ascontiguousarray(shard[start : start + _ADD], np.float32)
 
 
 def write_flat(index: Any, shards: Sequence[Vectors], rows: int, file: IO[bytes], done: Done) -> bool:
-    """Write an empty trained index with the vectors of all shards; False (and nothing written) for other kinds."""
+    """Writes a trained Flat or SQ index with the vectors of all shards; returns False and writes nothing for others."""
     faiss = load_faiss()
     if not isinstance(index, (faiss.IndexFlat, faiss.IndexScalarQuantizer)):
         return False
@@ -45,7 +46,7 @@ def write_flat(index: Any, shards: Sequence[Vectors], rows: int, file: IO[bytes]
     trial = faiss.clone_index(index)
     trial.add(probe)
     written = faiss.serialize_index(trial).tobytes()
-    # of three vectors, read instead of computed: faiss counts floats for one kind and bytes for the other
+    # the length for three vectors is read, because faiss counts floats for one kind and bytes for the other
     length = int.from_bytes(written[len(empty) - 8 : len(empty)], "little")
 
     def head(count: int) -> bytes:
@@ -61,9 +62,12 @@ def write_flat(index: Any, shards: Sequence[Vectors], rows: int, file: IO[bytes]
 
 
 def streams_ivf(index: Any, draw: Callable[[int], Vectors]) -> bool:
-    """Whether `write_lists` writes this trained, empty index as faiss does; tried with the vectors `draw(clusters)`."""
+    """Whether `write_lists` writes this empty IVF index as faiss does; tried with the vectors `draw(clusters)`."""
     faiss = load_faiss()
-    if not isinstance(index, faiss.IndexIVF) or not _ends_in_lists(faiss.serialize_index(index).tobytes(), index):
+    if not isinstance(index, faiss.IndexIVF):
+        return False
+    lists = _LISTS + struct.pack("<QQ", index.nlist, index.code_size) + b"sprs" + bytes(8)
+    if not faiss.serialize_index(index).tobytes().endswith(lists):
         return False
     trial, full = draw(index.nlist), faiss.clone_index(index)
     full.add(trial)
@@ -72,7 +76,7 @@ def streams_ivf(index: Any, draw: Callable[[int], Vectors]) -> bool:
 
 
 def write_lists(index: Any, shards: Sequence[Vectors], folder: Path, file: IO[bytes], done: Done) -> None:
-    """Encode every shard into `folder` (skipping those that are there), then gather list after list into `file`."""
+    """Encodes every shard into `folder`, skipping those that are there, then gathers list after list into `file`."""
     folder.mkdir(exist_ok=True)
     parts = []
     for number, shard in enumerate(shards):
@@ -107,7 +111,7 @@ def _sorted_codes(index: Any, shard: Vectors) -> NDArray[np.void]:
 
 
 def _ivf_file(index: Any, parts: Sequence[NDArray[np.void]]) -> Iterator[bytes]:
-    """The file of `index` with the codes of all parts, piece by piece."""
+    """Yields the file of `index` with the codes of all parts, piece by piece."""
     faiss = load_faiss()
     empty = faiss.serialize_index(index).tobytes()
     borders = [np.searchsorted(part["list"], np.arange(index.nlist + 1)) for part in parts]
@@ -128,16 +132,10 @@ def _ivf_file(index: Any, parts: Sequence[NDArray[np.void]]) -> Iterator[bytes]:
         yield b"".join((piece["row"] + start).tobytes() for piece, start in zip(pieces, starts, strict=False))
 
 
-def _ends_in_lists(empty: bytes, index: Any) -> bool:
-    return empty.endswith(_LISTS + struct.pack("<QQ", index.nlist, index.code_size) + b"sprs" + bytes(8))
-
-
 def _head(start: bytes, rows: int) -> bytes:
-    """Four bytes of kind, four of dimension, then the number of rows, then what else there is."""
+    """The head of a file: four bytes of kind, four of dimension, then the number of rows, then the rest of `start`."""
     return start[:8] + struct.pack("<Q", rows) + start[16:]
 
-
-# The vectors of an index: written in shards, then put into a faiss index shard by shard.
 
 Progress = Callable[[str, int, int | None], None]
 _BLOCK = 1024
@@ -145,7 +143,7 @@ _BLOCK = 1024
 
 
 def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shard_rows: int, report: Progress) -> None:
-    """Encode the passages into `folder/00000.npy` ... (float32 `[shard_rows, dim]`), skipping shards that are there."""
+    """Encodes passages into `folder/00000.npy` ... (float32 `[shard_rows, dim]`), skipping shards that are there."""
     folder.mkdir(exist_ok=True)
     for start in range(0, len(store), shard_rows):
         rows = min(shard_rows, len(store) - start)
@@ -156,10 +154,10 @@ def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shar
 
 
 def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, report: Progress) -> None:
-    """Train on a sample, add all shards in order, write the faiss index to `path` unless it is there.
+    """Trains on a sample, adds all shards in order, and writes the faiss index to `path` unless it is there.
 
-    Flat, SQ and IVF go to disk shard by shard, and a killed build goes on with the shards it has coded. Other kinds
-    (HNSW, wrappers) hold their codes in memory until they are written, but vectors of one piece of a shard only.
+    Flat, SQ and IVF go to disk shard by shard, and a killed build continues with the shards that it has coded. Other
+    kinds (HNSW, wrappers) keep all codes in memory until they are written, but the vectors of one piece only.
     """
     if path.is_file():
         return
@@ -178,7 +176,7 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
     scratch = path.with_name(path.name + ".tmp")
     with scratch.open("wb") as file:
         streamed = write_flat(index, shards, rows, file, done)
-        # Two vectors per cluster fill most clusters: the file's form depends on how many are empty.
+        # two vectors per cluster fill most clusters; the form of the file depends on how many are empty
         if not streamed and streams_ivf(index, lambda clusters: sample(shards, min(rows, 2 * clusters))):
             write_lists(index, shards, coded, file, done)
             streamed = True
@@ -193,7 +191,7 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
 
 
 def _trained(shards: Sequence[NDArray[np.float32]], path: Path, factory: str, dim: int, report: Progress) -> Any:
-    """The empty index, trained; kept on disk until the index is written, since training is worth keeping."""
+    """The empty, trained index. It is kept on disk until the index is written, because training takes long."""
     faiss = load_faiss()
     kept = _trained_path(path)
     if kept.is_file():
@@ -213,13 +211,13 @@ def _trained_path(path: Path) -> Path:
 
 
 def training_rows(factory: str) -> int:
-    """Vectors that training should see: 48 per cluster (faiss warns below 39), at least 65,536."""
+    """Number of vectors for training: 48 per cluster (faiss warns below 39), at least 65,536."""
     found = re.search(r"IVF(\d+)", factory)
     return max(65_536, 48 * int(found.group(1)) if found else 0)
 
 
 def default_parameters(factory: str, rows: int) -> dict[str, float]:
-    """Search settings that suit a factory string: faiss' own, one probed cluster of thousands, find too little."""
+    """Search settings for a factory string. faiss' own, such as one probed cluster of thousands, find too little."""
     if found := re.search(r"IVF(\d+)", factory):
         return {"nprobe": float(max(32, int(found.group(1)) // 32))}
     if "HNSW" in factory:
@@ -228,7 +226,7 @@ def default_parameters(factory: str, rows: int) -> dict[str, float]:
 
 
 def sample(shards: Sequence[NDArray[np.float32]], rows: int, seed: int = 0) -> NDArray[np.float32]:
-    """`rows` vectors drawn evenly without replacement, the same ones for the same sizes."""
+    """Draws `rows` vectors evenly without replacement, the same ones for the same sizes."""
     sizes = [len(shard) for shard in shards]
     chosen = np.sort(np.random.default_rng(seed).choice(sum(sizes), rows, replace=False))
     bounds = np.searchsorted(chosen, np.cumsum([0, *sizes]))
@@ -265,6 +263,6 @@ def _write_shard(
             file.write(vectors.data)
             done(place + len(block))
         file.flush()
-        # before the rename, which may reach the disk first: a finished name with lost content would be skipped
+        # before the rename, which may reach the disk first: a shard with a final name but lost content would be skipped
         os.fsync(file.fileno())
     os.replace(scratch, path)

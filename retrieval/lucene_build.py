@@ -1,4 +1,10 @@
-"""Builds an index: in memory, or on disk in runs that a killed build can take up again."""
+"""How a BM25 index is built: in memory, or on disk in runs that a killed build can take up again.
+
+    documents -> RunBuilder -> Run 0, Run 1, ... (about 8 million words each) -> merge -> the final files
+
+A run has the sorted postings of a stretch of documents. Only one run is in memory at a time, so memory stays bounded.
+`BuildFolder` is the folder `<target>.building` where an index on disk is made.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +15,15 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 import numpy as np
 
-from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.core import RetrievalError, build_lock
 from turngym.retrieval.lucene_postings import (
     VERSION,
     Parts,
@@ -34,17 +40,20 @@ from turngym.retrieval.lucene_postings import (
 from turngym.retrieval.lucene_text import ANALYSIS, TermMemo, words
 from turngym.retrieval.mapped import ArrayWriter, BlobStore, BlobWriter, map_array
 
-# Postings of a stretch of documents, made in memory, written sorted, and merged: memory stays bounded.
-
 _BUFFER = 1 << 20
-"""Postings collected before they are written."""
+"""Postings that are collected before they are written."""
 _MEMO = 1 << 19
 """Words whose terms are remembered from one run to the next."""
+RUN_TOKENS = 1 << 23
+"""Words of a run on disk; sorting one takes about 300 MB of memory."""
+_PROGRESS = 1000
+"""Documents between two calls of `progress`."""
+Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Documents in a row: their ids and lengths, and their postings by ascending term. Rows count from 0."""
+    """The ids and lengths of documents in a row, and their postings by ascending term. Rows count from 0."""
 
     ids: Sequence[bytes]
     lengths: np.ndarray
@@ -58,7 +67,7 @@ class Run:
     """uint32, or smaller where that holds them, `[postings]`."""
 
     def save(self, folder: Path) -> None:
-        """Write the run to a folder of its own."""
+        """Writes the run to a new folder of its own."""
         folder.mkdir()
         for name in ("ids", "terms"):
             with BlobWriter(folder / name) as writer:
@@ -68,13 +77,13 @@ class Run:
 
     @classmethod
     def load(cls, folder: Path) -> Run:
-        """A saved run, mapped."""
+        """Maps a saved run."""
         arrays = {name: map_array(folder / f"{name}.npy") for name in ("lengths", "starts", "rows", "tfs")}
         return cls(ids=BlobStore(folder / "ids"), terms=BlobStore(folder / "terms"), **arrays)
 
 
 class _Numbers(dict[str, int]):
-    """Number of the term of each word seen; -1 for words without one."""
+    """The number of each word's term; -1 for words without one (stop words)."""
 
     def __init__(self, memo: TermMemo) -> None:
         super().__init__()
@@ -88,11 +97,11 @@ class _Numbers(dict[str, int]):
 
 
 class RunBuilder:
-    """Collects documents until they are made a `Run`."""
+    """Collects documents for a `Run`."""
 
     def __init__(self, memo: TermMemo | None = None) -> None:
         self.memo = TermMemo(_MEMO) if memo is None else memo
-        """Hand it to the builder of the next run."""
+        """Is handed to the builder of the next run."""
         self._numbers = _Numbers(self.memo)
         self._flat = array("i")
         self._ends = array("q", [0])
@@ -100,21 +109,21 @@ class RunBuilder:
 
     @property
     def tokens(self) -> int:
-        """Words collected."""
+        """Number of words collected."""
         return len(self._flat)
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def add(self, name: bytes, text: str) -> None:
-        """Analyse one document."""
-        # a dict's own lookup, so that no Python code runs for a word seen before
+        """Analyzes one document."""
+        # a dict's own lookup, so that no Python code runs for a word that was seen before
         self._flat.extend(map(self._numbers.__getitem__, words(text)))
         self._ends.append(len(self._flat))
         self._ids.append(name)
 
     def finish(self) -> Run:
-        """Sort what was collected; the builder is spent."""
+        """Sorts what was collected. The builder cannot be used again."""
         flat = np.frombuffer(self._flat, np.int32) if self._flat else np.zeros(0, np.int32)
         count = len(self._ids)
         owners = np.repeat(
@@ -123,10 +132,11 @@ class RunBuilder:
         kept = flat >= 0
         flat, owners = flat[kept], owners[kept]
         lengths = np.bincount(owners, minlength=count).astype(np.int32)
-        # by code point, which is the order of UTF-8 bytes that merging and lookups rely on
+        # number the terms by code point, the order of UTF-8 bytes that merging and lookups rely on
         terms = sorted(self._numbers.terms)
         places = np.empty(len(terms), np.int64)
         places[[self._numbers.terms[term] for term in terms]] = np.arange(len(terms))
+        # one number per word, which sorts by term and then by document; runs of equal ones give the frequencies
         keys = places[flat] * max(count, 1)
         keys += owners
         keys.sort()
@@ -149,8 +159,8 @@ def narrow(counts: np.ndarray) -> np.ndarray:
     return counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
 
 
-def merge(runs: Sequence[Run], folder: Path, progress: Callable[[int], None] | None = None) -> None:
-    """Write terms, starts, rows and tfs of all runs, in order, to `folder`; `progress` gets the terms written."""
+def merge(runs: Sequence[Run], folder: Path) -> None:
+    """Writes terms, starts, rows and tfs of all runs, in order, to `folder`."""
     bases = np.cumsum([0, *(len(run.lengths) for run in runs)])
     tf_type = max((run.tfs.dtype for run in runs), key=lambda kind: kind.itemsize)
 
@@ -177,13 +187,11 @@ def merge(runs: Sequence[Run], folder: Path, progress: Callable[[int], None] | N
             if len(fresh) >= _BUFFER:
                 starts.extend(fresh)
                 fresh = []
-                if progress is not None:
-                    progress(len(terms))
         starts.extend(fresh)
 
 
 class _Buffered:
-    """Collects short arrays and writes them together."""
+    """Collects short arrays, and writes them together."""
 
     def __init__(self, writer: ArrayWriter) -> None:
         self._writer = writer
@@ -211,21 +219,23 @@ class _Buffered:
         self._writer.close()
 
 
-# Where an index on disk is made: a folder beside the final one with finished runs, locked, moved at the end.
-
 _STATE = "state.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A run that an earlier build left: documents up to its end, and their content hash."""
+    """A run that an earlier build left."""
 
     documents: int
+    """Documents up to its end, those of the runs before it included."""
     content: str
+    """Content hash of these documents."""
 
 
 class BuildFolder:
-    """`<target>.building`; a context manager. What a killed build left in it is offered run by run.
+    """The folder `<target>.building`, as a context manager: locked, and moved to the target at the end.
+
+    The runs that a killed build left in it are offered one by one (`expected`), to be accepted or forgotten.
 
     Raises:
         RetrievalError: the target holds something that is no index, or another process builds it.
@@ -237,23 +247,23 @@ class BuildFolder:
         self.runs: list[Path] = []
         """Runs of this build, in order."""
         self._left: list[Expected] = []
-        self._lock: IO[bytes] | None = None
+        self._lock = ExitStack()
 
     def __enter__(self) -> BuildFolder:
-        if self.target.exists() and not _replaceable(self.target):
+        target = self.target
+        if target.exists() and not (target.is_dir() and (is_index(target) or not any(target.iterdir()))):
             raise RetrievalError(f"{self.target} exists and is no BM25 index; name an empty or a new folder")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.folder / "lock")
+        self._lock.enter_context(build_lock(self.folder))
         self._left = self._read_state()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None:
-            self._lock.close()
-        # Only a build that was cut off is worth going on with; bad input would be bad again.
-        if kind is None or issubclass(kind, RetrievalError) or not self._left + self._done():
+        self._lock.close()
+        # only a build that was cut off is worth continuing: bad input would be bad again
+        if kind is None or issubclass(kind, RetrievalError) or not self._left:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -262,16 +272,16 @@ class BuildFolder:
         return self._left[len(self.runs)] if len(self.runs) < len(self._left) else None
 
     def accept(self) -> None:
-        """The documents are those of the expected run: keep it."""
+        """Keeps the expected run, because the documents are those that it was made of."""
         self.runs.append(self._run(len(self.runs)))
 
     def forget(self) -> None:
-        """The documents differ: drop the expected run and those after it."""
+        """Drops the expected run and those after it, because the documents differ."""
         del self._left[len(self.runs) :]
         self._write_state()
 
     def save(self, run: Run, documents: int, content: str) -> None:
-        """Write the next run."""
+        """Writes the next run."""
         path = self._run(len(self.runs))
         shutil.rmtree(path, ignore_errors=True)
         run.save(path)
@@ -287,7 +297,7 @@ class BuildFolder:
         return path
 
     def publish(self) -> None:
-        """Put the final files in place of whatever index was there."""
+        """Puts the final files in the place of whatever index was there."""
         old = self.folder / "old"
         shutil.rmtree(old, ignore_errors=True)
         if self.target.exists():
@@ -296,9 +306,6 @@ class BuildFolder:
 
     def _run(self, number: int) -> Path:
         return self.folder / f"run-{number:05d}"
-
-    def _done(self) -> list[Expected]:
-        return self._left[: len(self.runs)]
 
     def _write_state(self) -> None:
         state = {"made_by": [VERSION, ANALYSIS], "runs": [[run.documents, run.content] for run in self._left]}
@@ -316,35 +323,10 @@ class BuildFolder:
             return []
 
 
-def _replaceable(target: Path) -> bool:
-    return target.is_dir() and (is_index(target) or not any(target.iterdir()))
-
-
-def _locked(path: Path) -> IO[bytes]:
-    file = path.open("wb")
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        pass
-    except OSError:
-        file.close()
-        raise RetrievalError(f"{path.parent}: another process is building this index; wait for it") from None
-    return file
-
-
-RUN_TOKENS = 1 << 23
-"""Words of a run on disk; about 300 MB of memory while it is sorted."""
-_PROGRESS = 1000
-"""Documents between two calls of `progress`."""
-Progress = Callable[[int], None]
-
-
 def build_index(
     docs: Iterable[tuple[str, str]], folder: Path | None, settings: Settings, progress: Progress | None = None
 ) -> Parts | None:
-    """The parts in memory, or None where they were written to `folder`."""
+    """Builds in memory and returns the parts, or builds in `folder` and returns None."""
     content = ContentHash()
     if folder is None:
         builder = RunBuilder()
@@ -360,19 +342,19 @@ def build_index(
 
 
 class ContentHash:
-    """sha256 over ids and texts, lengths first, so that nothing can shift between them."""
+    """sha256 over ids and texts. Lengths come first, so that no characters can shift between the two."""
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
         self.count = 0
 
     def update(self, name: str, text: str) -> bytes:
-        """Take one document; its id as bytes.
+        """Adds one document and returns its id as bytes.
 
         Raises:
             RetrievalError: the id is empty or no text.
         """
-        # arrays of fixed-width bytes drop a NUL at the end: two ids could become one
+        # arrays of fixed-width bytes drop a NUL at the end, so two ids could become one
         if not name or "\0" in name:
             raise RetrievalError(f"document {self.count} (counted from 0): id {name!r} is empty or has a NUL in it")
         try:
@@ -420,7 +402,7 @@ def _in_memory(run: Run, settings: Settings, content: ContentHash) -> Parts:
 def _write_runs(
     docs: Iterable[tuple[str, str]], build: BuildFolder, content: ContentHash, progress: Progress | None
 ) -> None:
-    """Read all documents into runs; runs that are there already are kept while the documents are the same."""
+    """Reads all documents into runs. Runs that are there already are kept as long as the documents are the same."""
     builder, held = RunBuilder(), []
     for name, text in docs:
         key = content.update(name, text)
@@ -428,7 +410,7 @@ def _write_runs(
         if expected is None:
             builder.add(key, text)
         else:
-            # not analyzed yet: a run that is kept needs none of it
+            # not analyzed yet, because a run that is kept does not need it
             held.append((key, text))
             if content.count == expected.documents:
                 if content.hexdigest() == expected.content:
@@ -445,7 +427,7 @@ def _write_runs(
     if held:
         build.forget()
         _add_all(builder, held)
-    # no documents at all are one empty run, for merging needs one
+    # without any documents there is one empty run, because merging needs one
     if len(builder) or not build.runs:
         build.save(builder.finish(), content.count, content.hexdigest())
 
@@ -456,7 +438,7 @@ def _add_all(builder: RunBuilder, held: Sequence[tuple[bytes, str]]) -> None:
 
 
 def _assemble(build: BuildFolder, settings: Settings, content: ContentHash) -> None:
-    """Merge the runs into the final files and put them in place."""
+    """Merges the runs into the final files and puts them in place."""
     runs = [Run.load(path) for path in build.runs]
     final = build.fresh()
     merge(runs, final)

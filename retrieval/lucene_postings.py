@@ -1,4 +1,14 @@
-"""The folder of an index: arrays, ids and terms beside a manifest that says what they must be."""
+"""What a BM25 index consists of, how it lies on disk, and how a query finds its best documents exactly.
+
+The score is Lucene's, in its own arithmetic (float32, with document lengths that fit one byte):
+
+    score(query, document) = sum over the query's terms of  weight - weight / (1 + tf * inverse)
+    weight  = qtf * idf
+    idf     = ln(1 + (N - df + 0.5) / (df + 0.5))
+    inverse = 1 / (k1 * ((1 - b) + b * length / avgdl))
+
+N counts documents with at least one term; avgdl uses exact lengths, `length` is what one byte keeps of it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +28,10 @@ from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.lucene_text import ANALYSIS
 from turngym.retrieval.mapped import CHECKED, BlobStore, check_manifest, describe_file, map_array, sealed
 
-# What an index consists of, in memory or mapped: postings by term, lengths, ids and their order.
-
 VERSION = 1
-"""Of the files on disk."""
+"""Version of the files on disk."""
 SMALL = 1 << 16
-"""Up to this many ids or terms are held as Python objects, for speed."""
+"""Up to this many ids or terms are kept as Python objects, for speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +39,7 @@ class Settings:
     """Constants of the score."""
 
     k1: float = 0.9
-    """How soon repeats of a term stop counting."""
+    """How soon repeats of a term stop counting, 0 to 100."""
     b: float = 0.4
     """How much long documents are discounted, 0 to 1."""
 
@@ -53,7 +61,7 @@ class Statistics:
     """sha256 over ids and texts in order."""
 
     def fingerprint(self, settings: Settings) -> str:
-        """sha256 of everything that fixes what is found."""
+        """sha256 over everything that results depend on."""
         facts = [VERSION, ANALYSIS, float(settings.k1), float(settings.b), self.documents, self.content]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -93,13 +101,13 @@ class TermTable:
         return len(self._terms)
 
     def number(self, term: str) -> int | None:
-        """The row of `term` in the postings; None where no document has it."""
+        """The row of `term` in the postings; None if no document has it."""
         if self._numbers is not None:
             return self._numbers.get(term)
-        try:
-            return self._memo[term]
-        except KeyError:
-            pass
+        # -1 stands for unknown, because None is an answer; one lookup, because another thread may empty the memo
+        known = self._memo.get(term, -1)
+        if known != -1:
+            return known
         wanted = term.encode("utf-8", "surrogatepass")
         place = bisect.bisect_left(self._terms, wanted)
         found = place if place < len(self._terms) and self._terms[place] == wanted else None
@@ -128,17 +136,13 @@ class Parts:
     norms: np.ndarray
     """uint8 `[documents]`: length bytes."""
     ranks: np.ndarray
-    """int32 `[documents]`: place of the id among all ids in ascending order; decides ties."""
+    """int32 `[documents]`: place of the id among all ids in ascending order, which decides ties."""
     held: tuple[BlobStore, ...] = ()
     """Stores to close with the index."""
 
 
 def rank_ids(ids: Sequence[bytes]) -> np.ndarray:
-    """int32 `[documents]`: the place of each id in ascending order of UTF-8 bytes.
-
-    Raises:
-        RetrievalError: an id repeats.
-    """
+    """int32 `[documents]`: the place of each id by its UTF-8 bytes. Raises RetrievalError if one repeats."""
     count, block = len(ids), 1 << 16
     width = max((len(name) for name in ids), default=1)
     names = np.empty(count, f"S{max(width, 1)}")
@@ -162,11 +166,11 @@ def peaks_of(starts: np.ndarray, rows: np.ndarray, tfs: np.ndarray, inverses: np
     peaks = np.zeros(count, np.float32)
     first = 0
     while first < count:
-        # one term at least, however many postings it has
+        # at least one term, however many postings it has
         last = max(int(np.searchsorted(starts, starts[first] + block, side="right")) - 1, first + 1)
         begin, end = int(starts[first]), int(starts[last])
         scaled = tfs[begin:end].astype(np.float32) * inverses[rows[begin:end]]
-        # no term is without a posting: reduceat would give it the first value of the next one
+        # every term has a posting; reduceat would give one without any the first value of the next term
         peaks[first:last] = np.maximum.reduceat(scaled, starts[first:last] - begin)
         first = last
     return peaks
@@ -178,7 +182,7 @@ _AGAIN = "build the index again"
 
 
 def write_manifest(folder: Path, settings: Settings, statistics: Statistics) -> None:
-    """Describe the finished files of `folder`."""
+    """Describes the finished files of `folder`."""
     files = {path.name: describe_file(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
     manifest = {
         "format": FORMAT,
@@ -202,7 +206,7 @@ def is_index(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> tuple[Settings, Statistics, dict[str, dict[str, int]]]:
-    """(settings, statistics, files) of an index folder.
+    """Reads (settings, statistics, files) of an index folder.
 
     Raises:
         RetrievalError: no index, another version, or a manifest that contradicts itself.
@@ -234,7 +238,7 @@ def read_manifest(folder: Path) -> tuple[Settings, Statistics, dict[str, dict[st
 
 
 def open_parts(folder: Path) -> Parts:
-    """Map the arrays of an index folder.
+    """Maps the arrays of an index folder.
 
     Raises:
         RetrievalError: as `read_manifest`, or a file is missing, cut off or of another index.
@@ -267,11 +271,7 @@ def open_parts(folder: Path) -> Parts:
 
 
 def check_files(folder: Path) -> None:
-    """Compare size and checksum of every file with the manifest.
-
-    Raises:
-        RetrievalError: one differs.
-    """
+    """Compares size and checksum of every file with the manifest. Raises RetrievalError if one differs."""
     _, _, files = read_manifest(folder)
     _compare(folder, files)
 
@@ -284,18 +284,11 @@ def _compare(folder: Path, files: dict[str, dict[str, int]]) -> None:
             raise RetrievalError(f"{path}: {found}, but the manifest says {facts}; {_AGAIN}")
 
 
-# Lucene's BM25 in its own arithmetic: float32, with document lengths that fit one byte.
-#
-# score = sum over the query's terms of weight - weight / (1 + tf * inverse), weight = qtf * idf,
-# idf = ln(1 + (N - df + 0.5) / (df + 0.5)), inverse = 1 / (k1 * ((1 - b) + b * length / avgdl)).
-# N counts documents with at least one term; avgdl uses exact lengths, `length` the ones that survived the byte.
-
 _EXACT = 24
-"""Lengths below this, and 16 more, are kept exactly."""
+"""A byte keeps lengths below this, and 16 more, exactly."""
 
 
 def _lengths() -> np.ndarray:
-    """int64 `[256]`: the length that each byte stands for, three bits of mantissa after the exact ones."""
     decoded = list(range(_EXACT))
     for code in range(256 - _EXACT):
         mantissa, shift = code & 7, (code >> 3) - 1
@@ -304,6 +297,7 @@ def _lengths() -> np.ndarray:
 
 
 LENGTHS = _lengths()
+"""int64 `[256]`: the length that each byte stands for, with three bits of mantissa after the exact ones."""
 
 
 def encode_lengths(lengths: np.ndarray) -> np.ndarray:
@@ -312,10 +306,7 @@ def encode_lengths(lengths: np.ndarray) -> np.ndarray:
 
 
 def inverse_norms(k1: float, b: float, tokens: int, documents: int) -> np.ndarray:
-    """float32 `[256]`: for each length byte what the term frequency is multiplied with.
-
-    `tokens` over `documents` (those with a term) is the average length.
-    """
+    """float32 `[256]`: `inverse` of the score for each length byte; the average length is `tokens / documents`."""
     one, k, share = np.float32(1), np.float32(k1), np.float32(b)
     average = np.float32(tokens / documents) if documents else one
     with np.errstate(divide="ignore"):
@@ -325,7 +316,7 @@ def inverse_norms(k1: float, b: float, tokens: int, documents: int) -> np.ndarra
 
 
 def idf(found_in: int, documents: int) -> np.float32:
-    """Weight of a term that `found_in` of `documents` have."""
+    """The weight of a term that `found_in` of `documents` have."""
     return np.float32(math.log(1 + (documents - found_in + 0.5) / (found_in + 0.5)))
 
 
@@ -336,23 +327,20 @@ def contributions(weight: np.float32, scaled: np.ndarray) -> np.ndarray:
     return np.subtract(weight, scaled, out=scaled)
 
 
-# Finds the best documents of a query exactly, without looking at postings that cannot matter.
-#
-# Terms are taken by what they can contribute at most, highest first. Once the terms still to come cannot lift an unseen
-# document over the k-th best so far, only the documents seen are looked up in them, fewer at every term.
-
 _FEW = 4096
-"""A posting list this short is added at once: looking whether it can be skipped costs more."""
+"""A posting list this short is added at once, because finding out whether it can be skipped costs more."""
 _LOOKUP_COST = 10
 """Looking one document up in a list costs about as much as adding this many of its postings."""
 _PRECOMPUTED = 1 << 22
-"""Up to this many postings have their scores held ready for queries that name a term once."""
+"""Up to this many postings have their scores computed beforehand, for terms that are in a query once."""
 _SAFE = 1 - 1e-6
-"""Bounds are compared with this margin, wider than any rounding of float32."""
+"""Bounds are compared with this margin, which is wider than any rounding of float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Clause:
+    """A term of a query: where its postings are, its weight, and the most that it can contribute to a score."""
+
     start: int
     end: int
     weight: np.float32
@@ -361,7 +349,11 @@ class _Clause:
 
 
 class Searcher:
-    """Ranks the documents of one index; safe across threads."""
+    """Ranks the documents of one index; threads may share it.
+
+    Terms are taken by the most that they can contribute, highest first. Once the terms still to come cannot lift an
+    unseen document over the k-th best so far, only the documents seen are looked up in them, fewer at every term.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -375,15 +367,15 @@ class Searcher:
         clauses = sorted((self._clause(*term) for term in terms), key=lambda clause: (-clause.bound, clause.start))
         sums = self._borrow()
         seen, totals = self._collect(clauses, k, sums)
-        # only after a search that came to its end: after an error it may not be zero
+        # only after a search that came to its end, because after an error it may not be zero
         self._spare.append(sums)
-        # Lucene adds the terms' float scores in double and rounds once, too
+        # as Lucene does: add the terms' float scores in double, and round once
         return self._best(seen, totals.astype(np.float32), k)
 
     def _borrow(self) -> np.ndarray:
-        """One number per document, all zero."""
+        """A zero for each document."""
         try:
-            # not `if self._spare`: another thread may take the last one in between
+            # not `if self._spare`, because another thread may take the last one in between
             return self._spare.pop()
         except IndexError:
             return np.zeros(len(self._parts.norms))
@@ -408,7 +400,7 @@ class Searcher:
             rows = self._parts.rows[clause.start : clause.end]
             before = sums[rows]
             sums[rows] = before + self._scores(clause, rows)
-            # contributions are positive: a sum of 0 is a document not seen before
+            # contributions are positive, so a sum of 0 is a document that was not seen before
             fresh = rows[before == 0]
             seen.append(fresh)
             count += len(fresh)
@@ -420,7 +412,7 @@ class Searcher:
     def _refine(
         self, found: np.ndarray, sums: np.ndarray, rest: list[_Clause], to_come: np.ndarray, k: int, least: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add the terms of `rest` to the documents `found`, dropping those that fall behind; takes `sums` back to 0."""
+        """Adds the terms of `rest` to the documents `found`, dropping those that fall behind; sets `sums` back to 0."""
         totals = sums[found]
         sums[found] = 0
         for number, (clause, left) in enumerate(zip(rest, to_come, strict=False)):
@@ -444,7 +436,7 @@ class Searcher:
         return found, totals
 
     def _scores(self, clause: _Clause, rows: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
-        """float32 contributions of a term to `rows`, which are its postings, all or those at `places`."""
+        """float32 contributions of a term to `rows`, which are its postings: all, or those at `places`."""
         which = slice(clause.start, clause.end) if places is None else places + clause.start
         if self._ready is not None and clause.once:
             return self._ready[which]
@@ -467,7 +459,7 @@ class Searcher:
         scaled = parts.tfs.astype(np.float32) * self._inverses[parts.rows]
         scaled += np.float32(1)
         weights = np.repeat(weights, counts)
-        # step by step as `contributions`, or the last bit could differ
+        # step by step as in `contributions`, or the last bit could differ
         return weights - weights / scaled
 
 

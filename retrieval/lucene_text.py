@@ -1,6 +1,10 @@
-"""The terms that Lucene's English analysis makes of a text, as Anserini and Pyserini use it by default.
+"""Which terms Lucene's English analysis makes of a text, as Anserini and Pyserini use it by default.
 
-Words (UAX #29), possessive 's off, lower case, 33 stop words out, Porter's stems.
+    "The dogs' owner's houses" -> words (UAX #29) -> without possessive 's -> lower case -> without 33 stop words
+    -> Porter's stems -> dog, owner, hous
+
+The parts stand in this file from the end of that chain to its beginning: `stem`, the grammar of words, `words`, and
+`analyze`, which does it all.
 """
 
 from __future__ import annotations
@@ -9,10 +13,8 @@ import re
 from functools import cache
 from typing import Any
 
-# Porter's stemmer with its author's later extensions (bli -> ble, logi -> log), as Lucene's PorterStemFilter stems.
-#
-# Source: [porter]; docs/algorithms.md#stemming, and the departures listed on its author's page. Words of one or two
-# letters stay as they are.
+# Porter's stemmer with its author's later extensions (bli -> ble, logi -> log), as in Lucene's PorterStemFilter.
+# Source: [porter]; docs/algorithms.md#stemming, and the departures listed on its author's page.
 
 _STEP_2 = (
     ("ational", "ate"),
@@ -50,17 +52,20 @@ _STEP_4 = (
     *("al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ement", "ment", "ent", "ion", "ou", "ism", "ate"),
     *("iti", "ous", "ive", "ize"),
 )
-"""A suffix comes before the shorter ones that it ends with."""
+"""A suffix comes before shorter ones that it ends with."""
 _ENDS_2, _ENDS_3 = (tuple(suffix for suffix, _ in step) for step in (_STEP_2, _STEP_3))
 _SIMPLE_MEASURE = re.compile("[aeiou][^aeiou]")
 
 
 def stem(word: str) -> str:
-    """The stem of a lower-case word; letters other than a, e, i, o, u, y count as consonants."""
+    """The stem of a lower-case word; letters other than a, e, i, o, u, y count as consonants.
+
+    Words of one or two letters stay as they are.
+    """
     # Lucene counts UTF-16 units: two letters beyond the first plane are four
     if len(word) <= 2 and len(word.encode("utf-16-le", "surrogatepass")) <= 4:
         return word
-    word = _past(_plural(word))
+    word = _without_ed_ing(_without_plural(word))
     if word.endswith("y") and "v" in _shape(word[:-1]):
         word = word[:-1] + "i"
     if word.endswith(_ENDS_2):
@@ -73,7 +78,7 @@ def stem(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """One letter per letter: c for consonant, v for vowel; a y after a consonant is a vowel."""
+    """Writes c for each consonant and v for each vowel; a y after a consonant is a vowel."""
     shape = ""
     for letter in word:
         shape += "v" if letter in "aeiou" or (letter == "y" and shape.endswith("c")) else "c"
@@ -90,17 +95,17 @@ def _doubled(word: str) -> bool:
 
 
 def _short(word: str) -> bool:
-    """Consonant, vowel, consonant other than w, x, y at the end."""
+    """Whether the word ends in consonant, vowel, and a consonant other than w, x, y."""
     return _shape(word).endswith("cvc") and word[-1] not in "wxy"
 
 
-def _plural(word: str) -> str:
+def _without_plural(word: str) -> str:
     if word.endswith(("sses", "ies")):
         return word[:-2]
     return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
 
 
-def _past(word: str) -> str:
+def _without_ed_ing(word: str) -> str:
     if word.endswith("eed"):
         return word[:-1] if _measure(word[:-3]) else word
     for suffix in ("ed", "ing"):
@@ -143,10 +148,9 @@ def _trimmed(word: str) -> str:
     return word[:-1] if word.endswith("l") and _doubled(word) and whole > 1 else word
 
 
-# The grammar of Lucene 8's StandardTokenizer for any script, and the character classes it has from Unicode 9.0.
-#
-# Classes come from the `regex` module's newer Unicode; where they changed since, the differences are listed here. They
-# were found by running every code point through Lucene 8 in ten contexts.
+# The grammar of Lucene 8's StandardTokenizer for any script, with the character classes of Unicode 9.0. They come from
+# the `regex` module, whose Unicode is newer; the lists below are the differences. They were found by running every
+# code point through Lucene 8 in ten contexts.
 
 _PICTOGRAPHS = (
     "A9 AE 203C 2049 2122 2139 2194-2199 21A9-21AA 231A-231B 2328 2388 23CF 23E9-23F3 23F8-23FA 24C2 25AA-25AB 25B6 "
@@ -156,7 +160,7 @@ _PICTOGRAPHS = (
     "1F22F 1F232-1F23A 1F23C-1F23F 1F249-1F3FA 1F400-1F53D 1F546-1F64F 1F680-1F6FF 1F774-1F77F 1F7D5-1F7FF "
     "1F80C-1F80F 1F848-1F84F 1F85A-1F85F 1F888-1F88F 1F8AE-1F8FF 1F90C-1F93A 1F93C-1F945 1F947-1FFFD"
 )
-"""Extended_Pictographic of emoji data 11.0, the version that Lucene 8 knows; later versions dropped ★ and others."""
+"""Extended_Pictographic of emoji data 11.0, which Lucene 8 uses; later versions dropped ★ and others."""
 _SKIN_BASES = (
     "261D 26F9 270A-270D 1F385 1F3C2-1F3C4 1F3C7 1F3CA-1F3CC 1F442-1F443 1F446-1F450 1F466-1F469 1F46E 1F470-1F478 "
     "1F47C 1F481-1F483 1F485-1F487 1F4AA 1F574-1F575 1F57A 1F590 1F595-1F596 1F645-1F647 1F64B-1F64F 1F6A3 1F6B4-1F6B6 "
@@ -174,19 +178,19 @@ _LATER = (
     "16F45-16F4F 16F7F-16F87 16FE1-16FF6 1AFF0-1AFFE 1B002-1B168 1CCF0-1D128 1D250-1D281 1D6A6 1DF00-1DFFF "
     "1E030-1E7FE 1E94B 2A6D7-2A6DF 2B735-2B73F 2B81E 2CEA2-2EE5D 30000-33479"
 )
-"""Letters, digits and marks that Unicode 9.0, which Lucene 8 knows, had not: they part words."""
+"""Letters, digits and marks that are newer than Unicode 9.0: to Lucene 8 they separate words."""
 _FORMAT = "600-605 6DD 70F 8E2 1CF2-1CF3 110BD"
-"""Ignored inside words in Unicode 9.0, letters or digits now."""
+"""Ignored inside words in Unicode 9.0, but letters or digits now."""
 _NOT_DIGITS = "19DA 1FBF0-1FBF9"
 _SOUTH_EAST_ASIAN = "19DA"
 _JOINS_LETTERS = "2D7"
-"""A joiner of letters in Unicode 9.0, a letter now."""
+"""Joins letters in Unicode 9.0, but is a letter now."""
 _JOINS_DIGITS = "FE10 FE14"
 
 
 @cache
 def word_pattern() -> Any:
-    """The compiled grammar. A match is one word or, in the group `junk`, something that is none.
+    """The compiled grammar. A match is one word or, in the group `junk`, something that is no word.
 
     Every repeat is possessive, so that no text makes matching slow.
     """
@@ -197,7 +201,7 @@ def word_pattern() -> Any:
 
 @cache
 def emoji_pattern() -> Any:
-    """Matches a word that is an emoji; a few letters are emoji too, and the longer word counts."""
+    """Matches a word that is an emoji. A few letters are emoji too; then the longer match is the word."""
     import regex
 
     return regex.compile(f"(?=[{_ranges(_PICTOGRAPHS)}]){_emoji()}", regex.VERSION1)
@@ -205,7 +209,7 @@ def emoji_pattern() -> Any:
 
 @cache
 def later_pattern() -> Any:
-    """Matches characters that Lucene's Unicode does not know as parts of words."""
+    """Matches characters that are no parts of words in Lucene's Unicode."""
     import regex
 
     return regex.compile(f"[{_ranges(_LATER)}]")
@@ -261,31 +265,30 @@ def _others() -> str:
 
 
 def _junk(asian: str) -> str:
-    """Runs that start no word: without this each of their characters would be tried as a start, all to the end."""
+    """Runs that start no word; without this, each of their characters would be tried as a start, all to the end."""
     no_picture = rf"{_ZWJ}(?!{_ZWJ}*+[{_ranges(_PICTOGRAPHS)}])"
     return rf"(?:\p{{WB=ExtendNumLet}}(?:[{_IGNORED}--[{asian}{_ZWJ}]]|{no_picture})*+)++|{_ZWJ}++"
 
 
-# Cuts text into words as Lucene's StandardTokenizer does: Unicode's UAX #29 word boundaries, and emoji as words.
-#
-# A word is a run of letters, digits and underscores with a letter or digit in it; one point, colon or apostrophe joins
-# letters, one point, comma, semicolon or apostrophe joins digits. Han and Hiragana characters are words of their own,
-# South East Asian runs stay whole, emoji sequences are words. Words longer than 255 UTF-16 units are cut there.
-
 LONGEST = 255
-"""UTF-16 units of the longest word."""
+"""Words longer than this many UTF-16 units are cut there."""
 _WINDOW = 1024
 _PARTS_WORDS = re.compile(r"[.:,;'](?!(?<=[A-Za-z][.:'])[A-Za-z]|(?<=[0-9][.,;'])[0-9])")
-"""A point or the like in ASCII text that joins neither letters nor digits."""
+"""Punctuation in ASCII text that joins neither letters nor digits."""
 _BLANKS = {code: " " for code in range(128) if not (chr(code).isalnum() or chr(code) in "_.:,;'")}
 
 
 def words(text: str) -> list[str]:
-    """The words of `text` in order, as written."""
+    """The words of `text` in order, as Lucene's StandardTokenizer cuts it: UAX #29, and emoji as words.
+
+    - A word is a run of letters, digits and underscores with a letter or digit in it.
+    - One point, colon or apostrophe joins letters; one point, comma, semicolon or apostrophe joins digits.
+    - Han and Hiragana characters are words of their own, runs of South East Asian scripts stay whole.
+    """
     if text.isascii():
         return _ascii_words(text)
     found: list[str] = []
-    # No word contains a blank, and most stretches between blanks are ASCII: only the others need the full grammar.
+    # no word contains a blank, and most stretches between blanks are ASCII, so few need the full grammar
     for part in text.split(" "):
         found += _ascii_words(part) if part.isascii() else _unicode_words(part)
     return found
@@ -301,7 +304,7 @@ def _ascii_words(text: str) -> list[str]:
 
 
 def _unicode_words(text: str) -> list[str]:
-    """Lucene's scanner sees `LONGEST` units from where a word may start; the window looks for starts in full view."""
+    """Words by the full grammar. Lucene's scanner sees `LONGEST` units from a start; the window moves before that."""
     text = later_pattern().sub("\n", text)
     found: list[str] = []
     place = 0
@@ -321,7 +324,7 @@ def _unicode_words(text: str) -> list[str]:
 
 
 def _word_at(text: str, match: Any, end: int) -> str:
-    """The word that starts where `match` does, cut to fit; "" where the part that fits is none."""
+    """The word that starts where `match` does, cut to fit; "" if the part that fits is no word."""
     start = match.start()
     word = _longer(match, emoji_pattern().match(text, start, end))
     if _units(word) <= LONGEST:
@@ -343,7 +346,7 @@ def _units(text: str) -> int:
 
 
 ANALYSIS = "english-porter-1"
-"""Goes into fingerprints; changes when any text gives other terms."""
+"""Is part of fingerprints, and changes when any text gives other terms."""
 _STOPS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
     "to was will with"
@@ -353,7 +356,7 @@ _MEMO_LIMIT = 1 << 17
 
 
 class TermMemo(dict[str, str]):
-    """The term of a word, "" where it has none; remembers up to `limit` words. Safe across threads."""
+    """The term of each word, "" if it has none; remembers up to `limit` words. Threads may share it."""
 
     def __init__(self, limit: int = _MEMO_LIMIT) -> None:
         super().__init__()

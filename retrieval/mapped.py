@@ -1,4 +1,8 @@
-"""Records and arrays written row by row and read through memory maps, so that processes share their pages."""
+"""Files of an index that are written row by row and read through memory maps, so that processes share their pages.
+
+`ArrayWriter` and `map_array` are for arrays, `BlobWriter` and `BlobStore` for records of bytes. The functions at the
+end compute and compare checksums of files and manifests.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, overload
 from zlib import crc32
 
@@ -18,13 +21,13 @@ import numpy as np
 from turngym.retrieval.core import RetrievalError
 
 _HEADER = 128
-"""Bytes of the .npy header, fixed so that the number of rows can be filled in at the end."""
+"""Bytes of the .npy header, always the same so that the number of rows can be filled in at the end."""
 _SPOOL = 1 << 20
-"""Bytes collected before they are written."""
+"""Bytes that are collected before they are written."""
 
 
 class BlobError(RetrievalError):
-    """A file of records or an array cannot be used; the text names it and says what is wrong."""
+    """A file of records or an array cannot be used; the error names it and says what is wrong."""
 
 
 class ArrayWriter:
@@ -42,11 +45,7 @@ class ArrayWriter:
         self._file.write(self._header())
 
     def extend(self, rows: np.ndarray | Sequence[int]) -> None:
-        """Append `[n]` or `[n, width]` values.
-
-        Raises:
-            ValueError: another width, or closed.
-        """
+        """Appends `[n]` or `[n, width]` values. Raises ValueError for another width, or if closed."""
         if self._file is None:
             raise ValueError(f"{self.path} is closed")
         block = np.ascontiguousarray(rows, self.dtype)
@@ -56,7 +55,7 @@ class ArrayWriter:
         self.rows += len(block)
 
     def close(self) -> None:
-        """Fill in the number of rows; twice is fine."""
+        """Fills in the number of rows. Twice is fine."""
         if self._file is None:
             return
         self._file.seek(0)
@@ -67,21 +66,19 @@ class ArrayWriter:
     def _header(self) -> bytes:
         shape = (self.rows,) if self._width is None else (self.rows, self._width)
         body = repr({"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape})
-        # 10 bytes of magic, version and length stand before it, and the line end belongs to it
+        # 10 bytes of magic, version and length come before it, and the line end belongs to it
         padded = body.ljust(_HEADER - 11) + "\n"
         return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
 
     def __enter__(self) -> ArrayWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndarray:
-    """A .npy file as a read-only array over a memory map (a plain `ndarray`, which slices faster than `np.memmap`).
+    """Maps a .npy file as a read-only array (a plain `ndarray`, which slices faster than `np.memmap`).
 
     Raises:
         BlobError: no such file, not an array, cut off, or another dtype.
@@ -101,7 +98,7 @@ def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndar
 class BlobWriter:
     """Appends bytes records: `<path>.bin` holds them end to end, `<path>.offsets.npy` (int64) where each starts.
 
-    With `checked` there is `<path>.crc.npy` (uint32) too, the CRC-32 of each, compared whenever a record is read.
+    With `checked`, `<path>.crc.npy` (uint32) has the CRC-32 of each, which is compared whenever a record is read.
     """
 
     def __init__(self, path: str | Path, *, checked: bool = False) -> None:
@@ -116,11 +113,7 @@ class BlobWriter:
         self._count = 0
 
     def append(self, record: bytes) -> None:
-        """Add one record, empty ones too.
-
-        Raises:
-            ValueError: closed.
-        """
+        """Adds one record, which may be empty. Raises ValueError if closed."""
         if self._data is None:
             raise ValueError("this BlobWriter is closed")
         self._data.write(record)
@@ -133,7 +126,7 @@ class BlobWriter:
             self._spill()
 
     def extend(self, records: Iterable[bytes]) -> None:
-        """Add records in order."""
+        """Adds records in order."""
         for record in records:
             self.append(record)
 
@@ -141,7 +134,7 @@ class BlobWriter:
         return self._count
 
     def close(self) -> None:
-        """Make the files readable; twice is fine."""
+        """Makes the files readable. Twice is fine."""
         if self._data is None:
             return
         self._spill()
@@ -160,21 +153,15 @@ class BlobWriter:
     def __enter__(self) -> BlobWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class BlobStore(Sequence[bytes]):
-    """The records of a `BlobWriter` by number, read from mapped files. Safe across threads and after a fork."""
+    """The records of a `BlobWriter` by number, read from mapped files; usable by several threads and after a fork."""
 
     def __init__(self, path: str | Path) -> None:
-        """Map `<path>.bin` and `<path>.offsets.npy`.
-
-        Raises:
-            BlobError: a file is missing, or the two do not belong together.
-        """
+        """Maps `<path>.bin` and `<path>.offsets.npy`. Raises BlobError if one is missing or they do not fit."""
         data, offsets = _names(path)
         self._offsets: np.ndarray | None = map_array(offsets, np.int64)
         if self._offsets.ndim != 1 or not len(self._offsets) or self._offsets[0] != 0:
@@ -220,7 +207,7 @@ class BlobStore(Sequence[bytes]):
         return (self[number] for number in range(self._count))
 
     def close(self) -> None:
-        """Unmap the files; twice is fine."""
+        """Unmaps the files. Twice is fine."""
         self._offsets = self._checks = None
         if isinstance(self._data, mmap.mmap):
             self._data.close()
@@ -228,9 +215,7 @@ class BlobStore(Sequence[bytes]):
     def __enter__(self) -> BlobStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -243,10 +228,8 @@ def _sums(path: str | Path) -> Path:
     return Path(os.fspath(path) + ".crc.npy")
 
 
-# Checksums of files and manifests: what changed on disk after it was written is refused, and named.
-
 CHECKED = 1 << 25
-"""Up to this many bytes checksums are compared whenever files are opened: tens of milliseconds."""
+"""Files of up to this many bytes together are compared whenever they are opened: tens of milliseconds."""
 FIELD = "crc32"
 
 
@@ -265,9 +248,9 @@ def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, in
 
 
 def changed_file(folder: Path, files: Mapping[str, Mapping[str, int]], *, limit: float = CHECKED) -> str | None:
-    """What is wrong with the first file that is not as `describe_files` found it; None if all are.
+    """Says what is wrong with the first file that is not as `describe_files` found it; None if all are.
 
-    Sizes are always compared, checksums while the files have no more than `limit` bytes together.
+    Sizes are always compared, checksums only while the files have at most `limit` bytes together.
     """
     contents = sum(facts["bytes"] for facts in files.values()) <= limit
     for name, facts in files.items():
@@ -283,12 +266,12 @@ def changed_file(folder: Path, files: Mapping[str, Mapping[str, int]], *, limit:
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """`manifest` (JSON-able) with the checksum of its own content as its last field."""
+    """`manifest`, which JSON can hold, with the checksum of its content as its last field."""
     return {**manifest, FIELD: _content(manifest)}
 
 
 def check_manifest(manifest: Mapping[str, Any]) -> None:
-    """Raises ValueError where a sealed manifest is not as it was written; one of an older version passes."""
+    """Raises ValueError if a sealed manifest is not as it was written; one without a checksum passes."""
     if FIELD in manifest and manifest[FIELD] != _content(manifest):
         raise ValueError("it was changed after it was written: its checksum differs")
 

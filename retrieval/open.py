@@ -1,4 +1,4 @@
-"""One call that turns a name into a retriever: an index folder, a server's address, or a corpus to index in memory."""
+"""How a name becomes a retriever: an index folder, a server's address, or a corpus to index in memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from turngym.retrieval.index import (
     PASSAGES,
     EncoderRecord,
     IndexFolderError,
-    IndexManifest,
     check_files,
     read_manifest,
 )
 
 IN_MEMORY = ("bm25", "dense", "hybrid")
-"""Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid with the hashing encoder."""
+"""Kinds that `kind:corpus.jsonl` builds in memory; dense and hybrid use the hashing encoder."""
 
 
 def open_retriever(
@@ -39,23 +38,23 @@ def open_retriever(
     rerank: Reranker | str | None = None,
     rerank_depth: int = 20,
 ) -> Retriever:
-    """Open what `spec` names.
+    """Opens the retriever that `spec` names.
 
     Args:
         spec: Folder of an index; `http://...` of a retrieval server; or `bm25:corpus.jsonl` (`dense:`, `hybrid:`).
-        encoder: For an index of Hugging Face vectors whose model moved: `hf:FOLDER`, or an encoder of your own. It is
-            refused unless its fingerprint is the one the index was built with.
-        corpus_sha256: Refuse an index of any other corpus.
-        parameters: faiss search settings in place of the stored ones, by name (`nprobe`, `efSearch`).
-        device: Of a Hugging Face encoder and reranker.
-        rerank: Order the best hits again: `hf:FOLDER` (a cross-encoder), `coverage`, or a `Reranker` of your own.
-        rerank_depth: How many hits are ordered again, where not more are asked for.
+        encoder: For an index of Hugging Face vectors whose model moved: `hf:FOLDER`, or an encoder of your own. Its
+            fingerprint must be the one that the index was built with.
+        corpus_sha256: If given, an index of any other corpus is refused.
+        parameters: faiss search settings that replace the stored ones, by name (`nprobe`, `efSearch`).
+        device: Where a Hugging Face encoder and reranker run.
+        rerank: Orders the best hits again: `hf:FOLDER` (a cross-encoder), `coverage`, or a `Reranker` of your own.
+        rerank_depth: How many hits are ordered again, unless more are asked for.
 
     Raises:
-        RetrievalError: what is wrong with the folder, the address, the corpus, the encoder or the reranker.
+        RetrievalError: something is wrong with the folder, address, corpus, encoder or reranker.
     """
     if rerank is not None:
-        # first, because a wrong name costs nothing and an index may take minutes to open
+        # first, because a wrong name shows at once and an index may take minutes to open
         reranker = open_reranker(rerank, device=device)
         inner = open_retriever(spec, encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device)
         return RerankingRetriever(inner, reranker, depth=rerank_depth)
@@ -78,10 +77,10 @@ def open_index(
     parameters: Mapping[str, float] | None = None,
     device: str = "cpu",
 ) -> Retriever:
-    """Open an index folder, mapped; see `open_retriever`.
+    """Maps an index folder; `open_retriever` explains the arguments.
 
     Raises:
-        IndexFolderError: not a whole index of this version, or of another corpus or encoder.
+        IndexFolderError: it is no whole index of this version, or of another corpus or encoder.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -94,17 +93,24 @@ def open_index(
         raise IndexFolderError(f"{folder} is a {manifest.kind} index; it takes no encoder and no faiss settings")
     parts: list[Retriever] = []
     if manifest.kind != "dense":
-        parts.append(_lucene(folder, store))
+        parts.append(BM25Retriever(LuceneIndex.open(folder / LUCENE), store))
     if manifest.kind != "bm25":
-        parts.append(_dense(folder, manifest, store, encoder, parameters, device))
-    return parts[0] if len(parts) == 1 else _hybrid(parts)
+        if manifest.encoder is None or manifest.faiss is None:
+            raise IndexFolderError(
+                f"{folder}: the manifest of a {manifest.kind} index names no encoder; build it again"
+            )
+        used = open_encoder(manifest.encoder, folder, given=encoder, device=device)
+        settings = {**manifest.faiss.parameters, **(parameters or {})}
+        fingerprint = manifest.fingerprint
+        parts.append(DenseRetriever(folder / FAISS, store, used, fingerprint=fingerprint, parameters=settings))
+    return parts[0] if len(parts) == 1 else HybridRetriever(parts)
 
 
 def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | None, device: str) -> Encoder:
-    """The encoder of an index, checked against the fingerprint that the index stores.
+    """Opens the encoder of an index and compares its fingerprint with the stored one.
 
     Raises:
-        IndexFolderError: it cannot be loaded, or it is another one.
+        IndexFolderError: it cannot be loaded, or is another one.
     """
     if given is not None and not isinstance(given, str):
         encoder, named = given, type(given).__name__
@@ -138,33 +144,6 @@ def _hugging_face(record: EncoderRecord, folder: Path, given: str | None, device
         ) from error
 
 
-def _lucene(folder: Path, store: PassageStore) -> Retriever:
-    return BM25Retriever(LuceneIndex.open(folder / LUCENE), store)
-
-
-def _dense(
-    folder: Path,
-    manifest: IndexManifest,
-    store: PassageStore,
-    encoder: Encoder | str | None,
-    parameters: Mapping[str, float] | None,
-    device: str,
-) -> Retriever:
-    if manifest.encoder is None or manifest.faiss is None:
-        raise IndexFolderError(f"{folder}: the manifest of a {manifest.kind} index names no encoder; build it again")
-    return DenseRetriever(
-        folder / FAISS,
-        store,
-        open_encoder(manifest.encoder, folder, given=encoder, device=device),
-        fingerprint=manifest.fingerprint,
-        parameters={**manifest.faiss.parameters, **(parameters or {})},
-    )
-
-
-def _hybrid(parts: list[Retriever]) -> Retriever:
-    return HybridRetriever(parts)
-
-
 def _in_memory(kind: str, path: Path, wanted: str | None, parameters: Mapping[str, float] | None) -> Retriever:
     passages = list(read_corpus(path))
     if wanted is not None:
@@ -174,7 +153,7 @@ def _in_memory(kind: str, path: Path, wanted: str | None, parameters: Mapping[st
         parts.append(BM25Retriever.from_passages(passages))
     if kind != "bm25":
         parts.append(DenseRetriever.from_passages(passages, HashingEncoder.fit(passages), parameters=parameters))
-    return parts[0] if len(parts) == 1 else _hybrid(parts)
+    return parts[0] if len(parts) == 1 else HybridRetriever(parts)
 
 
 def _same_corpus(where: Path, found: str, wanted: str | None) -> None:

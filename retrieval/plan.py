@@ -1,4 +1,4 @@
-"""What an index of a given size will cost, computed from measured slopes: memory, disk, time, and what to choose."""
+"""What an index of a given size will cost in memory, disk and time, from measured slopes, and which to choose."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.index import show_bytes
 from turngym.retrieval.index_vectors import default_parameters, training_rows
 
-# What retrieval costs per passage, as `turngym bench retrieval` measured it; `turngym index plan` computes from it.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slopes:
-    """Measured costs. Times are CPU time of one core; passages have 100 words."""
+    """Costs as `turngym bench retrieval` measured them. Times are CPU time of one core; passages have 100 words."""
 
     machine: str
     passage_bytes: float
@@ -25,10 +23,10 @@ class Slopes:
     words_build_s: float
     """BM25 build per million passages."""
     words_build_mb: float
-    """Peak memory of a BM25 build, without what is mapped; it works in runs, so this does not grow."""
+    """Peak memory of a BM25 build without mapped files; it does not grow, because the build works in runs."""
     words_query_ms: float
-    """BM25 query of eight words per million passages, taken at a million: below, fixed costs of 0.2 ms weigh more, and
-    above it is an upper bound, since ten times as many passages cost less than twice the time."""
+    """BM25 query of eight words per million passages, measured at a million. Below, fixed costs of 0.2 ms weigh more;
+    above, it is an upper bound, because ten times as many passages cost less than twice the time."""
     hashing_s: float
     """Hashing encoder per million passages, counting included."""
     model_s: float
@@ -38,11 +36,11 @@ class Slopes:
     sq8_ns: float
     """Full scan of 8-bit codes per vector and dimension."""
     centre_ns: float
-    """Choice of clusters by a query, per cluster and dimension."""
+    """Choosing the clusters of a query, per cluster and dimension."""
     probe_ns: float
     """Scan of 8-bit codes in probed clusters, per vector and dimension."""
     assign_ns: float
-    """Nearest of many clusters by matrix products (training rounds, adding), per vector, cluster and dimension."""
+    """Finding the nearest cluster by matrix products (training, adding), per vector, cluster and dimension."""
     base_mb: float
     """Resident memory of a process that has loaded Python, NumPy and faiss."""
 
@@ -72,9 +70,9 @@ ROUNDS = 10
 PIECE = 0.3e9
 """Bytes of one shard's codes, queues and copies while building."""
 QUERY_MS = 10.0
-"""What the advice tries to keep a single query under."""
+"""The advice prefers an index whose single queries take at most this."""
 SIZES = (10_000, 100_000, 1_000_000, 21_000_000)
-"""Sizes of the page's table of growth."""
+"""Sizes for which the HTML page has tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,26 +88,22 @@ class Choice:
     build_memory: float
     """Bytes of RAM that building needs."""
     serve_memory: float
-    """Bytes of RAM that keep every page of the index at hand; mapped, less is slower, not impossible."""
+    """Bytes of RAM that hold the whole index; with less, a mapped index is slower, but works."""
     build_s: float
-    """Index alone, encoding not included; seconds on one core."""
+    """Seconds on one core, without encoding."""
     query_ms: float
     """One query on one core, with the pages in memory."""
     recall: str
-    """Recall@3 against the exact answer."""
+    """Recall@3, compared with the exact answer."""
 
 
 def clusters_for(passages: int) -> int:
-    """IVF clusters that suit a corpus: the power of two nearest to four times its root."""
+    """IVF clusters for a corpus: the power of two nearest to four times its square root."""
     return 1 << max(4, round(math.log2(4 * math.sqrt(max(passages, 1)))))
 
 
 def choices(passages: int, dim: int, slopes: Slopes = MEASURED) -> list[Choice]:
-    """BM25, Flat, SQ8 and IVF with 8-bit codes.
-
-    Raises:
-        RetrievalError: passages or dim below 1.
-    """
+    """Costs of BM25, Flat, SQ8 and IVF with 8-bit codes. Raises RetrievalError for passages or dim below 1."""
     if passages < 1 or dim < 1:
         raise RetrievalError(f"{passages} passages of {dim} dimensions; both must be at least 1")
     millions, cells = passages / 1e6, passages * dim * 1e-9
@@ -173,7 +167,7 @@ def _coded(passages: int, dim: int, slopes: Slopes) -> list[Choice]:
 
 
 def advice(passages: int, dim: int, slopes: Slopes = MEASURED) -> list[str]:
-    """What to choose, and what the figures rest on, in sentences."""
+    """Sentences that say what to choose, and on what the figures rest."""
     found = {choice.name: choice for choice in choices(passages, dim, slopes)}
     fast = [choice for name, choice in found.items() if name != "bm25" and choice.query_ms <= QUERY_MS]
     best = fast[0] if fast else next(choice for name, choice in found.items() if name.startswith("IVF"))
@@ -212,7 +206,7 @@ def plan_table(
 
 
 def plan_page(passages: int, dim: int, slopes: Slopes = MEASURED) -> str:
-    """The plan and how it grows, as one HTML page without outside files."""
+    """The plan, and how it grows, as one self-contained HTML page."""
     table, notes = plan_table(passages, dim, slopes)
     parts = [f"<h1>An index of {passages:,} passages, {dim} dimensions</h1>", _html(table)]
     parts += [f"<p>{html.escape(note)}</p>" for note in notes]

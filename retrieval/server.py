@@ -1,4 +1,7 @@
-"""The Flask application: POST /retrieve, GET /health, GET /stats. Every answer is JSON, errors included."""
+"""The retrieval server: POST /retrieve, GET /health, GET /stats. Every answer is JSON, errors included.
+
+HTTP -> fast_retrieve or Flask -> RetrievalService (cache, one search per query) -> MicroBatcher -> retriever
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,13 @@ from turngym.retrieval.batching import Found, MicroBatcher
 from turngym.retrieval.core import RetrievalError, Retriever, RetrieverUnavailable, renew_in_children
 from turngym.retrieval.wire import FINGERPRINT_HEADER, BadRequest, ServerSettings, normalize, read_request, reply_body
 
-# Counts and latencies of a running server.
-
 RECENT = 4096
-"""Requests over which latency percentiles are taken."""
+"""Latency percentiles are over this many requests."""
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 class Stats:
-    """Numbers that many threads add to. Durations are in seconds and come from a monotonic clock."""
+    """Counts and latencies, to which many threads add. Durations are in seconds, from a monotonic clock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,17 +39,17 @@ class Stats:
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     def add(self, **counts: int) -> None:
-        """Count events by name."""
+        """Counts events by name."""
         with self._lock:
             self._counts.update(counts)
 
     def batch(self, size: int) -> None:
-        """One call of the retriever with `size` queries."""
+        """Counts one call of the retriever with `size` queries."""
         with self._lock:
             self._batches[size] += 1
 
     def answered(self, status: int, seconds: float | None = None) -> None:
-        """One answered search request; without a duration where it never came to a search."""
+        """Counts one answered request; it has no duration if it never came to a search."""
         with self._lock:
             self._statuses[str(status)] += 1
             if seconds is not None:
@@ -78,25 +80,24 @@ class Stats:
         }
 
 
-PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-
-
 def _percentile(ordered: list[float], part: float) -> float | None:
-    """Nearest rank, in milliseconds; None without data."""
+    """The nearest rank, in milliseconds; None without data."""
     if not ordered:
         return None
-    # the ceiling in whole numbers: a product of floats may fall on the wrong side
+    # the ceiling in whole numbers, because a product of floats may fall on the wrong side
     rank = max(0, -(-int(part * 1000) * len(ordered) // 1000) - 1)
     return round(ordered[rank] * 1000, 3)
 
 
-# Between HTTP and the retriever: memory of answers, one search per query however many ask, deadlines.
-
 Key = tuple[str, int]
+"""A query and its k."""
 
 
 class RetrievalService:
-    """Answers requests of many threads from one retriever, which it owns: `close` closes it."""
+    """Answers requests of many threads from one retriever, which `close` closes.
+
+    It remembers answers, searches a query once however many requests ask for it at the same time, and keeps deadlines.
+    """
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class RetrievalService:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Everything that a forked child must have for itself."""
+        """Makes everything that a forked child must have for itself."""
         self._lock = threading.Lock()
         self._flights: dict[Key, Future[Found]] = {}
         self._memory: LRUCache[Key, Found] = LRUCache(self.settings.cache)
@@ -134,7 +135,7 @@ class RetrievalService:
         """Hits for each query, best first.
 
         Raises:
-            RetrieverUnavailable: the retriever failed or was too slow; nothing of it is remembered.
+            RetrieverUnavailable: the retriever failed or was too slow; that is not remembered.
         """
         deadline = self._clock() + self.settings.deadline
         keys = [(normalize(query), k) for query in queries]
@@ -144,12 +145,12 @@ class RetrievalService:
         return [known[key] for key in keys]
 
     def _start(self, keys: Sequence[Key], deadline: float) -> tuple[dict[Key, Found], dict[Key, Future[Found]]]:
-        """(answers remembered, searches under way), of which some were started by other requests."""
+        """(remembered answers, running searches); other requests may have started some of these."""
         known: dict[Key, Found] = {}
         flights: dict[Key, Future[Found]] = {}
         wanted = list(dict.fromkeys(keys))
         with self._lock:
-            # one lock for both: what has landed is in the memory before it is no longer under way
+            # one lock for both: an answer is in the memory before its search leaves the running ones
             for key in wanted:
                 found = self._memory.get(key)
                 if found is not None:
@@ -162,7 +163,7 @@ class RetrievalService:
                 answers = self._batcher.submit([query for query, _ in new], new[0][1], deadline)
                 flights.update(zip(new, answers, strict=True))
                 self._flights.update(zip(new, answers, strict=True))
-        # outside the lock: a callback runs at once in this thread if the answer is there already
+        # outside the lock, because a callback runs at once in this thread if the answer is there already
         for key in new:
             flights[key].add_done_callback(partial(self._landed, key))
         self.stats.add(queries=len(keys), hits=len(known), joined=joined, misses=len(new))
@@ -187,8 +188,7 @@ class RetrievalService:
             raise RetrieverUnavailable(f"the retriever failed: {type(error).__name__}: {error}") from error
 
     def health(self) -> dict[str, Any]:
-        """`status` ok, stopping or stuck (a call of the retriever has run for longer than the deadline), and what
-        is served."""
+        """What is served, and the `status`: ok, stopping, or stuck (a search has run for longer than the deadline)."""
         busy = self._batcher.load()[1]
         status = "stopping" if self.stopping else "stuck" if busy > self.settings.deadline else "ok"
         return {
@@ -205,30 +205,28 @@ class RetrievalService:
         return {"uptime_s": round(self._clock() - self._started, 3), **self.stats.as_json(), **state}
 
     def leave(self) -> None:
-        """Say in `health` that this server is about to end."""
+        """Makes `health` say that this server is about to end."""
         self.stopping = True
 
     def close(self, timeout: float = 1.0) -> None:
-        """Answer what waits (for at most `timeout` seconds), then close the retriever; twice is fine."""
+        """Answers waiting queries for at most `timeout` seconds, then closes the retriever. Twice is fine."""
         self.leave()
         self._batcher.close(timeout)
         self._retriever.close()
 
 
-# POST /retrieve past Flask, whose routing and objects cost more than all else that is done here for a request.
-
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Answer = Callable[[RetrievalService, bytes], tuple[bytes, int]]
 JSON = "application/json"
 REASONS = {200: "OK", 400: "Bad Request", 422: "Unprocessable Entity", 503: "Service Unavailable"}
-"""Of what `Answer` gives."""
+"""Reason phrases of the statuses that `Answer` gives."""
 
 
 def fast_retrieve(flask: WsgiApp, service: RetrievalService, answer: Answer) -> WsgiApp:
-    """`flask`, except for well-formed search requests, which get from `answer` what they would have got from Flask.
+    """Wraps the application `flask` so that well-formed search requests bypass it and get the same answer.
 
-    Everything that needs a refusal of HTTP's own (another method, type or address, a body without a length or too
-    large) and every mistake of ours goes to `flask`, which words it.
+    Flask's routing and objects cost more than everything else that is done for a request. Whatever HTTP itself refuses
+    (another method, type or address, a body without a length or too large) and every error of ours goes to Flask.
     """
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -240,7 +238,7 @@ def fast_retrieve(flask: WsgiApp, service: RetrievalService, answer: Answer) -> 
             body, status = answer(service, asked)
             reason = REASONS[status]
         except Exception:
-            # once more, where it is logged and answered with a 500
+            # Flask answers once more, so that the error is logged and becomes a 500
             return flask({**environ, "wsgi.input": BytesIO(asked)}, start_response)
         service.stats.answered(status, time.perf_counter() - began)
         headers = [("Content-Type", JSON), ("Content-Length", str(len(body)))]
@@ -251,7 +249,7 @@ def fast_retrieve(flask: WsgiApp, service: RetrievalService, answer: Answer) -> 
 
 
 def search_length(environ: dict[str, Any]) -> int:
-    """Bytes of a search request's body; -1 for other requests, and where it is not said."""
+    """Bytes of a search request's body; -1 for other requests, and for those that do not say."""
     if environ["REQUEST_METHOD"] != "POST" or environ["PATH_INFO"] != "/retrieve":
         return -1
     length = environ.get("CONTENT_LENGTH", "")
@@ -263,17 +261,16 @@ ROUTES = "POST /retrieve, GET /health, GET /stats"
 
 
 def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings | None = None) -> Flask:
-    """A WSGI application that serves `retriever`; `app.extensions["retrieval"]` is its service.
+    """Makes a WSGI application that serves `retriever`; `app.extensions["retrieval"]` is its service.
 
-    Raises:
-        RetrievalError: Flask is not installed.
+    Raises RetrievalError if Flask is not installed.
     """
     try:
         from flask import Flask, abort, request
     except ImportError as error:
         raise RetrievalError("the retrieval server needs Flask: pip install 'turngym[serve]'") from error
     service = retriever if isinstance(retriever, RetrievalService) else RetrievalService(retriever, settings)
-    # both paths said, because Flask cannot find them for a package inside a namespace
+    # both paths are given, because Flask cannot find them for a package inside a namespace
     here = str(Path(__file__).parent)
     app = Flask("turngym.retrieval.server", root_path=here, instance_path=here, static_folder=None)
     app.extensions["retrieval"] = service
@@ -282,7 +279,7 @@ def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings
     @app.post("/retrieve")
     def retrieve() -> Response:
         began = time.perf_counter()
-        # any page may send text/plain or a form to any address, but JSON only to who allows it (CORS)
+        # a web page may send text/plain or a form to any address, but JSON only to servers that allow it (CORS)
         if request.mimetype != "application/json":
             abort(415)
         body, status = _retrieve(service, request.get_data(cache=False))

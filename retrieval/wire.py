@@ -17,15 +17,13 @@ from typing import Any
 from turngym.retrieval.core import Hit, Passage, RetrievalError
 from turngym.retrieval.corpus import parse_row
 
-# What the retrieval server may be told.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Limits, batching and memory of one server."""
+    """Limits, batching and cache of one retrieval server."""
 
     topk: int = 3
-    """Passages per query where a request does not say."""
+    """Passages per query if a request does not say."""
     max_topk: int = 100
     """Most passages per query that a request may ask for."""
     max_queries: int = 8192
@@ -35,16 +33,16 @@ class ServerSettings:
     max_body: int = 32 * 2**20
     """Largest request body, in bytes."""
     max_batch: int = 32
-    """Most queries that one call of the retriever answers: half of the clients, so that the other half are served
-    meanwhile."""
+    """Most queries that one call of the retriever answers. Half of the clients is best: the other half sends its next
+    queries meanwhile."""
     window_ms: float = 3.0
-    """How long a batch waits for company while several clients are busy; an idle server never waits."""
+    """How long a batch waits for more queries while several clients are busy; an idle server never waits."""
     workers: int = 1
     """Threads that call the retriever; faiss uses all cores in each."""
     max_waiting: int = 32_768
-    """Queries that may wait; more are refused with 503 until some are answered."""
+    """Most queries that may wait; further ones are refused with 503 until some are answered."""
     deadline: float = 12.0
-    """Seconds after which a waiting request is answered with 503; less than the client's own deadline."""
+    """Seconds after which a waiting request is answered with 503; should be less than the client's own deadline."""
     cache: int = 16_384
     """Queries whose answers are remembered, about 3 kB each; 0 remembers none."""
 
@@ -69,14 +67,12 @@ def _at_least(name: str, value: float, least: int) -> None:
         raise RetrievalError(f"server setting {name} is {value!r}; it must be at least {least}")
 
 
-# Reads the body of a request and says exactly what is wrong with a bad one.
-
 FIELDS = ("queries", "query", "topk", "return_scores")
 EXAMPLE = '{"queries": ["who wrote Hamlet"], "topk": 3, "return_scores": true}'
 
 
 class BadRequest(RetrievalError):
-    """A request that cannot be answered: HTTP status, the field at fault, and what would be valid."""
+    """A request cannot be answered; has the HTTP status, the field at fault, and what would be valid."""
 
     def __init__(self, text: str, *, status: int = 422, field: str | None = None, valid: str = EXAMPLE) -> None:
         super().__init__(text)
@@ -88,7 +84,7 @@ class BadRequest(RetrievalError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
-    """What to search; `k` is within the server's limits."""
+    """A request that was checked; `k` is within the server's limits."""
 
     queries: tuple[str, ...]
     k: int
@@ -96,7 +92,7 @@ class SearchRequest:
 
 
 def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
-    """The request in `body`. No queries at all are fine: Search-R1 asks that when no episode searches.
+    """Reads the request in `body`. It may have no queries: Search-R1 sends that when no episode searches.
 
     Raises:
         BadRequest: not UTF-8 or not JSON (400), unknown fields, wrong types, beyond the limits (422).
@@ -160,7 +156,7 @@ def _text(query: Any, field: str, settings: ServerSettings) -> str:
 def _topk(topk: Any, settings: ServerSettings) -> int:
     if isinstance(topk, bool) or not isinstance(topk, int | None):
         raise BadRequest(f"topk is {_type(topk)}; it must be a whole number or null", field="topk")
-    # 0 as well: the original server takes it for not given
+    # 0 too, which the original server treats as not given
     if not topk:
         return settings.topk
     if not 0 < topk <= settings.max_topk:
@@ -193,42 +189,38 @@ def _shorten(text: str, limit: int = 60) -> str:
 
 
 FINGERPRINT_HEADER = "Turngym-Fingerprint"
-"""Reply header with the fingerprint of the index that answered: a client notices when it changes."""
+"""Reply header with the fingerprint of the index that answered, so that a client notices when it changes."""
 PADDING_SCORE = 3.4e38
-"""faiss fills up short answers with rows -1 and float32's extremes; the original server sends them as documents."""
+"""faiss fills up short answers with row -1 and float32's extremes, and the original server sends these as documents."""
 
 
 class WireError(RetrievalError):
-    """A reply that cannot be read; the text says where in it and what was expected."""
+    """A reply cannot be read; the error says where and what was expected."""
 
 
 def normalize(query: str) -> str:
-    """The query as it is searched and remembered: white space collapsed, letter case kept, always encodable."""
+    """The query as it is searched and remembered: white space collapsed, letter case kept, valid UTF-8."""
     return " ".join(query.encode("utf-8", "replace").decode("utf-8").split())
 
 
 def request_body(queries: Sequence[str], k: int) -> bytes:
-    """What a client sends; always with scores, because the original server answers wrongly without them."""
+    """What a client sends. It always asks for scores, because the original server answers wrongly without them."""
     return json.dumps({"queries": list(queries), "topk": k, "return_scores": True}).encode()
 
 
 def reply_body(found: Sequence[Sequence[Hit]], scores: bool) -> bytes:
-    """What a server answers; key order as the original's.
+    """What a server answers, with the original's order of keys. Raises ValueError for a score that is not finite."""
 
-    Raises:
-        ValueError: a score that is not finite, which JSON cannot carry.
-    """
-    rows = [[_entry(hit, scores) for hit in hits] for hits in found]
+    def entry(hit: Hit) -> dict[str, Any]:
+        document = {"id": hit.passage.id, "contents": hit.passage.contents}
+        return {"document": document, "score": float(hit.score)} if scores else document
+
+    rows = [[entry(hit) for hit in hits] for hits in found]
     return json.dumps({"result": rows}, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _entry(hit: Hit, scores: bool) -> dict[str, Any]:
-    document = {"id": hit.passage.id, "contents": hit.passage.contents}
-    return {"document": document, "score": float(hit.score)} if scores else document
-
-
 def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
-    """The hits of a reply to `queries` queries, at most `k` each; ours or the original server's.
+    """Reads the hits of a reply to `queries` queries, at most `k` each, from our server or the original one.
 
     Raises:
         WireError: not JSON, another number of lists, an entry without document, contents or a finite score.
@@ -251,7 +243,7 @@ def _read_hits(row: Any, where: str) -> list[Hit]:
     hits: dict[str, Hit] = {}
     for number, entry in enumerate(row):
         hit = _read_entry(entry, f"{where}[{number}]")
-        # the original sends a row that faiss did not find as the last document: a made-up score or a repeat
+        # the original server sends a row that faiss did not find as the last document: a made-up score or a repeat
         if abs(hit.score) < PADDING_SCORE:
             hits.setdefault(hit.passage.id, hit)
     return list(hits.values())
@@ -265,7 +257,7 @@ def _read_entry(entry: Any, where: str) -> Hit:
         raise WireError(f"{where}: score {_show(score)} is not a finite number")
     document = entry["document"]
     if "id" not in document and isinstance(document.get("contents"), str):
-        # the original's BM25 leaves ids out: the same contents must still be the same passage
+        # the original server's BM25 sends no ids, but the same contents must still be the same passage
         digest = hashlib.sha256(document["contents"].encode("utf-8", "replace")).hexdigest()
         document = {**document, "id": f"sha256:{digest[:16]}"}
     passage: Passage = parse_row(document, f"{where}.document")

@@ -27,7 +27,7 @@ try:
     from turngym.scripts.options import list_presets
     from turngym.trainers.algorithm import BUILT_IN, GROUP, AlgorithmSpec, find_algorithm
     from turngym.trainers.distributed import world_of
-    from turngym.trainers.train import run_training
+    from turngym.trainers.run import run_training
     from turngym.trainers.train_config import TrainConfig, config_class, foreign_tables, train_config
     from turngym.trainers.train_loop import RunResult
     from turngym.trainers.world import World

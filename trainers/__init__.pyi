@@ -29,10 +29,10 @@ from .metrics import iter_metrics as iter_metrics
 from .metrics import read_metrics as read_metrics
 from .models import load_model as load_model
 from .models import save_model as save_model
+from .run import build_trainer as build_trainer
+from .run import train as train
 from .scorer import LocalScorer as LocalScorer
 from .scorer import load_student as load_student
-from .train import build_trainer as build_trainer
-from .train import train as train
 from .train_config import TrainConfig as TrainConfig
 from .train_loop import RunResult as RunResult
 from .train_loop import TrainError as TrainError

@@ -18,9 +18,6 @@ from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, TokenHi
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Origin, Status
-from turngym.envs.core.errors import (
-    AgentError as AgentError,  # a public name of the room, which its stub takes from here
-)
 from turngym.envs.core.task import Task
 from turngym.envs.guard import ActionGuard
 

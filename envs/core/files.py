@@ -71,6 +71,7 @@ def _locked(path: Path, target: Path) -> Iterator[None]:
     created = [folder for folder in path.parents if not folder.exists()]
     # not thread-local: a run may be closed by another thread than the one that opened it
     lock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
+    owner = None
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,12 +90,13 @@ def _locked(path: Path, target: Path) -> Iterator[None]:
             warnings.warn(
                 f"{path} cannot be locked ({error}): make sure that no other process writes to {target}", stacklevel=4
             )
+        owner = os.getpid()
         # the lock belongs to the open file, so the name may be written through another one
         path.write_text(json.dumps(_this_process()) + "\n", encoding="utf-8")
         yield
     finally:
-        # filelock releases the lock in a forked child, which must not delete its parent's file
-        if lock.is_locked:
+        # a forked child, in which filelock has no lock, must not delete its parent's file
+        if owner == os.getpid():
             # deleted while the lock is held: whoever waits with this file open sees that its name is gone
             path.unlink(missing_ok=True)
             lock.release()

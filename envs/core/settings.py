@@ -94,8 +94,8 @@ def from_table(
 ) -> T:
     """Makes a settings object from a nested table; each value is checked against the type of its field.
 
-    `where` names the source in errors; `hint` says of keys that do not exist here where they do. A setting without a default that the table lacks gets `missing` if that is
-    given, and is an error otherwise. Raises SettingsError.
+    `where` names the source in errors; `hint` says where a key belongs that does not belong here. A setting without a
+    default that the table lacks gets `missing` if that is given, and is an error otherwise. Raises SettingsError.
     """
     _check_keys(cls, table, where, "", hint or {})
     return _build(cls, table, where, "", missing)

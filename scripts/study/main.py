@@ -9,7 +9,7 @@ from turngym.scripts.main import dispatch
 VERBS = {
     "learn": "turngym.scripts.study.learn",
     "regime": "turngym.scripts.study.regime",
-    "recipe": "turngym.scripts.study.recipe.main",
+    "recipe": "turngym.scripts.study.recipe",
     "scenarios": "turngym.scripts.study.scenarios",
     "turnopd": "turngym.scripts.study.turnopd",
 }

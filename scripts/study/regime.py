@@ -101,7 +101,7 @@ def regime_of_pair(world: str, options: RegimeOptions) -> Regime:
     """The regime of a teacher and a student before any update, on full-depth episodes of the student."""
     import tempfile
 
-    from turngym.trainers.train import train
+    from turngym.trainers import train
 
     place = load_world(world)
     given: dict[str, Any] = {**place.settings(), **({"max_turns": options.max_turns} if options.max_turns else {})}

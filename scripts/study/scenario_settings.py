@@ -18,7 +18,7 @@ from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.panels import assert_disjoint, load_panel, panel_of_env, write_panel
 from turngym.envs.search.world import TINY, Part
 from turngym.envs.search.world_questions import generate_world, one_world
-from turngym.scripts.study.recipes import FREE_CRITIC, REWARD, Imitation, Measured, Recipe, Size, setup_of
+from turngym.scripts.study.learn_recipes import FREE_CRITIC, REWARD, Imitation, Measured, Recipe, Size, setup_of
 
 # --- What a scenario is
 

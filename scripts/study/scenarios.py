@@ -29,11 +29,18 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, markdown
 from turngym.scripts.study.grid import Job, Runner, metric_rows, shown
-from turngym.scripts.study.learn import NOTE, curve_text, signed
+from turngym.scripts.study.learn import (
+    NOTE,
+    Result,
+    crossed_error,
+    curve_text,
+    differences,
+    draw_figure,
+    read_result,
+    signed,
+)
 from turngym.scripts.study.learn import table as learn_table
-from turngym.scripts.study.learn_results import Result, crossed_error, differences, draw_figure, read_result
-from turngym.scripts.study.reader import NAME
-from turngym.scripts.study.recipes import imitation_job, recipe_words
+from turngym.scripts.study.learn_recipes import imitation_job, recipe_words
 from turngym.scripts.study.scenario_settings import (
     Arm,
     Measure,
@@ -45,6 +52,29 @@ from turngym.scripts.study.scenario_settings import (
     text_path,
     write_panels,
     write_passages,
+)
+from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
+from turngym.trainers.algorithms import sft
+from turngym.trainers.lm_loss import LmLoss
+
+# A student that has seen text: imitation with language modeling beside it, from which L_PT's scenario starts.
+
+NAME = "turngym.scripts.study.scenarios:READER"
+"""As `turngym train --algorithm` takes it."""
+
+
+def build(config: sft.SftConfig, given: BuildContext) -> Algorithm:
+    """Supervised fine-tuning with lambda L_PT added (`--lm-loss.*`)."""
+    return replace(sft.build(config, given.run), terms=(LmLoss.of(given),))
+
+
+READER = AlgorithmSpec(
+    name="sft-text",
+    config=sft.SftConfig,
+    build=build,
+    section="sft",
+    uses=frozenset({"expert", "noise", "text"}),
+    about="Supervised fine-tuning on demonstrations and on text.",
 )
 
 

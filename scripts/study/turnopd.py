@@ -13,17 +13,360 @@ Examples:
 
 from __future__ import annotations
 
+import csv
+import gzip
+import json
 import shlex
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import tyro
 
+from turngym.agents.evaluation.statistics import Interval
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import provenance
+from turngym.envs.core.tables import Table, markdown, write_json
 from turngym.scripts.study.grid import CellRunner, cells_of
-from turngym.scripts.study.merge import Study, merge_studies
-from turngym.scripts.study.options import StudyOptions, shortened
-from turngym.scripts.study.output import made_by, read_study, write_study
-from turngym.scripts.study.records import Record, read_record, write_record
+from turngym.scripts.study.regime import WINDOWS, regime_table
+from turngym.scripts.study.results import (
+    MEASURES,
+    PHASES,
+    Cost,
+    Estimate,
+    Record,
+    Rows,
+    Study,
+    at_category,
+    budgets,
+    by_world,
+    from_json,
+    least_time,
+    merge_studies,
+    picked_within,
+    pooled_sums,
+    reached,
+    read_record,
+    same_step,
+    to_json,
+    total_cost,
+    write_record,
+)
+from turngym.scripts.study.settings import BASE, StudyOptions, shortened
+from turngym.trainers.diagnostics.depth import Regime, measure_regime
+
+# The tables of a study, from its records.
+
+NAMES = {"turns": "turns", "tokens": "tokens", "seconds": "wall clock", "cpu": "CPU"}
+
+
+def study_tables(records: Sequence[Record]) -> dict[str, Table]:
+    """Name -> table; those of a world begin with its name."""
+    worlds = by_world(records)
+    found = {"overview": overview(worlds), "regime": regime_table(regimes(worlds))}
+    for world, rows in worlds.items():
+        found[f"{world}-accuracy"] = accuracy(rows)
+        found[f"{world}-cost"] = cost(rows)
+        found[f"{world}-to-target"] = to_target(rows)
+        found[f"{world}-categories"] = categories(rows)
+        found[f"{world}-phases"] = phases(rows)
+        found[f"{world}-depth"] = depth(rows)
+    return found
+
+
+def overview(worlds: Mapping[str, Rows]) -> Table:
+    """Methods against worlds, Same-Step and Least-Time (as Table 2 groups them)."""
+    header, names = ["method"], list(dict.fromkeys(name for rows in worlds.values() for name in rows))
+    found = {}
+    for world, rows in worlds.items():
+        header += [f"{world}: Same-Step", f"{world}: Least-Time"]
+        found[world] = (same_step(rows)[1], least_time(rows))
+    lines = []
+    for name in names:
+        cells = []
+        for steps, times in found.values():
+            cells += [_mean(part[name].value) if name in part else "-" for part in (steps, times)]
+        lines.append([name, *cells])
+    return header, lines
+
+
+def accuracy(rows: Rows) -> Table:
+    """Same-Step and Least-Time with intervals over seeds and tasks, and what each differs from OPD by."""
+    step, steps = same_step(rows)
+    times, cpus = least_time(rows), least_time(rows, "cpu")
+    # without a main method there is no limit
+    seconds = f"{fmean(limits.values()):.0f}" if (limits := budgets(rows)) else "-"
+    header = ["method", "seeds", f"Same-Step ({step}) [95 %]", "std of the last 4", f"minus {BASE}"]
+    header += [f"Least-Time ({seconds} s) [95 %]", f"minus {BASE}", "Least-CPU [95 %]"]
+    lines = []
+    for name, seeds in rows.items():
+        at, within, by_cpu = steps[name], times.get(name), cpus.get(name)
+        cells = [str(at.value), f"{100 * at.spread:.1f}", _signed(at.minus_base)]
+        cells += ["-", "-"] if within is None else [str(within.value), _signed(within.minus_base)]
+        lines.append([name, str(len(seeds)), *cells, "-" if by_cpu is None else str(by_cpu.value)])
+    return header, lines
+
+
+def cost(rows: Rows) -> Table:
+    """What all steps cost, mean over seeds, and how many times less than OPD's that is."""
+    header = ["method", "turns", "tokens", "wall clock s", "CPU s"]
+    header += [f"speed-up, {NAMES[name]}" for name in ("seconds", "cpu", "turns", "tokens")]
+    base = total_cost(rows[BASE]) if BASE in rows else None
+    lines = []
+    for name, seeds in rows.items():
+        total = total_cost(seeds)
+        cells = [f"{total.turns:.0f}", f"{total.tokens:.0f}", f"{total.seconds:.1f}", f"{total.cpu:.1f}"]
+        cells += [_times(base, total, measure) for measure in ("seconds", "cpu", "turns", "tokens")]
+        lines.append([name, *cells])
+    return header, lines
+
+
+def to_target(rows: Rows) -> Table:
+    """Share of OPD's turns, tokens and time in which a method reaches OPD's Same-Step accuracy (`reached`)."""
+    header = ["method", *(f"{NAMES[name]}, % of {BASE}'s" for name in MEASURES)]
+    if BASE not in rows:
+        return header, []
+    target, base = same_step(rows)[1][BASE].value.mean, total_cost(rows[BASE])
+    lines = []
+    for name, at in reached(rows, target).items():
+        shares = [_share(at, base, measure) if at is not None else "-" for measure in MEASURES]
+        lines.append([name, *shares])
+    return header, lines
+
+
+def categories(rows: Rows) -> Table:
+    """Accuracy by category at Least-Time (Tables 3 and 4)."""
+    every = [record.categories.values() for seeds in rows.values() for record in seeds.values()]
+    names = sorted({kind for kinds in every for kind in kinds})
+    picked = picked_within(rows, budgets(rows), "seconds")
+    lines = [
+        [name, *(str(at_category(picked[name], seeds, kind)) for kind in names)]
+        for name, seeds in rows.items()
+        if picked[name]
+    ]
+    return ["method", *names], lines
+
+
+def phases(rows: Rows) -> Table:
+    """Wall clock and CPU seconds by phase, mean over seeds."""
+    header = ["method", *(f"{phase}, {clock}" for phase in PHASES for clock in ("wall s", "CPU s"))]
+    lines = []
+    for name, seeds in rows.items():
+        cells = [
+            f"{fmean(record.phases[phase][clock] for record in seeds.values()):.1f}"
+            for phase in PHASES
+            for clock in (0, 1)
+        ]
+        lines.append([name, *cells])
+    return header, lines
+
+
+def depth(rows: Rows) -> Table:
+    """What the controller chose: caps off probes, horizons at the end, and where weights and loss went (Table 6)."""
+    header = ["method", "mean cap", "turns / episode", "last H_eff", "last H_cov", "last Hbar", "mean alpha"]
+    header += ["deep third of weights", "deep third of loss", "deep third of KL (eq. 11)"]
+    lines = []
+    for name, seeds in rows.items():
+        steps = [step for record in seeds.values() for step in record.steps]
+        ends = [record.steps[-1] for record in seeds.values() if record.steps]
+        caps = [step["depth/cap"] for step in steps if not step.get("depth/probe")] or [s["depth/cap"] for s in steps]
+        cells = [_average(caps), _average([step.get("turns_mean") for step in steps])]
+        cells += [_average([end.get(f"depth/{key}") for end in ends]) for key in ("h_eff", "h_cov", "hbar")]
+        cells += [_average([step.get("weight/alpha") for step in steps], 2)]
+        for key in ("weight_deep_share", "loss_deep_share", "kl_deep_share"):
+            cells.append(_average([None if step.get(key) is None else 100 * step[key] for step in steps], 1, " %"))
+        lines.append([name, *cells])
+    return header, lines
+
+
+def regimes(worlds: Mapping[str, Rows]) -> dict[str, dict[str, Regime]]:
+    """The regime of vanilla OPD in every world, pooled over seeds: early, late, all."""
+    found = {}
+    for world, rows in worlds.items():
+        parts = [record.regime for record in rows.get(BASE, {}).values() if record.regime]
+        if parts:
+            found[world] = {name: measure_regime(pooled_sums([part[name] for part in parts])) for name in WINDOWS}
+    return found
+
+
+def _mean(value: Interval) -> str:
+    return f"{100 * value.mean:.1f}"
+
+
+def _signed(value: Interval | None) -> str:
+    if value is None:
+        return "-"
+    clear = " *" if value.low > 0 or value.high < 0 else ""
+    return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]{clear}"
+
+
+def _times(base: Cost | None, total: Cost, measure: str) -> str:
+    if base is None or not getattr(total, measure):
+        return "-"
+    return f"{getattr(base, measure) / getattr(total, measure):.2f}x"
+
+
+def _share(at: Cost, base: Cost, measure: str) -> str:
+    return f"{100 * getattr(at, measure) / getattr(base, measure):.0f} %" if getattr(base, measure) else "-"
+
+
+def _average(values: Sequence[float | None], digits: int = 1, unit: str = "") -> str:
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.{digits}f}{unit}" if known else "-"
+
+
+# What a study's numbers say about its aims, in sentences made from them.
+
+OURS = "turnopd"
+HALF = 0.5
+
+
+def verdict(world: str, rows: Rows, gates: Mapping[str, Regime] | None) -> str:
+    """A list: whether the world shows the signs, what TurnOPD saved and cost, and the best fixed depth."""
+    lines = [_gate(world, gates)]
+    if BASE in rows and OURS in rows:
+        lines += [_half(rows), *_accuracy(rows)]
+    fixed = {name: seeds for name, seeds in rows.items() if name.startswith("fixed-")}
+    if BASE in rows and fixed:
+        lines.append(_best_fixed(rows))
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _gate(world: str, gates: Mapping[str, Regime] | None) -> str:
+    if not gates:
+        return f"{world}: the regime was not measured (no cell of vanilla OPD)."
+    missing = [name for name, regime in gates.items() if not regime.passes]
+    if not missing:
+        return f"{world} shows the signs that depth can pay, early, late and over all steps."
+    where = ", ".join(missing)
+    return f"{world} lacks signs that depth can pay ({where}; see Regime): its tables are here for comparison."
+
+
+def _half(rows: Rows) -> str:
+    target, base = same_step(rows)[1][BASE].value.mean, total_cost(rows[BASE])
+    at = reached(rows, target)[OURS]
+    said = f"TurnOPD's evaluations reach vanilla OPD's Same-Step accuracy ({100 * target:.1f} %), and stay there,"
+    if at is None:
+        return f"TurnOPD's evaluations do not reach vanilla OPD's Same-Step accuracy ({100 * target:.1f} %) to stay."
+    shares = {"turns": at.turns / base.turns, "tokens": at.tokens / base.tokens}
+    shares |= {"wall clock": at.seconds / base.seconds, "CPU seconds": at.cpu / base.cpu if base.cpu else 0.0}
+    parts = ", ".join(f"{100 * share:.0f} % of its {name}" for name, share in shares.items())
+    aim = "within" if max(shares.values()) <= HALF else "not within"
+    return f"{said} after {parts}: {aim} half of what OPD's steps cost."
+
+
+def _accuracy(rows: Rows) -> list[str]:
+    lines, pair = [], {name: rows[name] for name in (BASE, OURS)}
+    measured = {"Same-Step": same_step(pair)[1], "Least-Time (of the two)": least_time(pair)}
+    for name, found in measured.items():
+        difference = found[OURS].minus_base if OURS in found else None
+        if difference is not None:
+            lines.append(f"{name}: TurnOPD minus OPD is {_points(difference)}, {_clear(difference)}.")
+    return [*lines, "One seed: the intervals hold for that seed only."] if len(rows[OURS]) == 1 else lines
+
+
+def _best_fixed(rows: Rows) -> str:
+    times: dict[str, Estimate] = least_time(rows)
+    fixed = {name: found for name, found in times.items() if name.startswith("fixed-")}
+    if not fixed:
+        return "No fixed depth has an evaluation within the least time."
+    best = max(fixed, key=lambda name: fixed[name].value.mean)
+    said = f"The best fixed depth at Least-Time is {best.removeprefix('fixed-')} turns ({fixed[best].value} %)"
+    if OURS not in rows:
+        return f"{said}."
+    steps = [step for record in rows[OURS].values() for step in record.steps if not step.get("depth/probe")]
+    mean = f"; TurnOPD's caps off probes are {fmean(s['depth/cap'] for s in steps):.1f} on average" if steps else ""
+    own = f" and it has {times[OURS].value} %" if OURS in times else ""
+    return f"{said}{mean}{own}."
+
+
+def _points(value: Interval) -> str:
+    return f"{100 * value.mean:+.1f} points [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+
+
+def _clear(value: Interval) -> str:
+    if value.low > 0:
+        return "ahead, clear of zero"
+    return "behind, clear of zero" if value.high < 0 else "not clear of zero"
+
+
+# The written study: Markdown, one CSV per table, and the records, from which all of it can be made again.
+
+DATA = "study.json"
+ABOUT = {
+    "overview": "Mean success in percent over seeds and tasks: Same-Step and Least-Time.",
+    "regime": "Signs that depth can pay, in vanilla OPD's own full-depth steps (`turngym study regime`).",
+    "accuracy": "Mean of the last four evaluations, percent. Intervals: 95 %, over seeds and tasks, which are crossed "
+    "(with one seed over tasks alone). Same-Step: after so many steps. Least-Time: within the least wall clock that "
+    "any main method needed for all of its steps, seed by seed; Least-CPU the same by CPU seconds. `*`: the interval "
+    "of the difference is clear of zero.",
+    "cost": "All steps, evaluations excluded, mean over seeds; CPU seconds are those of the training process.",
+    "to-target": "The first evaluation at OPD's Same-Step accuracy or above from which on the mean of the rest stays "
+    "there too (means over seeds), as a share of what all of OPD's steps cost. `-`: none.",
+    "categories": "Mean success by category at Least-Time, percent, 95 % over seeds and tasks.",
+    "phases": "Seconds of training by phase, mean over seeds.",
+    "depth": "Caps off probes (where every step is a probe: of those), horizons after the last step, and shares of the "
+    "deepest third of each step's turns, means over steps and seeds.",
+}
+
+
+def made_by(command: str) -> dict[str, Any]:
+    """Where records come from that `command` makes now; whose machine it is, is nobody's business."""
+    return {name: value for name, value in provenance(command).items() if name != "host"}
+
+
+def write_study(study: Study, out: Path) -> str:
+    """Write study.md, the tables as CSV, and study.json into `out`; returns the Markdown. The same bytes every time."""
+    records, tables = study.records, study_tables(study.records)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        write_csv(out / f"{name}.csv", table)
+    text = render(records, tables)
+    (out / "study.md").write_text(text, encoding="utf-8")
+    write_json(out / DATA, {"made_by": study.made_by, "records": [to_json(record) for record in records]})
+    return text
+
+
+def render(records: Sequence[Record], tables: Mapping[str, Table]) -> str:
+    """All tables, world by world, and what they say about the aims."""
+    worlds = by_world(records)
+    cells = f"{len(records)} cells; methods: " + "; ".join(
+        f"{name}: {about}" for name, about in dict.fromkeys((record.method, record.about) for record in records)
+    )
+    parts = ["# Study", cells + "."]
+    for name in ("overview", "regime"):
+        parts += [f"## {name.capitalize()}", ABOUT[name], markdown(tables[name])]
+    gates = regimes(worlds)
+    for world, rows in worlds.items():
+        parts += [f"## {world}", verdict(world, rows, gates.get(world))]
+        for kind in ("accuracy", "cost", "to-target", "categories", "phases", "depth"):
+            parts += [f"### {world}: {kind.replace('-', ' ')}", ABOUT[kind], markdown(tables[f"{world}-{kind}"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_csv(path: Path, table: Table) -> None:
+    """A table as CSV, cells as they are shown."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([table[0], *table[1]])
+
+
+def read_study(path: Path) -> Study:
+    """The content of a study.json, as it is or compressed by gzip. Raises TurngymError where it is none."""
+    try:
+        data = path.read_bytes()
+        values: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        rows, made = values["records"], values.get("made_by", [])
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TurngymError(f"{path} is not a study.json with records") from error
+    except OSError as error:
+        raise TurngymError(f"cannot read {path}: {error.strerror}") from error
+    return Study(
+        records=[from_json(row, f"{path}, record {number}") for number, row in enumerate(rows)],
+        # older files say one command
+        made_by=[made] if isinstance(made, dict) else made,
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -271,7 +271,7 @@ def test_the_public_names_are_those_that_type_checkers_see() -> None:
     # a module of the same name would take the place of the function as soon as it is imported
     assert not {path.stem for path in stub.parent.iterdir()} & set(seen)
     assert all(getattr(door, name) is not None for name in door.__all__)
-    with pytest.raises(AttributeError, match="No turngym.agents attribute evalute"):
+    with pytest.raises(AttributeError, match=r"No turngym\.agents attribute evalute"):
         _ = door.evalute
 
 

@@ -27,7 +27,7 @@ from turngym.envs.panels import load_panel
 from turngym.scripts import main as command
 from turngym.trainers import train
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts, eval_make
-from turngym.trainers.train import build_algorithm, run_of
+from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.train_config import PlayConfig, RolloutConfig, train_config
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"

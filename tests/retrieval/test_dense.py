@@ -165,7 +165,7 @@ def test_a_query_gets_the_same_hits_in_any_batch(seed: int, batch: int, k: int) 
 
 MAPPED = """
 import sys, numpy as np
-from turngym.retrieval.dense.faiss_io import read_index
+from turngym.retrieval.dense import read_index
 def anonymous():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) / 1000
@@ -205,7 +205,7 @@ def test_indexes_are_mapped_not_read(tmp_path: Path) -> None:
 
 FORKED = """
 import os, signal, numpy as np
-from turngym.retrieval.dense.faiss_io import load_faiss, make_index
+from turngym.retrieval.dense import load_faiss, make_index
 faiss = load_faiss()
 faiss.omp_set_num_threads(4)
 vectors = np.random.default_rng(0).standard_normal((4000, 32)).astype(np.float32)

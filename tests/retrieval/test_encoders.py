@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_hashing_does_not_depend_on_pythons_hash_seed(hashing: HashingEncoder) -
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": seed}
+            [sys.executable, "-c", code], check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}
         ).stdout
         for seed in ("1", "2")
     }

@@ -94,8 +94,7 @@ def test_folder_and_memory_find_the_same(corpus: Path, tmp_path: Path, kind: str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from turngym.retrieval.index import vectors
-from turngym.retrieval.index.build import BuildPlan, build_index
+from turngym.retrieval.index import BuildPlan, build_index
 corpus, out, stage, least = sys.argv[1:]
 def progress(name, done, total):
     if name == stage and done >= int(least):
@@ -331,7 +330,7 @@ def test_flipped_byte_is_found_when_a_small_index_is_opened_and_by_verify(
     (folder / "faiss.index").write_bytes(bytes(data))
     with pytest.raises(IndexFolderError, match=r"faiss\.index has other bytes than were built; build the index again"):
         open_retriever(folder)
-    monkeypatch.setattr("turngym.retrieval.mapped.CHECKED", 10)
+    monkeypatch.setattr("turngym.retrieval.index.CHECKED", 10)
     manifest = read_manifest(folder)
     assert check_files(folder, manifest) == []
     assert check_files(folder, manifest, hashes=True) == ["faiss.index has other bytes than were built"]

@@ -43,7 +43,7 @@ def test_interrupted_build_says_how_to_go_on(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("turngym.retrieval.index_vectors.write_vectors", interrupted)
+    monkeypatch.setattr("turngym.retrieval.index.write_vectors", interrupted)
     build = ["index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"), "--kind", "dense"]
     assert main(build) == 130
     assert "the same command goes on" in capsys.readouterr().err

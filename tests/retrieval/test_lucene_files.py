@@ -163,7 +163,7 @@ def test_two_builders_of_one_folder(tmp_path: Path) -> None:
     (tmp_path / "index.building").mkdir()
     with (tmp_path / "index.building" / "lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RetrievalError, match="another process is building"):
+        with pytest.raises(RetrievalError, match="another build is at work"):
             LuceneIndex.build(DOCS, tmp_path / "index")
     assert len(LuceneIndex.build(DOCS, tmp_path / "index")) == 100
 

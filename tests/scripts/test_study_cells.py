@@ -18,15 +18,13 @@ from turngym.envs.core.errors import TurngymError
 from turngym.scripts import train
 from turngym.scripts.main import main
 from turngym.scripts.study import grid as running
-from turngym.scripts.study.grid import Cell, CellRunner, cells_of
-from turngym.scripts.study.locks import FolderLock
-from turngym.scripts.study.methods import chosen_methods, fixed_depths, methods
-from turngym.scripts.study.options import StudyOptions, shortened
+from turngym.scripts.study.grid import Cell, CellRunner, FolderLock, cells_of
+from turngym.scripts.study.settings import StudyOptions, chosen_methods, fixed_depths, methods, shortened
 from turngym.trainers.algorithm import FixedDepth
 from turngym.trainers.algorithms.tcod import FrontToBack
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, Blend
+from turngym.trainers.run import build_algorithm
 from turngym.trainers.token_weights import Static, TurnLevel
-from turngym.trainers.train import build_algorithm
 
 
 def built(cell: Cell) -> Any:
@@ -148,7 +146,7 @@ def test_a_lock_has_one_owner(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_dead_process_is_taken_over_unless_its_run_lives(tmp_path: Path) -> None:
     path = tmp_path / "a.lock"
-    take = "from pathlib import Path; from turngym.scripts.study.locks import FolderLock; "
+    take = "from pathlib import Path; from turngym.scripts.study.grid import FolderLock; "
     take += f"l = FolderLock(Path({str(path)!r}));"
     subprocess.run([sys.executable, "-c", f"{take} assert l.acquire()"], check=True)
     assert path.exists()

@@ -24,9 +24,8 @@ from turngym.scripts import train
 from turngym.scripts.study import grid as jobs
 from turngym.scripts.study import learn
 from turngym.scripts.study.grid import Job, Runner
-from turngym.scripts.study.learn import write_text
-from turngym.scripts.study.learn_results import crossed_error, over_seeds, rise
-from turngym.scripts.study.recipes import MUST_RISE, RECIPES, Size, choose
+from turngym.scripts.study.learn import crossed_error, over_seeds, rise, write_text
+from turngym.scripts.study.learn_recipes import MUST_RISE, RECIPES, Size, choose
 
 
 def test_rises_over_seeds_and_tasks_by_hand() -> None:

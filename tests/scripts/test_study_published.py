@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from turngym.scripts.study.estimates import Rows, by_world, same_step, total_cost
-from turngym.scripts.study.output import read_study
+from turngym.scripts.study.results import Rows, by_world, same_step, total_cost
+from turngym.scripts.study.turnopd import read_study
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod"}

@@ -16,10 +16,8 @@ from turngym.scripts import train
 from turngym.scripts.eval import EvalOptions
 from turngym.scripts.main import main
 from turngym.scripts.serve_policy import ServePolicy
-from turngym.scripts.study.recipe import main as verb
-from turngym.scripts.study.recipe.results import result_table
-from turngym.scripts.study.recipe.runs import RECIPES
-from turngym.scripts.study.recipe.steps import Step, paper_steps, render
+from turngym.scripts.study import recipe as verb
+from turngym.scripts.study.recipe import RECIPES, Step, paper_steps, render, result_table
 
 SHELL = {"$PLAY": "http://a:1,http://b:2", "$SCORE": "http://a:1,http://b:2", "$JUDGES": "http://j:1/v1"}
 """What the script's head sets."""

@@ -9,8 +9,8 @@ import pytest
 
 from turngym.scripts.main import main
 from turngym.scripts.study.grid import Cell, cells_of
-from turngym.scripts.study.options import StudyOptions
-from turngym.scripts.study.records import make_record, pooled_sums, read_record
+from turngym.scripts.study.results import make_record, pooled_sums, read_record
+from turngym.scripts.study.settings import StudyOptions
 from turngym.trainers.diagnostics.depth import full_depth_rows, measure_regime, turn_sums
 from turngym.trainers.metrics import read_metrics
 

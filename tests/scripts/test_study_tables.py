@@ -13,12 +13,22 @@ import pytest
 
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.main import main
-from turngym.scripts.study import tables
-from turngym.scripts.study.estimates import by_world, least_time, reached, same_step, total_cost
-from turngym.scripts.study.learn_results import over_seeds
-from turngym.scripts.study.merge import Study
-from turngym.scripts.study.output import made_by, read_study, write_study
-from turngym.scripts.study.records import Cost, Evaluation, Record, from_json, to_json
+from turngym.scripts.study import turnopd as tables
+from turngym.scripts.study.learn import over_seeds
+from turngym.scripts.study.results import (
+    Cost,
+    Evaluation,
+    Record,
+    Study,
+    by_world,
+    from_json,
+    least_time,
+    reached,
+    same_step,
+    to_json,
+    total_cost,
+)
+from turngym.scripts.study.turnopd import made_by, read_study, write_study
 
 
 def record(method: str, seed: int, curve: Sequence[float], seconds: float, **changes: Any) -> Record:

@@ -24,7 +24,7 @@ from turngym.envs.core.protocols import RolloutRequest
 from turngym.scripts.train import parse, run
 from turngym.trainers.distributed import distribute_trainer, world_of
 from turngym.trainers.models import load_model
-from turngym.trainers.train import build_trainer
+from turngym.trainers.run import build_trainer
 from turngym.trainers.world import World
 
 

@@ -20,8 +20,8 @@ from turngym.envs.core.trace import read_episodes
 from turngym.scripts import train
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model, tiny_qwen3
+from turngym.trainers.run import build_trainer
 from turngym.trainers.schedule import AsyncRollout
-from turngym.trainers.train import build_trainer
 
 torch.set_num_threads(1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithms.tcod import BackToFront, DepthSchedule, FrontToBack
-from turngym.trainers.train import build_algorithm
+from turngym.trainers.run import build_algorithm
 from turngym.trainers.train_config import train_config
 
 

@@ -22,7 +22,7 @@ from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.collecting import DatasetCollect
 from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.models import save_model, tiny_qwen3
-from turngym.trainers.train import build_trainer
+from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
 ENVS = [name for name in sorted(gym.registry) if name.startswith(f"{turngym.envs.__name__.split('.')[0]}/")]

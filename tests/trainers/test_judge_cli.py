@@ -21,7 +21,7 @@ from turngym.scripts import train
 from turngym.trainers.judged import JudgedCollect
 from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.models import save_model, tiny_qwen3
-from turngym.trainers.train import build_trainer
+from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
 COMMON = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard")

@@ -24,7 +24,7 @@ from turngym.scripts.train import help_lines
 from turngym.trainers.adapters.token_session import Trajectory
 from turngym.trainers.batch import pack
 from turngym.trainers.metrics import known_metric, read_metrics
-from turngym.trainers.train import build_trainer
+from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
 WORLD = load_world("alfworld")

@@ -57,6 +57,7 @@ from turngym.trainers.losses import (
     raw_reverse_kl,
     renorm_reverse_kl,
 )
+from turngym.trainers.run import build_algorithm
 from turngym.trainers.targets import (
     ComparableGroups,
     GroupAdvantage,
@@ -65,7 +66,6 @@ from turngym.trainers.targets import (
     TeacherTopK,
     WithReference,
 )
-from turngym.trainers.train import build_algorithm
 from turngym.trainers.train_config import train_config
 
 RUN = RunConfig(max_turns=17)

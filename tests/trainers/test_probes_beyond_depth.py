@@ -14,7 +14,7 @@ from turngym.trainers.algorithms.turnopd import effective_depth
 from turngym.trainers.diagnostics.depth import full_depth_rows, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model, tiny_qwen3
-from turngym.trainers.train import train
+from turngym.trainers.run import train
 
 torch.set_num_threads(1)
 

@@ -27,7 +27,7 @@ from turngym.scripts import train
 from turngym.trainers.batch import BatchError
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import save_model, tiny_qwen3
-from turngym.trainers.train import build_trainer
+from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
 SMALL = {"config": "small", "max_turns": 3}

@@ -26,7 +26,7 @@ from turngym.scripts import train
 from turngym.trainers.config import RunConfig
 from turngym.trainers.metrics import known_metric, read_metrics, table
 from turngym.trainers.models import load_model, save_model, tiny_qwen3
-from turngym.trainers.train import build_trainer
+from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
 PANEL = "alfworld-generated-eval"
@@ -130,8 +130,7 @@ def test_a_served_teacher_scores_at_the_distillation_temperature(
         asked.append((size, temperature))
         return "teacher", size
 
-    # by import_module: `turngym.trainers.train` is the function of that name, too
-    monkeypatch.setattr(import_module("turngym.trainers.train"), "teacher_scorer", served)
+    monkeypatch.setattr(import_module("turngym.trainers.run"), "teacher_scorer", served)
     words = command(models, tmp_path / "run", "opd", "--teacher-server", "http://127.0.0.1:1", "--temperature", "0.5")
     made: Any = build_trainer(train.parse([*words, "--distill.temperature", "2.5"]))
     assert asked == [(made.vocab_size, 2.5)]

@@ -33,9 +33,9 @@ from turngym.trainers.live.config import ServeProxy, named
 from turngym.trainers.live.turns import Learned, SessionJudge, make_session_judge, uses
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.losses import bounded
+from turngym.trainers.run import adapter_identity, check_teacher, open_scorer, open_teacher
 from turngym.trainers.schedule import truncated
 from turngym.trainers.scorer import ModelWeights, load_student
-from turngym.trainers.train import adapter_identity, check_teacher, open_scorer, open_teacher
 from turngym.trainers.trainer import Trainer
 
 # What answers the proxy's clients: the student, a copy of it, or servers; and how it gets new weights.

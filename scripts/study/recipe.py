@@ -1,0 +1,536 @@
+"""The papers' own runs: print their exact commands, or run the same path here with tiny models.
+
+Examples:
+    turngym study recipe alfworld-1.7b --print
+    turngym study recipe luffy-search --embedded --out runs/recipe
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from turngym.agents.evaluation.statistics import Interval
+from turngym.agents.worlds import load_world
+from turngym.agents.worlds.worlds import EmbeddedWorld
+from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.tables import Table, print_table
+from turngym.scripts.options import distill_argv
+from turngym.scripts.study.grid import replaced, shown
+from turngym.scripts.study.learn import write_text
+
+# Which runs of which papers there are recipes for: students, environments, methods, and whose each setting is.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One training of a recipe."""
+
+    name: str
+    """Of its folder."""
+    algorithm: str
+    words: tuple[str, ...] = ()
+    """The paper's settings, said even where they are our defaults: defaults may change, a paper does not."""
+    embedded: tuple[str, ...] = ()
+    """Further options with the tiny models, in place of what they cannot do."""
+    teacher: bool = False
+    """Whether a teacher takes part, which GRPO makes first."""
+    judge: tuple[str, ...] = ()
+    """Options of the judge, who answers on servers of its own; with the tiny models the expert judges."""
+    text: bool = False
+    """Whether text is modeled beside (L_PT)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperRun:
+    """One student in one environment, on at most 32 GPUs."""
+
+    name: str
+    paper: str
+    world: str
+    """The embedded world that stands in for it."""
+    env: str
+    env_kwargs: Mapping[str, str]
+    panel: str
+    max_turns: int
+    student: str
+    """On the Hugging Face hub."""
+    teacher: str
+    """What the teacher is made from, by GRPO on the environment's reward; or who judges."""
+    methods: tuple[Method, ...]
+    notes: tuple[str, ...]
+    """What is from the paper and what is ours."""
+
+    @property
+    def has_teacher(self) -> bool:
+        return any(method.teacher for method in self.methods)
+
+    @property
+    def has_judge(self) -> bool:
+        return any(method.judge for method in self.methods)
+
+    @property
+    def has_text(self) -> bool:
+        return any(method.text for method in self.methods)
+
+
+Place = tuple[str, str, Mapping[str, str], str, int]
+HOUSE: Place = ("alfworld", "turngym/ALFWorld-v0", {"split": "train"}, "alfworld-valid-unseen", 80)
+SHOP: Place = ("webshop", "turngym/WebShop-v0", {"profile": "full-synthetic", "split": "train"}, "webshop-1k-eval", 50)
+SEARCH: Place = ("search", "turngym/Search-v0", {"source": "mixture", "split": "train"}, "search-mixture", 30)
+TURNOPD = tuple(Method(name=name, algorithm=name, teacher=True) for name in ("opd", "tcod", "turnopd"))
+TURNOPD_NOTES = (
+    "# From the paper: models, thinking, the tool channel, turn limits, Table 7's settings (our defaults), 32 GPUs.",
+    "# Ours, for it does not say or was not at hand: how GPUs are divided, 150 steps of GRPO, bfloat16, data folders.",
+)
+MODELS = (
+    "# Ours: models (those of TurnOPD's recipes), environments, turn limits, 100 steps of 64 episodes, learning rate,",
+    "# how GPUs are divided, bfloat16;",
+)
+
+
+def _curriculum(eta: int, most: int) -> tuple[Method, ...]:
+    """Vanilla OPD, and both directions of TCOD with a schedule k = min(1 + floor(n / eta), most)."""
+    schedule = ("--tcod.schedule.eta", str(eta), "--tcod.schedule.k-start", "1", "--tcod.schedule.k-max", str(most))
+    # the embedded tasks are over sooner, and so are the runs
+    tiny = ("--tcod.schedule.eta", "1", "--tcod.schedule.k-max", "8")
+    return (
+        Method(name="opd", algorithm="opd", teacher=True),
+        *(
+            Method(
+                name=f"tcod-{direction}",
+                algorithm="tcod",
+                words=("--tcod.direction", direction, *schedule),
+                embedded=tiny,
+                teacher=True,
+            )
+            for direction in ("f2b", "b2f")
+        ),
+    )
+
+
+TCOD_NOTES = (
+    "# From the paper and its code: both directions, the schedule (eta 6 and at most 30 turns in ALFWorld, 4 and 15 in",
+    "# WebShop), trajectory weights.",
+    *MODELS,
+    "# a reverse KL over 50 ids and a tail bin (theirs: the log-ratio at sampled ids), the environment's expert as the",
+    "# demonstrator, a teacher made by GRPO.",
+)
+LUFFY = (
+    Method(name="grpo", algorithm="grpo", words=("--grpo.n", "8")),
+    Method(
+        name="luffy",
+        algorithm="luffy",
+        words=(
+            *("--luffy.n", "8", "--luffy.prefix.count", "1", "--luffy.shape", "p_div_p_a", "--luffy.a", "0.1"),
+            *("--luffy.entropy-coef", "0.001", "--luffy.kl-coef", "0"),
+        ),
+    ),
+)
+LUFFY_NOTES = (
+    "# From the paper and its code: groups of 8 with one whole demonstration, f(pi) = pi / (pi + 0.1), entropy 0.001,",
+    "# no KL; GRPO beside.",
+    *MODELS,
+    "# the expert's turns as demonstrations (theirs: a stronger model's solutions in mathematics), the filter, the",
+    "# baseline from the policy's own episodes (--luffy.advantage grpo: all), a clip of 0.2 (--luffy.clip None: no).",
+)
+_SURROGATE = ("clip", "0.2", "0.28"), ("kl-coef", "0.02"), ("entropy-coef", "0")
+JUDGE_OPTIONS = ("--judge-votes", "3", "--judge-temperature", "0.6")
+
+
+def _live(name: str) -> Method:
+    words = tuple(word for option, *values in _SURROGATE for word in (f"--{name}.{option}", *values))
+    return Method(name=name, algorithm=name, words=words, embedded=("--judge", "expert"), judge=JUDGE_OPTIONS)
+
+
+OPENCLAW = (_live("prm-rl"), _live("opd-hints"))
+OPENCLAW_NOTES = (
+    "# From the paper: 3 votes at temperature 0.6, clip 0.2 / 0.28, KL 0.02, entropy 0, the next message as the next",
+    "# state, hints read by the policy as it was before training.",
+    *MODELS,
+    "# an environment in place of users (scripts/launch has both for users, through turngym serve proxy), who judges.",
+)
+KD_CRITIC = ("--ppo-kd.critic.lr", "1e-3", "--ppo-kd.critic.clip", "None")
+KD = (
+    Method(name="grpo-kd", algorithm="grpo-kd", teacher=True),
+    Method(name="grpo-minillm", algorithm="grpo-minillm", teacher=True, text=True),
+    Method(name="ppo-kd", algorithm="ppo-kd", embedded=KD_CRITIC, teacher=True),
+    Method(name="ppo-minillm", algorithm="ppo-minillm", embedded=KD_CRITIC, teacher=True, text=True),
+)
+KD_NOTES = (
+    "# From the paper: Algorithms 1 to 4, the teacher's log-likelihood as the reward of GRPO and PPO, without and with",
+    "# L_PT; MiniLLM's reward in Algorithm 4.",
+    *MODELS,
+    "# groups of 8, the mean per token (--grpo-kd.reward sum is literal and favors saying little), k3 as the KL,",
+    "# coefficients, texts, a teacher made by GRPO.",
+)
+
+
+def _runs() -> list[PaperRun]:
+    """All of them; a name says paper (none: TurnOPD) and environment."""
+    found = []
+
+    def add(name: str, paper: str, place: Place, pair: str, *what: tuple[Any, ...]) -> None:
+        world, env, kwargs, panel, turns = place
+        student, teacher = (f"Qwen/{model}" for model in pair.split(" "))
+        methods, notes = what
+        found.append(
+            PaperRun(
+                name=name,
+                paper=paper,
+                world=world,
+                env=env,
+                env_kwargs=kwargs,
+                panel=panel,
+                max_turns=turns,
+                student=student,
+                teacher=teacher,
+                methods=methods,
+                notes=notes,
+            )
+        )
+
+    small, large, other = "Qwen3-1.7B Qwen3-8B", "Qwen3-4B Qwen3-8B", "Qwen3.5-2B Qwen3.5-9B"
+    own = (
+        *(("alfworld-1.7b", HOUSE, small), ("alfworld-4b", HOUSE, large)),
+        *(("webshop-1.7b", SHOP, small), ("webshop-4b", SHOP, large), ("search-2b", SEARCH, other)),
+    )
+    for name, place, pair in own:
+        add(name, "TurnOPD", place, pair, TURNOPD, TURNOPD_NOTES)
+    for place, eta, most in ((HOUSE, 6, 30), (SHOP, 4, 15)):
+        add(f"tcod-{place[0]}", "TCOD", (*place[:4], most), small, _curriculum(eta, most), TCOD_NOTES)
+    for place, pair in ((HOUSE, small), (SHOP, small), (SEARCH, other)):
+        world = place[0]
+        add(f"luffy-{world}", "LUFFY", place, pair, LUFFY, LUFFY_NOTES)
+        add(f"openclaw-{world}", "OpenClaw-RL", place, pair, OPENCLAW, OPENCLAW_NOTES)
+        add(f"kd-{world}", "GRPO and PPO with distillation rewards", place, pair, KD, KD_NOTES)
+    return found
+
+
+RECIPES: Mapping[str, PaperRun] = {run.name: run for run in _runs()}
+
+
+def find_recipe(name: str) -> PaperRun:
+    """The recipe called `name`; raises TurngymError if there is none."""
+    if name not in RECIPES:
+        raise TurngymError(f"recipe {name!r}: there are {', '.join(RECIPES)}.{did_you_mean(name, [*RECIPES])}")
+    return RECIPES[name]
+
+
+# What an embedded recipe ends with: each method's evaluation, and the CPU seconds of its commands.
+
+
+def result_table(run: PaperRun, out: Path, spent: Mapping[str, float]) -> Table:
+    """A row per method, that of the teacher's training first; `spent`: --out of a command -> its CPU seconds."""
+    found = [("grpo", "teacher (GRPO)")] if run.has_teacher else []
+    rows = []
+    for name, label in [*found, *((method.name, method.name) for method in run.methods)]:
+        folder = out / name
+        seconds = [f"{spent[str(at)]:.0f}" if str(at) in spent else "-" for at in (folder, folder / "final")]
+        rows.append([label, accuracy(folder / "final" / "results.json"), *seconds])
+    rows.append(["all of it", "", f"{sum(spent.values()):.0f}", ""])
+    return ["", "Avg@4 [95 %]", "training, CPU s", "evaluation, CPU s"], rows
+
+
+def accuracy(path: Path) -> str:
+    """The mean success in a results.json with its interval; `-` without one."""
+    if not path.exists():
+        return "-"
+    average = json.loads(path.read_text(encoding="utf-8"))["scores"]["overall"]["avg"]
+    return str(Interval(**average))
+
+
+# A recipe as command lines: servers, torchrun, evaluation; and the same path with tiny models.
+
+POLICY, TEACHER, JUDGE, TRAIN = "POLICY_HOST", "TEACHER_HOST", "JUDGE_HOST", "TRAIN_HOST"
+PLAY, SCORE, JUDGES, TEXT = "$PLAY", "$SCORE", "$JUDGES", "$TEXT"
+"""Addresses of the servers, and the files of L_PT, as the script's head sets them."""
+PORT = 30000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One command, and on which machines it runs."""
+
+    where: str
+    words: tuple[str, ...]
+    why: str
+    loop: bool = False
+    """Once for each GPU N of the machine, beside each other."""
+
+    @property
+    def out(self) -> str:
+        """The folder that it writes into; empty where it is not told one."""
+        return self.words[self.words.index("--out") + 1] if "--out" in self.words else ""
+
+    @property
+    def line(self) -> str:
+        # `$NAME` is the shell's to fill in, and must not be quoted away
+        said = " ".join(word if word.startswith("$") else shlex.quote(word) for word in self.words)
+        return f"for N in 0 1 2 3 4 5 6 7; do CUDA_VISIBLE_DEVICES=$N {said} & done" if self.loop else said
+
+
+def paper_steps(run: PaperRun, out: str) -> list[Step]:
+    """Everything from the hub's models to the evaluations, in order."""
+    student, teacher = f"{out}/models/student", f"{out}/models/teacher"
+    steps = [_download(run.student, student, "the student's weights"), *_helpers(run, out)]
+    for method in run.methods:
+        made = f"{out}/{method.name}/checkpoints/step_000100/model"
+        words = [*_common(run), *method.words, "--student", student, "--out", f"{out}/{method.name}"]
+        words += ["--policy-server", PLAY, "--panel", run.panel]
+        words += ["--teacher", teacher, "--teacher-server", SCORE] if method.teacher else []
+        words += ["--judge", JUDGES, *method.judge] if method.judge else []
+        words += ["--lm-loss.files", TEXT] if method.text else []
+        steps += [
+            _serve(POLICY, student, f"8 servers that play for {method.name}; end them after it"),
+            Step(
+                where="2 machines x 8",
+                words=_torchrun(2, method.algorithm, words),
+                why=f"100 steps of {method.name}",
+            ),
+            _serve(POLICY, made, f"8 servers of what {method.name} made"),
+            Step(where="anywhere", words=_evaluate(run, out, method), why="Avg@4, divided among 16 processes"),
+        ]
+    return steps
+
+
+def _helpers(run: PaperRun, out: str) -> list[Step]:
+    """Who teaches or judges: a teacher is made by GRPO first."""
+    base, teacher = f"{out}/models/base", f"{out}/models/teacher"
+    if run.has_judge:
+        judge = f"{out}/models/judge"
+        # a judge has one address
+        words = (
+            "turngym",
+            "serve",
+            "policy",
+            judge,
+            "--host",
+            "0.0.0.0",
+            "--port",
+            str(PORT),
+            "--tensor-parallel",
+            "4",
+        )
+        served = Step(where=JUDGE, words=words, why="one server, on 4 GPUs, that judges")
+        return [_download(run.teacher, judge, "the judge's weights"), served]
+    if not run.has_teacher:
+        return []
+    grpo = [*_common(run), "--student", base, "--out", f"{out}/grpo", "--policy-server", PLAY, "--steps", "150"]
+    return [
+        _download(run.teacher, base, "the teacher's weights"),
+        _serve(POLICY, base, "8 servers that play for the teacher's own training; end them after it"),
+        Step(where="3 machines x 8", words=_torchrun(3, "grpo", grpo), why="GRPO makes the teacher"),
+        Step(
+            where="anywhere",
+            words=("cp", "-r", f"{out}/grpo/checkpoints/step_000150/model", teacher),
+            why="its last checkpoint teaches",
+        ),
+        _serve(TEACHER, teacher, "8 servers that score for the teacher", "--no-seeds"),
+    ]
+
+
+def _download(model: str, folder: str, why: str) -> Step:
+    return Step(where="anywhere", words=("hf", "download", model, "--local-dir", folder), why=why)
+
+
+def _serve(host: str, model: str, why: str, *more: str) -> Step:
+    words = ("turngym", "serve", "policy", model, "--host", "0.0.0.0", "--port", f"$(({PORT}+N))", *more)
+    return Step(where=host, words=words, why=why, loop=True)
+
+
+def addresses(name: str, host: str) -> str:
+    """The line that sets `name` to the addresses of a machine's eight servers."""
+    return f"{name}=" + ",".join(f"http://${host}:{PORT + n}" for n in range(8))
+
+
+def _torchrun(machines: int, algorithm: str, words: list[str]) -> tuple[str, ...]:
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"${TRAIN}:29500")
+    group = ("torchrun", "--nnodes", str(machines), "--nproc-per-node", "8", *rendezvous)
+    return (*group, "-m", "turngym", "train", "--algorithm", algorithm, *words)
+
+
+def _common(run: PaperRun) -> list[str]:
+    """What all trainings share; what Table 7 of TurnOPD says is the default and not repeated."""
+    words = ["--env", run.env, "--split", run.env_kwargs["split"], "--max-turns", str(run.max_turns)]
+    more = {name: value for name, value in run.env_kwargs.items() if name != "split"}
+    words += ["--env-kwargs", json.dumps(more)] if more else []
+    words += ["--channel", "tool", "--thinking", "on", "--autocast", "bfloat16", "--gradient-checkpointing"]
+    return [*words, "--teacher-dtype", "bfloat16", "--weight-sync", "disk"]
+
+
+def _evaluate(run: PaperRun, out: str, method: Method) -> tuple[str, ...]:
+    model = f"{out}/{method.name}/checkpoints/step_000100/model"
+    words = ["turngym", "eval", "--panel", run.panel, "--agent", f"model:{model}", "--samples", "4"]
+    words += ["--temperature", "0.85", "--max-turns", str(run.max_turns), "--channel", "tool", "--thinking", "on"]
+    return (*words, "--policy-server", PLAY, "--workers", "16", "--out", f"{out}/{method.name}/final")
+
+
+def render(run: PaperRun, steps: list[Step]) -> str:
+    """A shell script to read: each command under what it is for and where it runs."""
+    role = "judged by" if run.has_judge else "learns from" if run.has_teacher else ""
+    who = f"{run.student} {role} {run.teacher}" if role else run.student
+    hosts = [POLICY, *([TEACHER] if run.has_teacher else []), *([JUDGE] if run.has_judge else []), TRAIN]
+    head = [f"# {run.name} ({run.paper}): {who}, on at most 4 machines with 8 GPUs each.", *run.notes]
+    head += [f"# Set {', '.join(hosts)} to host names, TURNGYM_SERVER_KEY everywhere, and --out on a shared disk."]
+    head += ["# None of these commands has been run at this size; --embedded runs the same path with tiny models."]
+    head += ["", addresses(PLAY[1:], POLICY)]
+    head += [addresses(SCORE[1:], TEACHER)] if run.has_teacher else []
+    judge = (f"{JUDGES[1:]}=http://${JUDGE}:{PORT}/v1", "export TURNGYM_JUDGE_KEY=$TURNGYM_SERVER_KEY")
+    head += judge if run.has_judge else []
+    head += [f"{TEXT[1:]}=pretraining.txt  # what L_PT reads"] if run.has_text else []
+    return "\n".join([*head, *(line for step in steps for line in ("", f"# {step.where}: {step.why}", step.line))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """What the same path needs in the embedded world."""
+
+    words: tuple[str, ...]
+    """The world's own training options."""
+    student: str
+    base: str
+    """What the teacher is made from."""
+    panel: str
+    steps: int
+    out: str
+
+    @property
+    def text(self) -> str:
+        """File that L_PT reads: what the world's expert sees and does."""
+        return f"{self.out}/text.txt"
+
+
+def embedded_steps(run: PaperRun, here: Embedded) -> list[Step]:
+    """The same path in the embedded world, on this machine: GRPO, every method under torchrun, evaluation."""
+    last = f"checkpoints/step_{here.steps:06d}/model"
+    common = [*here.words, "--steps", str(here.steps), "--eval-every", "0", "--no-tensorboard"]
+    planned = []
+    if run.has_teacher:
+        words = [*common, "--student", here.base, "--out", f"{here.out}/grpo"]
+        planned.append(_local("grpo", words, "GRPO makes the teacher"))
+    for method in run.methods:
+        folder = f"{here.out}/{method.name}"
+        words = [*common, *method.words, *method.embedded, "--student", here.student, "--out", folder]
+        words += ["--teacher", f"{here.out}/grpo/{last}"] if method.teacher else []
+        words += ["--lm-loss.files", here.text, "--lm-loss.coef", "0.01"] if method.text else []
+        planned.append(_local(method.algorithm, words, f"{here.steps} steps of {method.name}"))
+        told = ("turngym", "eval", "--panel", here.panel, "--agent", f"model:{folder}/{last}", "--samples", "4")
+        planned.append(
+            Step(
+                where="here",
+                words=(*told, "--limit", "8", "--threads", "1", "--workers", "2", "--out", f"{folder}/final"),
+                why="Avg@4, divided among 2 processes",
+            )
+        )
+    return planned
+
+
+def _local(algorithm: str, words: list[str], why: str) -> Step:
+    group = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "turngym", "train")
+    return Step(where="here", words=(*group, "--algorithm", algorithm, *words), why=why)
+
+
+LR = "2e-4"
+"""embedded: of every run. The world's own for distillation, without a warm-up, undoes a tiny model in four steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeOptions:
+    """Which run, and what is done with it."""
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """alfworld-1.7b, webshop-4b, search-2b, tcod-alfworld, luffy-search, ...; without one they are listed."""
+    print: bool = False
+    """Print the commands of the paper's run."""
+    embedded: bool = False
+    """Run the same path with the tiny models of the embedded world: GRPO for the teacher, then every method in two
+    processes and its evaluation."""
+    out: Path = Path("runs/recipe")
+    """Folder of models and runs."""
+    steps: int = 4
+    """embedded: training steps of every run."""
+    episodes: int = 16
+    """embedded: episodes per step; whole groups of 8."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym study recipe`."""
+    about = (__doc__ or "").split("\n")[0]
+    options = tyro.cli(RecipeOptions, args=list(argv), prog="turngym study recipe", description=about)
+    if options.name is None:
+        print("\n".join(described(run) for run in RECIPES.values()))
+        return 0
+    run = find_recipe(options.name)
+    if options.print == options.embedded:
+        raise TurngymError("say --print for the commands of the paper's run, or --embedded to run the path here")
+    if options.print:
+        print(render(run, paper_steps(run, str(options.out))))
+        return 0
+    if run.has_text:
+        world = load_world(run.world)
+        write_text(world, Path(at_home(options, world).text))
+    spent: dict[str, float] = {}
+    for step in planned(options):
+        print(f"# {step.why}\n{step.line}", flush=True)
+        before = children_cpu()
+        execute(step)
+        spent[step.out] = children_cpu() - before
+    print_table(
+        result_table(run, options.out, spent), f"{run.name}: {options.steps} steps of {options.episodes} episodes"
+    )
+    return 0
+
+
+def children_cpu() -> float:
+    """CPU seconds of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def planned(options: RecipeOptions) -> list[Step]:
+    """The steps of --embedded."""
+    run = find_recipe(options.name or "")
+    return embedded_steps(run, at_home(options, load_world(run.world)))
+
+
+def at_home(options: RecipeOptions, world: EmbeddedWorld) -> Embedded:
+    """What the path needs in `world`."""
+    changed = {"--episodes": str(options.episodes), "--optimizer.lr": LR, "--optimizer.lr-warmup": "0"}
+    return Embedded(
+        words=tuple(replaced(distill_argv(world), changed)),
+        student=shown(world.checkpoint("student")),
+        base=shown(world.checkpoint("teacher")),
+        panel=world.panel,
+        steps=options.steps,
+        out=str(options.out),
+    )
+
+
+def described(run: PaperRun) -> str:
+    """A line of the list."""
+    methods = ", ".join(method.name for method in run.methods)
+    helper = f" {'judged by' if run.has_judge else 'from'} {run.teacher}" if run.has_judge or run.has_teacher else ""
+    return f"{run.name}: {run.student}{helper}, {run.env}; {run.paper}: {methods}"
+
+
+def execute(step: Step) -> None:
+    """Run a step with this Python's turngym and torchrun. Raises TurngymError where it fails."""
+    programs = {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+        "turngym": [sys.executable, "-m", "turngym.scripts"],
+    }
+    words = [*programs[step.words[0]], *step.words[1:]]
+    done = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    if done.returncode:
+        raise TurngymError(f"{step.why} failed (exit status {done.returncode}): {step.line}")

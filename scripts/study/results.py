@@ -1,0 +1,431 @@
+"""Least-Time and Same-Step over tasks and seeds, and what it cost to get there: pure functions of records."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+import numpy as np
+
+from turngym.agents.evaluation.scores import Outcomes, task_means
+from turngym.agents.evaluation.statistics import Interval
+from turngym.agents.worlds import WORLDS
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.tables import write_json
+from turngym.envs.core.trace import iter_episodes
+from turngym.scripts.study.grid import RECORD, Cell
+from turngym.scripts.study.learn import TaskMeans, over_seeds, rise
+from turngym.scripts.study.settings import BASE, GROUPS, methods
+from turngym.trainers.diagnostics.depth import TurnSums, full_depth_rows, turn_sums
+from turngym.trainers.metrics import read_metrics
+
+# What a finished cell leaves, evaluations task by task and what they cost; tables are made from nothing else.
+
+SCHEMA = 1
+PHASES = ("rollout", "teacher", "update")
+DEPTH = ("depth/cap", "depth/probe", "depth/hbar", "depth/h_eff", "depth/h_cov", "weight/alpha")
+SHARES = ("kl_deep_share", "loss_deep_share", "weight_deep_share")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What training had cost up to a point, evaluations excluded."""
+
+    seconds: float
+    """Wall clock."""
+    cpu: float
+    """CPU seconds of the training process."""
+    turns: float
+    """Turns played."""
+    tokens: float
+    """Tokens sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation: where in training, and the mean success of every task."""
+
+    step: int
+    cost: Cost
+    tasks: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A finished cell."""
+
+    world: str
+    method: str
+    group: str
+    about: str
+    seed: int
+    command: str
+    samples: int
+    evaluations: tuple[Evaluation, ...]
+    categories: Mapping[str, str]
+    """Task -> category."""
+    total: Cost
+    phases: Mapping[str, tuple[float, float]]
+    """Phase -> wall clock and CPU seconds."""
+    steps: Sequence[Mapping[str, Any]]
+    """Depth, alpha and shares of the deep third, step by step."""
+    regime: Mapping[str, Mapping[str, list[float]]]
+    """Window -> sums by turn of the full-depth steps (`TurnSums`); empty where there are none."""
+
+
+def make_record(cell: Cell) -> Record:
+    """Read a cell's metrics and evaluation traces. Raises TurngymError where an evaluation is missing."""
+    rows = read_metrics(cell.job.folder)
+    costs, phases = _costs(rows)
+    evaluations: list[Evaluation] = []
+    categories: dict[str, str] = {}
+    samples = 0
+    for step in sorted(costs_of_evals(rows)):
+        path = cell.job.folder / "eval" / f"step_{step:06d}.jsonl"
+        counted = Outcomes.of(episode for episode in iter_episodes(path) if not episode.status.is_error)
+        if not counted:
+            raise TurngymError(f"{path}: no episode that counts")
+        samples = int(counted.column("sample").max()) + 1
+        categories |= {task.task_id: task.category for task in counted.tasks()}
+        evaluations.append(Evaluation(step=step, cost=costs[step], tasks=task_means(counted)))
+    train = [row for row in rows if row["kind"] == "train"]
+    kept = ("step", "success", "turns_mean", *DEPTH, *SHARES)
+    return Record(
+        world=cell.world,
+        method=cell.method.name,
+        group=cell.method.group,
+        about=cell.method.about,
+        seed=cell.seed,
+        command=cell.job.command,
+        samples=samples,
+        evaluations=tuple(evaluations),
+        categories=categories,
+        total=costs[max(costs)],
+        phases=phases,
+        steps=[{name: row.get(name) for name in kept if name in row} for row in train],
+        regime=regime_windows(rows),
+    )
+
+
+def costs_of_evals(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Steps with an evaluation."""
+    return [int(row["step"]) for row in rows if row["kind"] == "eval"]
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Cost], dict[str, tuple[float, float]]]:
+    """Cost after each step, from step 0 on, and in all by phase."""
+    cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0)
+    found, phases = {0: cost}, dict.fromkeys(PHASES, (0.0, 0.0))
+    for row in rows:
+        if row["kind"] != "train":
+            continue
+        spent = {name: (row.get(f"time/{name}_s") or 0.0, row.get(f"time/{name}_cpu_s") or 0.0) for name in PHASES}
+        played = (row.get("episodes") or 0) + (row.get("episodes_dropped") or 0)
+        cost = Cost(
+            seconds=row["time/train_s"],
+            cpu=cost.cpu + sum(cpu for _, cpu in spent.values()),
+            turns=cost.turns + played * (row.get("turns_mean") or 0.0),
+            tokens=cost.tokens + (row.get("tokens") or 0),
+        )
+        found[int(row["step"])] = cost
+        phases = {name: (phases[name][0] + wall, phases[name][1] + cpu) for name, (wall, cpu) in spent.items()}
+    return found, phases
+
+
+def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Sums by turn of the first and last third of the full-depth steps, and of all."""
+    full = full_depth_rows(rows)
+    if not full or "turn/kl_raw" not in full[0]:
+        return {}
+    part, depth = max(1, len(full) // 3), int(full[0]["depth/cap"])
+    windows = {"early": full[:part], "late": full[-part:], "all": full}
+    return {name: _as_lists(turn_sums(chosen, depth)) for name, chosen in windows.items()}
+
+
+def _as_lists(sums: TurnSums) -> dict[str, list[float]]:
+    return {item.name: getattr(sums, item.name).tolist() for item in fields(sums)}
+
+
+def pooled_sums(parts: Sequence[Mapping[str, list[float]]]) -> TurnSums:
+    """Sums over several runs of one depth."""
+    total = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
+    return TurnSums(**{**total, "survivors_T": total["survivors_T"].astype(np.int64)})
+
+
+def write_record(cell: Cell) -> None:
+    """Write the cell's record; from then on the cell is done."""
+    write_json(cell.record, to_json(make_record(cell)))
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    return {"schema": SCHEMA, **asdict(record)}
+
+
+def from_json(values: Mapping[str, Any], where: str) -> Record:
+    """The record that `to_json` wrote. Raises TurngymError for something else."""
+    if values.get("schema") != SCHEMA:
+        raise TurngymError(f"{where}: schema {values.get('schema')!r} is not a study's record of schema {SCHEMA}")
+    try:
+        given = {item.name: values[item.name] for item in fields(Record)}
+        given["evaluations"] = tuple(
+            Evaluation(step=item["step"], cost=Cost(**item["cost"]), tasks=item["tasks"])
+            for item in values["evaluations"]
+        )
+        given["total"] = Cost(**values["total"])
+        given["phases"] = {name: (wall, cpu) for name, (wall, cpu) in values["phases"].items()}
+        return Record(**given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TurngymError(f"{where}: not a study's record ({error})") from error
+
+
+def read_record(path: Path) -> Record:
+    """The record of a cell's folder."""
+    return from_json(json.loads((path / RECORD).read_text(encoding="utf-8")), str(path / RECORD))
+
+
+LAST = 4
+"""Evaluation points that are averaged."""
+Measure = Literal["seconds", "cpu", "turns", "tokens"]
+MEASURES: tuple[Measure, ...] = ("turns", "tokens", "seconds", "cpu")
+Rows = Mapping[str, Mapping[int, Record]]
+"""Method -> seed -> record, of one world."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Accuracy over the last evaluations within a limit."""
+
+    value: Interval
+    """Mean with the 95 % interval over seeds and tasks."""
+    spread: float
+    """Standard deviation of the last evaluations, mean over seeds."""
+    minus_base: Interval | None
+    """Minus OPD, paired by seed and task; None where no seed pairs up, and for OPD itself."""
+
+
+def by_world(records: Sequence[Record]) -> dict[str, dict[str, dict[int, Record]]]:
+    """World -> method -> seed -> record."""
+    found: dict[str, dict[str, dict[int, Record]]] = {}
+    for record in records:
+        found.setdefault(record.world, {}).setdefault(record.method, {})[record.seed] = record
+    return found
+
+
+def same_step(rows: Rows) -> tuple[int, dict[str, Estimate]]:
+    """The greatest step that all records reached, and each method's accuracy there (its last four evaluations)."""
+    step = min(record.evaluations[-1].step for seeds in rows.values() for record in seeds.values())
+    picked = {
+        name: {seed: [point for point in record.evaluations if point.step <= step] for seed, record in seeds.items()}
+        for name, seeds in rows.items()
+    }
+    return step, _estimates(picked)
+
+
+def budgets(rows: Rows, measure: Measure = "seconds") -> dict[int, float]:
+    """Seed -> the least that any main method needed for all of its steps."""
+    seeds = {seed for found in rows.values() for seed in found}
+    main = {name: found for name, found in rows.items() if any(r.group == "main" for r in found.values())}
+    costs = {seed: [getattr(found[seed].total, measure) for found in main.values() if seed in found] for seed in seeds}
+    return {seed: min(values) for seed, values in costs.items() if values}
+
+
+def least_time(rows: Rows, measure: Measure = "seconds") -> dict[str, Estimate]:
+    """Accuracy within the least wall clock (or other measure) that any main method needed, seed by seed."""
+    limit = budgets(rows, measure)
+    return _estimates(picked_within(rows, limit, measure))
+
+
+def picked_within(rows: Rows, limit: Mapping[int, float], measure: Measure) -> dict[str, dict[int, list[Evaluation]]]:
+    """Method -> seed -> the evaluations that cost at most the seed's limit."""
+    return {
+        name: {
+            # the slack only forgives the rounding of sums
+            seed: [p for p in record.evaluations if getattr(p.cost, measure) <= limit[seed] * (1 + 1e-9)]
+            for seed, record in seeds.items()
+            if seed in limit and any(getattr(p.cost, measure) <= limit[seed] for p in record.evaluations)
+        }
+        for name, seeds in rows.items()
+    }
+
+
+def last_points(points: Sequence[Evaluation]) -> Sequence[Evaluation]:
+    """The last four evaluations, without that of the untrained student as long as there is another."""
+    return ([point for point in points if point.step > 0] or points)[-LAST:]
+
+
+def task_map(points: Sequence[Evaluation]) -> dict[str, float]:
+    """Task -> mean success over the last evaluations."""
+    last = last_points(points)
+    return {task: fmean(point.tasks[task] for point in last) for task in last[-1].tasks}
+
+
+def at_category(picked: Mapping[int, Sequence[Evaluation]], seeds: Mapping[int, Record], name: str) -> Interval:
+    """Accuracy over the tasks of one category, over seeds and tasks."""
+    maps = [task_map(points) for points in picked.values()]
+    wanted = next(iter(seeds.values())).categories
+    return over_seeds([{task: value for task, value in means.items() if wanted[task] == name} for means in maps])
+
+
+def reached(rows: Rows, target: float) -> dict[str, Cost | None]:
+    """What each method had cost when its accuracy reached `target`, means over seeds; None where it did not.
+
+    That is the first evaluation which is at least `target` and from which on the mean of the rest is, too: one lucky
+    evaluation is no arrival.
+    """
+    found: dict[str, Cost | None] = {}
+    for name, seeds in rows.items():
+        steps = [point.step for point in next(iter(seeds.values())).evaluations if point.step > 0]
+        curve = [at_step(seeds, step) for step in steps]
+        values = [value for value, _ in curve]
+        arrived = (n for n, value in enumerate(values) if value >= target and fmean(values[n:]) >= target)
+        place = next(arrived, None)
+        found[name] = None if place is None else curve[place][1]
+    return found
+
+
+def at_step(seeds: Mapping[int, Record], step: int) -> tuple[float, Cost]:
+    """Accuracy and cost at one evaluation, means over seeds."""
+    points = [point for record in seeds.values() for point in record.evaluations if point.step == step]
+    value = fmean(fmean(point.tasks.values()) for point in points)
+    return value, mean_cost([point.cost for point in points])
+
+
+def mean_cost(costs: Sequence[Cost]) -> Cost:
+    """Mean of costs."""
+    values = {name: fmean(getattr(cost, name) for cost in costs) for name in MEASURES}
+    return Cost(**values)
+
+
+def total_cost(seeds: Mapping[int, Record]) -> Cost:
+    """Cost of all steps, mean over seeds."""
+    return mean_cost([record.total for record in seeds.values()])
+
+
+def _estimates(picked: Mapping[str, Mapping[int, Sequence[Evaluation]]]) -> dict[str, Estimate]:
+    maps = {name: {seed: task_map(points) for seed, points in seeds.items()} for name, seeds in picked.items() if seeds}
+    return {
+        name: Estimate(
+            value=over_seeds(list(seeds.values())),
+            spread=fmean(_spread(points) for points in picked[name].values()),
+            minus_base=None if name == BASE or BASE not in maps else _difference(maps[BASE], seeds),
+        )
+        for name, seeds in maps.items()
+    }
+
+
+def _difference(base: Mapping[int, TaskMeans], other: Mapping[int, TaskMeans]) -> Interval | None:
+    common = [seed for seed in base if seed in other]
+    return rise([base[seed] for seed in common], [other[seed] for seed in common]) if common else None
+
+
+def _spread(points: Sequence[Evaluation]) -> float:
+    values = [fmean(point.tasks.values()) for point in last_points(points)]
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+# Data files of one study as one: cells that were run on different machines, or days, side by side.
+
+OWN = ("--seed", "--out")
+"""Options in which the cells of one row differ."""
+MODELS = ("--student", "--teacher")
+"""Options with folders, which lie elsewhere on another machine: the last two names of a path count."""
+Found = tuple[str, Record]
+"""A record, and the file that it is from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What a data file holds."""
+
+    records: Sequence[Record]
+    made_by: Sequence[Mapping[str, Any]]
+    """Of every command that wrote some of the records: command line, versions, platform, when."""
+
+
+def merge_studies(files: Mapping[str, Study]) -> Study:
+    """All cells of `files` (name -> content), in the order in which a study runs them, whatever that of the files.
+
+    A cell that two files have alike is taken once. Raises TurngymError where a cell has different numbers in two files,
+    and where cells that would stand in one table were run with different settings. One file is left as it is.
+    """
+    if len(files) == 1:
+        return next(iter(files.values()))
+    worlds: dict[str, Found] = {}
+    rows: dict[tuple[str, str], Found] = {}
+    cells: dict[tuple[str, str, int], Found] = {}
+    for file, study in files.items():
+        for record in study.records:
+            one, row = (file, record), (record.world, record.method)
+            _compare(worlds.setdefault(record.world, one), one, shared_settings)
+            _compare(rows.setdefault(row, one), one, own_settings)
+            first, other = cells.setdefault((*row, record.seed), one)
+            if other != record:
+                raise TurngymError(f"{first} and {file} both have {_name(record)}, with other numbers: leave one out")
+    made = {json.dumps(one, sort_keys=True): one for study in files.values() for one in study.made_by}
+    return Study(
+        records=sorted((record for _, record in cells.values()), key=_place),
+        made_by=[made[text] for text in sorted(made, key=lambda text: (str(made[text].get("started")), text))],
+    )
+
+
+def shared_settings(record: Record) -> dict[str, str]:
+    """What all cells of a world have in common: options, when they were evaluated and on what."""
+    settings = {name: value for name, value in _options(record)[1].items() if name not in OWN}
+    settings |= {name: "/".join(settings[name].split("/")[-2:]) for name in MODELS if name in settings}
+    settings["evaluations after steps"] = " ".join(str(point.step) for point in record.evaluations)
+    settings["samples"] = str(record.samples)
+    settings["tasks"] = " ".join(sorted(record.categories))
+    return settings
+
+
+def own_settings(record: Record) -> dict[str, str]:
+    """What makes a row of the table what it is."""
+    return {"method's options": " ".join(_options(record)[0]), "group": record.group}
+
+
+def _options(record: Record) -> tuple[list[str], dict[str, str]]:
+    """The words of `turngym train` that are the method's, and the options of all, which begin with the models."""
+    words = shlex.split(record.command)[2:]
+    start = words.index("--student") if "--student" in words else len(words)
+    found, name = dict[str, str](), ""
+    for word in words[start:]:
+        if word.startswith("--"):
+            name, found[word] = word, ""
+        else:
+            found[name] = f"{found[name]} {word}".strip()
+    return words[:start], found
+
+
+def _compare(first: Found, other: Found, settings: Callable[[Record], dict[str, str]]) -> None:
+    """Raise TurngymError for the first setting in which two cells differ."""
+    left, right = settings(first[1]), settings(other[1])
+    for name in dict.fromkeys([*left, *right]):
+        if left.get(name) != right.get(name):
+            said = [_said(file, record, name, of.get(name)) for (file, record), of in ((first, left), (other, right))]
+            raise TurngymError(f"not cells of one study: {said[0]}, {said[1]}")
+
+
+def _said(file: str, record: Record, name: str, value: str | None) -> str:
+    shown = "nothing" if value is None else value if len(value) <= 60 else f"{value[:60]}..."
+    return f"{_name(record)} of {file} has {name} {shown}"
+
+
+def _name(record: Record) -> str:
+    return f"{record.world}/{record.method}/seed{record.seed}"
+
+
+def _place(record: Record) -> tuple[int | str, ...]:
+    """Seed by seed, group by group; the rows of a group as they are listed, fixed depths by depth."""
+    turns = record.method.removeprefix("fixed-")
+    row = (_index(GROUPS, record.group), _index([*methods(1)], record.method), int(turns) if turns.isdigit() else 0)
+    return (record.seed, *row, _index([*WORLDS], record.world), record.world, record.method)
+
+
+def _index(names: Sequence[str], name: str) -> int:
+    """Where it stands; behind all where it does not."""
+    return names.index(name) if name in names else len(names)
