@@ -317,10 +317,14 @@ class WebShopEnv(TextEnv):
     def make_player(self, name: str) -> Player:
         """`first-hit` buys the first product that the instruction finds; `oracle-...` is the expert with that query."""
         if name == "first-hit":
-            return FirstHitPlayer(self)
+            return FirstHitPlayer(lambda: self.scene)
         if name == "oracle-title":
-            return OraclePlayer(self, "title")
-        return OraclePlayer(self, "instruction") if name == "oracle-instruction" else super().make_player(name)
+            return OraclePlayer(lambda: self.scene, "title")
+        return (
+            OraclePlayer(lambda: self.scene, "instruction")
+            if name == "oracle-instruction"
+            else super().make_player(name)
+        )
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
         info = super().describe(verdict, action)
