@@ -208,7 +208,7 @@ class Planner:
             options = [(o, r) for o, r in self.known.places(targets) if (o, r) not in placed and self._movable(o)]
             # the option whose whole trip (fetch, treat, bring) takes the fewest actions; the first of equals
             return self._fetch(
-                sorted(options, key=lambda option: self._trip(*option, spots, goal))[:1], goal.object_type
+                sorted(options, key=lambda option: self._trip(option[0], option[1], spots, goal))[:1], goal.object_type
             )
         if held not in targets:
             return self._drop()
