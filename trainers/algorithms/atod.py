@@ -1,8 +1,4 @@
-"""ATOD: on-policy distillation annealed into reinforcement learning, with turns weighted by what they can teach.
-
-Read next: trainers/algorithms/grpo_opd.py, trainers/algorithms/atod.py, trainers/algorithms/grpo_opd.py,
-trainers/losses.py.
-"""
+"""ATOD: on-policy distillation annealed into reinforcement learning, with turns weighted by what they can teach."""
 
 from __future__ import annotations
 
@@ -21,8 +17,6 @@ from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
-
-# ATOD's targets: distillation annealed into reinforcement, its turns weighted by disagreement and uncertainty.
 
 FloatN = NDArray[np.float64]
 

@@ -1,8 +1,4 @@
-"""GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task.
-
-Read next: trainers/targets.py, trainers/losses.py, trainers/losses.py,
-trainers/targets.py.
-"""
+"""GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task."""
 
 from __future__ import annotations
 

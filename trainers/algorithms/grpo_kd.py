@@ -1,8 +1,4 @@
-"""GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
-
-Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/losses.py,
-trainers/lm_loss.py.
-"""
+"""GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT."""
 
 from __future__ import annotations
 

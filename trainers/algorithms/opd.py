@@ -1,8 +1,4 @@
-"""Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches.
-
-Read next: trainers/losses.py, trainers/lm_head.py, trainers/losses.py,
-trainers/targets.py, trainers/token_weights.py.
-"""
+"""Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""OPD with hindsight hints: the teacher is the policy itself, told what it should have known.
-
-Read next: trainers/judged.py, trainers/judged.py, agents/judges/hints.py,
-trainers/algorithms/judge_targets.py.
-"""
+"""OPD with hindsight hints: the teacher is the policy itself, told what it should have known."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""PPO with a critic, whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
-
-Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/critic.py,
-trainers/optimizer_step.py, trainers/lm_loss.py.
-"""
+"""PPO with a critic, whose reward is the teacher's log-likelihood of what the student said; with or without L_PT."""
 
 from __future__ import annotations
 

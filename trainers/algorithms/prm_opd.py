@@ -1,8 +1,4 @@
-"""PRM-RL and OPD with hints in one: a judge's score on every turn, and a hinted teacher where the judge gave a hint.
-
-Read next: trainers/algorithms/prm_opd.py, trainers/algorithms/prm_rl.py, trainers/algorithms/opd_hints.py,
-trainers/algorithms/grpo_opd.py.
-"""
+"""PRM-RL and OPD with hints in one: a judge's score on every turn, and a hinted teacher where the judge gave a hint."""
 
 from __future__ import annotations
 
@@ -24,14 +20,12 @@ from turngym.trainers.judged import HintedTurns, ScoredTurns, without
 from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL, sampled_advantage
 from turngym.trainers.targets import WithReference, label_logprobs
 
-# Targets from a judge that scores and hints: the score on every turn, a hinted teacher where there is a hint.
-
 Located = tuple[Episode, Turn, slice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredOrHinted:
-    """Implements `EpisodeFilter`: turns that either part can teach from; `scored` says which scores count.
+    """Keeps the turns that either part can teach from (an `EpisodeFilter`); `scored` says which scores count.
 
     Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
     """

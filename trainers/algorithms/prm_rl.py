@@ -1,8 +1,4 @@
-"""Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage.
-
-Read next: trainers/judged.py, trainers/judged.py, trainers/judged.py,
-trainers/algorithms/judge_targets.py, trainers/losses.py.
-"""
+"""Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default.
-
-Read next: trainers/losses.py, trainers/token_weights.py, trainers/batch.py,
-trainers/optimizer_step.py.
-"""
+"""Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default."""
 
 from __future__ import annotations
 
