@@ -1,4 +1,7 @@
-"""ATOD: on-policy distillation annealed into reinforcement learning, with turns weighted by what they can teach."""
+"""ATOD: on-policy distillation annealed into reinforcement learning, with turns weighted by what they can teach.
+
+Read next: trainers/algorithms/grpo_opd.py, trainers/targets.py, trainers/losses.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task."""
+"""GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task.
+
+Read next: trainers/targets.py, trainers/losses.py.
+"""
 
 from __future__ import annotations
 

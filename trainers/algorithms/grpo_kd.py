@@ -1,4 +1,7 @@
-"""GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT."""
+"""GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
+
+Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/losses.py, trainers/lm_loss.py.
+"""
 
 from __future__ import annotations
 

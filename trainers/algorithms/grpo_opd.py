@@ -1,4 +1,7 @@
-"""GRPO and on-policy distillation in one advantage: the reward says whether, the teacher says which token."""
+"""GRPO and on-policy distillation in one advantage: the reward says whether, the teacher says which token.
+
+Read next: trainers/targets.py, trainers/losses.py.
+"""
 
 from __future__ import annotations
 

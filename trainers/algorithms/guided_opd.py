@@ -1,4 +1,7 @@
-"""Guided OPD: teacher and student take turns within an episode, and the teacher's share goes down to nothing."""
+"""Guided OPD: teacher and student take turns within an episode, and the teacher's share goes down to nothing.
+
+Read next: trainers/algorithms/opd.py, agents/mixed_policy.py, trainers/losses.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""LUFFY: GRPO whose groups hold demonstrations, shaped so that unlikely expert tokens keep their gradient."""
+"""LUFFY: GRPO whose groups hold demonstrations, shaped so that unlikely expert tokens keep their gradient.
+
+Read next: trainers/targets.py, trainers/losses.py, agents/demonstrations.py.
+"""
 
 from __future__ import annotations
 

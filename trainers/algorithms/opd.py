@@ -1,4 +1,7 @@
-"""Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches."""
+"""Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches.
+
+Read next: trainers/targets.py, trainers/losses.py, trainers/lm_head.py, trainers/token_weights.py.
+"""
 
 from __future__ import annotations
 

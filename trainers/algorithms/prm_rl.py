@@ -1,4 +1,7 @@
-"""Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage."""
+"""Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage.
+
+Read next: trainers/judged.py, trainers/algorithms/judge_targets.py, trainers/losses.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SAGE-OPD: a judge chooses the turns in which the teacher intervenes, its confidence weighs the tokens."""
+"""SAGE-OPD: a judge chooses the turns in which the teacher intervenes, its confidence weighs the tokens.
+
+Read next: trainers/judged.py, trainers/targets.py, trainers/losses.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TCOD: on-policy distillation under a curriculum of how many turns the student plays."""
+"""TCOD: on-policy distillation under a curriculum of how many turns the student plays.
+
+Read next: trainers/algorithms/opd.py, trainers/targets.py.
+"""
 
 from __future__ import annotations
 

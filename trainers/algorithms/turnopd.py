@@ -7,6 +7,8 @@ Three parts make the algorithm, and `build` at the end puts them together:
     token loss  the reverse KL to the teacher on its top-K (`targets.distillation`), as in vanilla OPD
 
 What a probe measured comes as `DepthStats` from `turn_stats.probe_stats`.
+
+Read next: trainers/algorithms/opd.py, trainers/targets.py, trainers/token_weights.py, trainers/turn_stats.py.
 """
 
 from __future__ import annotations
