@@ -13,6 +13,7 @@ from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TaskError, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.search import players, protocol
+from turngym.envs.search.players import Scene
 from turngym.envs.search.protocol import Count, check_format, render
 from turngym.envs.search.questions import Question, RewardKind, RewardRule, assert_disjoint
 from turngym.envs.search.retrievers import Searcher
@@ -152,9 +153,9 @@ class SearchEnv(TextEnv):
         return self.rule.matches(self._answer, self.question.golden_answers)
 
     @property
-    def scene(self) -> players.Scene:
+    def scene(self) -> Scene:
         """What scripted players act on."""
-        return players.Scene(self.question, tuple(self._queries), self._hits, self.may_search)
+        return Scene(self.question, tuple(self._queries), self._hits, self.may_search)
 
     @property
     def invalid_observation(self) -> str:  # type: ignore[override]
