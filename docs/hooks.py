@@ -90,7 +90,7 @@ def metrics_text() -> str:
         "# Metrics",
         "A run appends one JSON line per training step and per evaluation to `metrics.jsonl`, and hands it on to\n"
         "tensorboard, Weights & Biases and trackio. `turngym.trainers.read_metrics(FOLDER)` reads it, and\n"
-        "`turngym report` draws it. Names stay (a renamed one is in the [changelog](../CHANGELOG.md)). Numbers per\n"
+        "`turngym report` draws it. The first release fixes the names. Numbers per\n"
         "turn are lists that begin with turn 0; null is a number that there was not. This page is written from\n"
         "`trainers/metrics.py` by `python docs/hooks.py`, and a test compares.",
         "## What every training writes",

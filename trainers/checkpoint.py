@@ -1,4 +1,15 @@
-"""Sharded checkpoints (torch.distributed.checkpoint): every rank writes its shard, any number of ranks reads them."""
+"""Checkpoints: everything a killed run needs to continue to the same numbers, written whole or not at all.
+
+    checkpoints/step_000010/
+        state.json         step, depth, fingerprint of the settings; with a checksum of its own
+        model/             the weights as an ordinary model, adapters merged in
+        optimiser.pt       AdamW's moments and torch's random stream, and critic.pt with a critic
+        shards/            in their place where several processes train, or adapters: every rank writes its own
+        adapter/           LoRA adapters, as peft writes them
+        turngym.sums       checksums of all files but state.json
+
+A checkpoint of any number of processes can be read by any other number.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +35,8 @@ from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.models import MOMENTS, load_full, load_model, save_model, trained
 from turngym.trainers.world import SINGLE, DistributedError, World, on_all_ranks, on_rank_zero
+
+# Shards (torch.distributed.checkpoint): every rank writes its own, any number of ranks reads them.
 
 SHARD_FOLDER = "shards"
 Part = tuple[nn.Module, torch.optim.Optimizer]
@@ -93,7 +106,7 @@ def _init_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
 
 
-# Checkpoints: everything a killed run needs to continue to the same numbers, written whole or not at all.
+# Whole checkpoints.
 
 FOLDER = "checkpoints"
 MODEL = "model"

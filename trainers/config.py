@@ -11,7 +11,7 @@ from typing import Any, Literal
 from turngym.envs.core.errors import TurngymError
 
 Packing = Literal["auto", "on", "off"]
-"""Whether rows of a batch share lines (`models.packing`)."""
+"""Whether rows of a batch share lines (`microbatch`)."""
 
 
 class ConfigError(TurngymError, ValueError):

@@ -1,4 +1,9 @@
-"""FSDP2 models: shard them, gather their full parameters for a while, and read their full state dict."""
+"""A run divided among processes that `torchrun` starts: parameters by FSDP2, rollouts and scoring by shares.
+
+Everything that is decided is decided by every process alike, from the whole batch (see `world`). First stands what is
+done to a model (shard it, gather its parameters for a while, read its whole state), then the world of several
+processes, then `distribute_trainer`, which divides playing, scoring and evaluations of a run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""A rollout source whose episodes come judged."""
+"""Judged episodes: how a judge's votes are read, how they come to episodes, and which judged turns are trained on.
+
+read_score, read_hint, majority, choose_hint     what a vote says, and what several say together
+requests, judged, judge_episodes                 episodes to questions, and the votes written back on their turns
+JudgedCollect, UnreadVotes                       a rollout source whose episodes come judged
+ScoredTurns, HintedTurns                         filters: turns without a score or a hint stay as inputs only
+"""
 
 from __future__ import annotations
 
@@ -16,8 +22,6 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutRequest, RolloutSource, separate
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.targets import TargetError, is_trainable
-
-# Reading what a judge wrote: the last boxed number, the last hint, a majority, the best hint.
 
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 HINT = re.compile(r"\[HINT_START\]((?:(?!\[HINT_START\]|\[HINT_END\]).)*)\[HINT_END\]", re.DOTALL)
@@ -170,7 +174,7 @@ def judge_episodes(
     return result, next((judgment.error for judgment in found if judgment.error), "")
 
 
-# Watches for a judge whose votes nobody can read: it would train nothing, and say nothing.
+# A judge whose votes nobody can read would train nothing, and say nothing.
 
 PATIENCE = 3
 """So many batches in a row must be unreadable before a run stops."""
@@ -251,9 +255,6 @@ class JudgedCollect:
         # after they were kept: what the judge wrote is there to be read
         self.unread.check(episodes, f"step {request.step}")
         return episodes if self.enhance is None else self.enhance(episodes)
-
-
-# What the judge did in a step, as numbers.
 
 
 def judge_row(episodes: Sequence[Episode], batch: RolloutBatch | None) -> dict[str, Any]:

@@ -1,4 +1,10 @@
-"""From hidden states to log-probabilities, in chunks, so that [N, V] never exists."""
+"""From hidden states to log-probabilities, in chunks, so that [N, V] never exists.
+
+`project` gives the log-probabilities of labels and of K more ids, `topk` the K most likely ids. A head that is one
+matrix has a backward pass of its own: left to autograd, every chunk of positions makes a gradient of the weight,
+[V, d], beside the sum of those before it. Here chunks add their products into one array, and of each softmax only the
+logarithm of its sum is kept, [N].
+"""
 
 from __future__ import annotations
 
@@ -12,11 +18,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-# Log-probabilities under a head that is one matrix, with a backward pass that holds one gradient of it.
-#
-# Left to autograd, every chunk of positions makes a gradient of the weight, [V, d], beside the sum of those before it.
-# Here chunks add their products into one array, and of each softmax only the logarithm of its sum is kept, [N].
-
 MIN_LOGP = -1e4
 """Stands for the logarithm of 0 (a masked logit): its probability is exactly 0 too, but 0 times it is no NaN."""
 SLICE = 8192
@@ -25,7 +26,7 @@ SLICE = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadWork:
-    """What is computed and in what pieces: the arguments of `lm_head.project`."""
+    """What is computed and in what pieces: the arguments of `project`."""
 
     temperature: float
     chunk: int

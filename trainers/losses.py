@@ -1,4 +1,10 @@
-"""Where a policy gradient gets its dual clip: wherever episodes may be stale, unless the settings say otherwise."""
+"""Token losses: pure functions that give one number per supervised token and never reduce.
+
+Three families, in this order: the reverse KL on a support of K ids (distillation), the clipped surrogate with its KL
+estimators (policy gradients), and the losses of `Tokens` that algorithms are composed of. At the end stands what wraps
+a loss where tokens may be stale: the dual clip and truncated importance sampling. The log-probabilities of a support
+come from `lm_head`, which never holds [B, T, V].
+"""
 
 from __future__ import annotations
 
@@ -15,33 +21,6 @@ from torch import Tensor
 
 from turngym.trainers.algorithm import Algorithm, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.lm_head import MIN_LOGP
-
-DUAL_CLIP = 3.0
-"""Bound of the ratio under a negative advantage, where episodes may be stale."""
-
-
-def bounded(algorithm: Algorithm, setting: float | None, *, stale: bool) -> Algorithm:
-    """`algorithm` with the dual clip that the `setting` names: 0 none, None 3 where episodes may be `stale`.
-
-    Fresh episodes have ratios of 1, so nothing is bounded there. Losses that have no dual clip stay as they are.
-    Source: [dual-clip]; docs/algorithms.md#clipped-surrogate.
-    """
-    bound = (DUAL_CLIP if stale else None) if setting is None else setting or None
-    return algorithm if bound is None else replace(algorithm, token_loss=with_dual_clip(algorithm.token_loss, bound))
-
-
-def with_dual_clip(loss: TokenLoss, bound: float) -> TokenLoss:
-    """`loss`, or the loss inside of it, with a `dual_clip` of `bound`."""
-    made: Any = loss
-    if hasattr(loss, "dual_clip"):
-        return replace(made, dual_clip=bound)  # type: ignore[no-any-return]
-    inner = getattr(loss, "loss", None)
-    return loss if inner is None else replace(made, loss=with_dual_clip(inner, bound))
-
-
-# Reverse KL of student to teacher on a support of K ids, token by token.
-#
-# The log-probabilities of the support come from `trainers/lm_head.py`, which never holds [B, T, V].
 
 FloatArray = NDArray[np.float32]
 MIN_TAIL = 1e-7
@@ -444,7 +423,29 @@ def regularized(
     return more_n, diagnostics
 
 
-# Importance correction for tokens that an older student drew.
+# Where tokens may be stale: an older student drew them, and the ratio new / old of a token may be anything.
+
+DUAL_CLIP = 3.0
+"""Bound of the ratio under a negative advantage, where episodes may be stale."""
+
+
+def bounded(algorithm: Algorithm, setting: float | None, *, stale: bool) -> Algorithm:
+    """`algorithm` with the dual clip that the `setting` names: 0 none, None 3 where episodes may be `stale`.
+
+    Fresh episodes have ratios of 1, so nothing is bounded there. Losses that have no dual clip stay as they are.
+    Source: [dual-clip]; docs/algorithms.md#clipped-surrogate.
+    """
+    bound = (DUAL_CLIP if stale else None) if setting is None else setting or None
+    return algorithm if bound is None else replace(algorithm, token_loss=with_dual_clip(algorithm.token_loss, bound))
+
+
+def with_dual_clip(loss: TokenLoss, bound: float) -> TokenLoss:
+    """`loss`, or the loss inside of it, with a `dual_clip` of `bound`."""
+    made: Any = loss
+    if hasattr(loss, "dual_clip"):
+        return replace(made, dual_clip=bound)  # type: ignore[no-any-return]
+    inner = getattr(loss, "loss", None)
+    return loss if inner is None else replace(made, loss=with_dual_clip(inner, bound))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

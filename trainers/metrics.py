@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 from turngym.envs.core.errors import TurngymError
 
-# Where rows of metrics go beside metrics.jsonl: tensorboard, Weights & Biases, trackio.
-
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
 
 

@@ -1,4 +1,8 @@
-"""Micro-batches: which rows of a batch go through the model together, and how they lie in its input."""
+"""Micro-batches: which rows of a batch go through the model together, and how they lie in its input.
+
+Three ways: every row in a line of its own (`split_rows`, `pad_rows`), several short rows in one line (`packed_lines`),
+and, for scoring only, rows that begin alike with their shared prefix read once (`prefix_groups`).
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,7 @@ def split_rows(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = Non
 
 
 Split = Callable[[RolloutBatch, int, IntArray | None], list[MicroBatch]]
-"""`split_rows`, or what `packing.split_by` gives."""
+"""`split_rows`, or what `split_by` gives."""
 
 
 def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Split = split_rows) -> list[MicroBatch]:
@@ -142,7 +146,8 @@ def _cuts(lengths: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
 # Several short rows behind one another in one long row, each seeing only itself: less padding to compute.
 
 TOLERANCE = {torch.float32: 1e-4}
-"""Of hidden states, relative to the largest; other precisions: 0.1. Rows that see each other differ by far more."""
+"""How far hidden states may differ, relative to the largest; 0.1 in other precisions. Rows that see each other differ
+by far more."""
 LINE_COST = 0.04
 """What a position in a line of several rows costs more than one in a row alone, times the line's tokens, divided by the
 model's width: attention works under a mask, on all pairs instead of the causal half. Measured on CPUs
@@ -229,7 +234,7 @@ def lines_of(packing: Packing, model: Any) -> Callable[[Sequence[int], int], lis
 
 
 def split_by(packing: Packing, model: Any) -> Split:
-    """`microbatch.split_rows`, or with rows that share lines, or the cheaper of both."""
+    """`split_rows`, or with rows that share lines, or the cheaper of both."""
     return split_rows if packing == "off" else partial(_split, lines_of(packing, model))
 
 

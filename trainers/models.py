@@ -1,4 +1,8 @@
-"""Whether a model and a device are there, said at once and in one line."""
+"""Causal language models as the trainers see them: found, loaded, saved, and run up to the head's input.
+
+A model is a backbone that gives hidden states and a head that turns them into logits (`lm_head` works on the head). At
+the end stands what must hold between two models: one vocabulary for teacher and student.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +85,6 @@ def _reachable(endpoint: str, seconds: float = 5.0) -> bool:
         return False
     return True
 
-
-# Causal language models as the trainers see them: a backbone that gives hidden states, and a head.
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -223,12 +225,12 @@ def hidden_states(
 
     No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
     mean nothing. `positions_BL`, if given, begin again at 0 where another row begins in the same line
-    (`packing.check_packing` finds out whether the model understands that). `sees_BLL` replaces the causal mask
-    (`prefix_sharing.supports_prefix_sharing`).
+    (`microbatch.check_packing` finds out whether the model understands that). `sees_BLL` replaces the causal mask
+    (`microbatch.supports_prefix_sharing`).
     """
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
-    # a sharded model gathers its parameters only when it is entered as a whole (`distributed.model.shard`)
+    # a sharded model gathers its parameters only when it is entered as a whole (`distributed.shard`)
     run = getattr(model, "final_states", None) or partial(final_states, model)
     if positions_BL is None:
         return run(ids).flatten(0, 1)
@@ -351,6 +353,7 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 # Refuse to distill between models that do not share a vocabulary.
 
 SHOWN = 5
+"""How many ids that differ an error names."""
 
 
 class VocabularyError(TurngymError):

@@ -39,7 +39,7 @@ class Forward:
     """Whether autocast covers the LM head; log-probabilities are float32 either way."""
     gradient_checkpointing: bool = False
     packing: Packing = "off"
-    """Whether several short rows share a line; `auto` wants a model that keeps them apart (`packing.resolved`)."""
+    """Whether several short rows share a line; `auto` wants a model that keeps them apart (`microbatch.resolved`)."""
     world: World = SINGLE
     """Each process computes its share of the episodes; loss, gradients and columns are those of the whole batch."""
 

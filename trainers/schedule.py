@@ -1,4 +1,8 @@
-"""Asynchronous training: batches are played ahead of their step, by the student of so many steps before."""
+"""In which order a run plays and learns: each batch when its step comes, or ahead of it by an older student.
+
+`Synchronous` is the ordinary schedule. `AsyncRollout` plays batch t with the weights after step t - 1 - K, whatever the
+timing, so that a run repeats itself exactly.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,6 @@ from turngym.envs.core.protocols import RolloutRequest, RolloutSource
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.config import ConfigError
 from turngym.trainers.losses import TruncatedImportance
-
-# In which order a run plays and learns: each batch before its step, or ahead of it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class Synchronous:
 
 
 FILE = "ahead.pt"
+"""In a checkpoint: the batches that were planned and not yet learned from."""
 Weights = Mapping[str, Tensor]
 
 

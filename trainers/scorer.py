@@ -1,4 +1,4 @@
-"""LocalScorer: a frozen model in this process that scores given ids (teachers, reference policies)."""
+"""Models in this process that score given ids (teachers, the initial policy); how they and the student are loaded."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class LocalScorer:
     chunk: int = 1024
     """Positions that go through the head at a time."""
     packing: Packing = "off"
-    """Whether several short rows share a line; needs a model that keeps them apart (`packing.resolved`)."""
+    """Whether several short rows share a line; needs a model that keeps them apart (`microbatch.resolved`)."""
     share_prefixes: bool = False
-    """Read what neighboring rows begin with only once (`prefix_sharing`); needs `supports_prefix_sharing(model)`."""
+    """Read what neighboring rows begin with only once; needs `supports_prefix_sharing(model)`."""
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         def score(states: Tensor, rows: list[int]) -> list[TopK]:

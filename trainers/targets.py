@@ -1,4 +1,11 @@
-"""Target functions: what each token of a batch is compared with, found before any update."""
+"""Target functions: what each token of a batch is compared with, found before any update.
+
+grpo_advantage, grpo_split_advantage      rewards of episodes, compared within their group
+TeacherTopK, SampledAdvantage, ...        target functions: a batch and its scorers to `Targets`
+ComparableGroups                          which groups have something to compare
+RewardedCollect                           a rollout source whose episodes are worth what a function says
+gae, whiten, minillm_returns              returns and advantages per token
+"""
 
 from __future__ import annotations
 
@@ -18,8 +25,6 @@ from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import DistillConfig
 from turngym.trainers.losses import TAILS, ClippedAdvantage, SupportKL, sampled_advantage
-
-# Advantages from rewards of whole episodes: each is compared with the others of its group.
 
 FloatE = NDArray[np.float64]
 GROUP_EPS = 1e-6

@@ -36,8 +36,6 @@ from turngym.trainers.step_metrics import played_row
 from turngym.trainers.turn_stats import probe_stats
 from turngym.trainers.world import SINGLE, World, on_all_ranks
 
-# Ctrl-C that never leaves an update or a file half done.
-
 
 class Interrupts:
     """While entered, SIGINT and SIGTERM raise KeyboardInterrupt: at once, or at the end of a `protected` block.

@@ -1,4 +1,4 @@
-"""A training run put together: what `turngym train` builds, and what its loop (`session`) works with."""
+"""A training run put together: what `train.build_trainer` builds, and how its folder is opened before the loop."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Trainer:
     players: str = ""
     """Who plays the episodes, in words, for the run's settings."""
     world: World = SINGLE
-    """The processes of the run; more than one are set up by `distributed.run.distribute_trainer`."""
+    """The processes of the run; more than one are set up by `distributed.distribute_trainer`."""
     locked: bool = False
     """The caller has locked `out` for this run already."""
 
@@ -73,7 +73,7 @@ class Trainer:
 
         Raises FolderInUseError where another process trains into `out`, and what `RunFolder.open` raises.
         """
-        # one that was begun without packed rows must not get them by today's default: sums would round otherwise
+        # a run that was begun with padded rows must not go on with packed ones: sums would round otherwise
         made = replace(self, run=with_saved_settings(self.run, self.out)) if resume else self
         made._check()
         with ExitStack() as held:
@@ -109,16 +109,16 @@ class Trainer:
         log.truncate(state.step, state.evaluated)
         log.open(state.step)
         # once the student's new weights are announced
-        told = self.on_update if refresh is None else in_turn(self.on_update, refresh.after)
-        session = TrainLoop(replace(self, on_update=told, run=run), optimizer, folder, log, state, critic)
+        on_update = self.on_update if refresh is None else in_turn(self.on_update, refresh.after)
+        loop = TrainLoop(replace(self, on_update=on_update, run=run), optimizer, folder, log, state, critic)
         try:
             with Interrupts(self.world) as interrupts, self.progress:
-                session.run(interrupts)
+                loop.run(interrupts)
         finally:
             self.order.close()
             log.close()
         model = folder.latest() / MODEL
-        return RunResult(step=session.state.step, model=model, train_seconds=session.state.train_seconds)
+        return RunResult(step=loop.state.step, model=model, train_seconds=loop.state.train_seconds)
 
     def _log(self) -> MetricsLog:
         run = self.run

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from turngym.envs.alfworld.engine import NativeEngine
-from turngym.envs.alfworld.game import SPLITS, Game, find_root, game_folder, game_hash, unknown_split
-from turngym.envs.alfworld.games import GameSource, GeneratedGames, RealGames
-from turngym.envs.alfworld.generate import SPLIT as UNSEEN
-from turngym.envs.alfworld.generate import unseen
+from turngym.envs.alfworld.game import Game, game_hash
+from turngym.envs.alfworld.games import SPLITS, GameSource, GeneratedGames, RealGames, find_root
+from turngym.envs.alfworld.generate import UNSEEN, unseen
 from turngym.envs.alfworld.pddl import GameUnsupported, category, parse_problem
 from turngym.envs.alfworld.players import SearchingPlayer, next_action, plausible_mistake
 from turngym.envs.alfworld.priors import GeneratorConfig, Part, preset
@@ -241,5 +240,6 @@ def open_split(
         chosen = preset(config) if isinstance(config, str) else config
         return GeneratedGames(chosen, part) if split == "generated" else GeneratedGames(unseen(chosen), "eval", split)
     if split not in SPLITS:
-        raise TaskError(unknown_split(split))
-    return RealGames(game_folder(find_root(data), split))
+        known = (*SPLITS, "generated", UNSEEN)
+        raise TaskError(f"unknown split {split!r}; splits are {', '.join(known)}.{did_you_mean(str(split), known)}")
+    return RealGames(find_root(data), split)

@@ -1,11 +1,15 @@
-"""Game: one problem with its names and words, ready to play; shared, never changed by playing."""
+"""What a game is before it is played: its problem, the names of its entities and the words that it says.
+
+`load_game` reads a `game.tw-pddl`. The native engine plays only rules that were compared with TextWorld: the digests of
+a game's domain and grammar must be in `data/known_rules.json`. What may differ between games and releases of alfworld
+is read from the game's own grammar (`Wording`). A Game is shared by all plays of it; playing never changes it.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import resources
@@ -16,7 +20,6 @@ from turngym.envs.alfworld.pddl import (
     TASK_SIGN,
     GameError,
     GameUnsupported,
-    Problem,
     UnsupportedFacts,
     category,
     digest,
@@ -30,113 +33,11 @@ from turngym.envs.alfworld.pddl import (
     shuffled,
     split_task,
 )
-from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.task import content_hash
 
-# Where games come from: the folders of `alfworld-download`, and the rule texts of generated games.
-
-SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
-"""Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""
-ALL_SPLITS = (*SPLITS, "generated", "generated_unseen")
-GAME_FILE = "game.tw-pddl"
-VARIABLE = "ALFWORLD_DATA"
-ROOT_FOLDER = "json_2.1.1"
-
-
-def find_root(data: str | Path | None = None) -> Path:
-    """The folder that holds the split folders: `data`, else `$ALFWORLD_DATA`; with or without `json_2.1.1` at its end.
-
-    Raises TaskError that says how to get the games.
-    """
-    given = data if data is not None else os.environ.get(VARIABLE)
-    if not given:
-        raise TaskError(
-            f"real ALFWorld games need data: set {VARIABLE}, or pass data=; `pip install 'turngym[alfworld]' && "
-            f"alfworld-download` fetches the games. split='generated' needs no data"
-        )
-    root = Path(given).expanduser()
-    for folder in (root / ROOT_FOLDER, root):
-        if any((folder / split).is_dir() for split in SPLITS):
-            return folder
-    said = "data=" if data is not None else f"${VARIABLE}"
-    raise TaskError(
-        f"{said} is {str(root)!r}, which has no ALFWorld games: expected "
-        f"{ROOT_FOLDER}/{SPLITS[0]}/<task>/<trial>/{GAME_FILE} below it, as `alfworld-download` makes them"
-    )
-
-
-@dataclass(frozen=True)
-class GameFolder:
-    """The games of one split, found by listing folders; no game is read. Ids are `<split>/<task>/<trial>`, sorted."""
-
-    root: Path
-    split: str
-
-    def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise TaskError(unknown_split(self.split))
-        if not (self.root / self.split).is_dir():
-            raise TaskError(f"{self.root} has no folder {self.split!r}; it was not downloaded or not unpacked")
-
-    @cached_property
-    def task_ids(self) -> Sequence[str]:
-        """Every game of the split, sorted."""
-        ids = tuple(sorted(self._listed()))
-        if not ids:
-            raise TaskError(f"{self.root / self.split} has no games; expected <task>/<trial>/{GAME_FILE} below it")
-        return ids
-
-    def path(self, task_id: str) -> Path:
-        """The game file of a task."""
-        return self.root / task_id / GAME_FILE
-
-    def _listed(self) -> Iterator[str]:
-        for task in os.scandir(self.root / self.split):
-            if task.is_dir():
-                for trial in os.scandir(task.path):
-                    if trial.is_dir() and os.path.exists(os.path.join(trial.path, GAME_FILE)):
-                        yield f"{self.split}/{task.name}/{trial.name}"
-
-
-def game_folder(root: Path, split: str) -> GameFolder:
-    """The games of one split; listed once per process, and again when the split's folder changes."""
-    folder = root / split
-    return _folder(root, split, folder.stat().st_mtime_ns if folder.is_dir() else 0)
-
-
-@lru_cache(maxsize=16)
-def _folder(root: Path, split: str, _mtime: int) -> GameFolder:
-    return GameFolder(root, split)
-
-
-def game_texts(task: str) -> tuple[str, str]:
-    """This package's own domain and grammar for a game with the task sentence `task` (`put a mug in cabinet.`)."""
-    domain, grammar = _own_rules()
-    # the sentence stands within a JSON string of the grammar
-    return domain, grammar.replace(TASK_SIGN, json.dumps(task, ensure_ascii=False)[1:-1])
-
-
-@lru_cache(maxsize=1)
-def _own_rules() -> tuple[str, str]:
-    folder = resources.files("turngym.envs.alfworld") / "data"
-    return (
-        folder.joinpath("domain.pddl").read_text(encoding="utf-8"),
-        folder.joinpath("grammar.twl2").read_text(encoding="utf-8"),
-    )
-
-
-def unknown_split(split: str) -> str:
-    """The error text for a split that does not exist."""
-    return f"unknown split {split!r}; splits are {', '.join(ALL_SPLITS)}.{did_you_mean(str(split), ALL_SPLITS)}"
-
-
-# Which rules the native engine knows, and the words it takes from a game's own grammar.
-
-_TEXTWORLD_SIGNS = re.compile(r'[;|<>\[\]#{}"\t\n\\]|//')
-_ARRIVE = re.compile(r"(?P<say>[^#\[\]{}|<>;\"]*\{(?:r|lend)\.name\}[^#\[\]{}|<>;\"]*)#examineReceptacle\.feedback#")
-_PUT = re.compile(r"[^#\[\]{}|<>;\"]*\{o\.name\}[^#\[\]{}|<>;\"]*\{r\.name\}[^#\[\]{}|<>;\"]*")
-_PUT_COMMAND = re.compile(r"\w+ \{o\} [\w/ ]+ \{r\}")
-_PLAIN = re.compile(r"[^#\[\]{}|<>;\"]*")
+KEYS = ("pddl_domain", "grammar", "pddl_problem")
+"""What a game file must have; `walkthrough` and `solvable` are optional."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,83 +54,6 @@ class Wording:
     """The answer to `help`; None where the game has no such command (alfworld before 0.4)."""
 
 
-def read_wording(domain: str, grammar: str) -> Wording:
-    """The words of a game whose rules the native engine knows.
-
-    Raises UnsupportedFacts naming the rules that differ, ValueError for texts that cannot be read.
-    """
-    known = _known()
-    actions = domain_digests(domain)
-    unknown = [name for name in sorted(actions) if actions[name] not in known["domain"].get(name, ())]
-    missing = [name for name in known["domain"] if name not in actions and name != "help"]
-    if unknown or missing:
-        raise UnsupportedFacts(_difference("key 'pddl_domain'", unknown, missing))
-    task, template = split_task(grammar)
-    if _TEXTWORLD_SIGNS.search(task):
-        raise UnsupportedFacts(f"its task sentence has signs that the grammar gives a meaning: {task[:120]!r}")
-    return replace(_phrases(template, "help" in actions), task=task)
-
-
-@lru_cache(maxsize=16)
-def canonical_rules(domain: str, template: str) -> dict[str, dict[str, str]]:
-    """What rules a game has, for hashing: digests by name of a domain and of a grammar without its task sentence."""
-    return {"domain": domain_digests(domain), "grammar": grammar_digests(parse_grammar(template))}
-
-
-@lru_cache(maxsize=16)
-def _phrases(template: str, with_help: bool) -> Wording:
-    grammar = parse_grammar(template)
-    wanted = sorted(name for name in _known()["domain"] if not name.startswith(":") and (with_help or name != "help"))
-    missing = [f"action {name}" for name in wanted if name not in grammar.actions]
-    if missing:
-        raise UnsupportedFacts(_difference("key 'grammar'", [], missing))
-    rules = grammar.reachable(["#intro#", *(grammar.actions[name][1] for name in wanted)])
-    phrases = {
-        "GotoLocation.feedback": _ARRIVE.fullmatch(_text(rules.get("GotoLocation.feedback"))),
-        "PutObject.feedback": _PUT.fullmatch(_text(rules.get("PutObject.feedback"))),
-        "action putobject": _PUT_COMMAND.fullmatch(grammar.actions["putobject"][0]),
-        "action help": _PLAIN.fullmatch(grammar.actions["help"][1]) if with_help else None,
-    }
-    found = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
-    found |= {name: rule_digest(rule) for name, rule in rules.items()}
-    known = _known()["grammar"]
-    unknown = [name for name in found if found[name] not in known.get(name, ()) and phrases.get(name) is None]
-    if unknown:
-        raise UnsupportedFacts(_difference("key 'grammar'", unknown, []))
-    go, put, command, answer = phrases.values()
-    if go is None or put is None or command is None:
-        raise UnsupportedFacts("key 'grammar' has no readable sentences for going and putting")
-    return Wording(
-        task="",
-        go=go.group("say").replace(".name}", "}"),
-        put_command=command.group(),
-        put=put.group().replace(".name}", "}"),
-        # TextWorld's template reader drops white space at the start of a text.
-        help=answer.group().lstrip() if answer is not None else None,
-    )
-
-
-@lru_cache(maxsize=1)
-def _known() -> dict[str, dict[str, list[str]]]:
-    """Digests of rules that were held against TextWorld, by name: the shipped ones and this package's own."""
-    text = (resources.files("turngym.envs.alfworld") / "data" / "known_rules.json").read_text(encoding="utf-8")
-    known: dict[str, dict[str, list[str]]] = json.loads(text)
-    return known
-
-
-def _text(rule: list[dict[str, Any]] | None) -> str:
-    return str(rule[0].get("rhs", "")) if rule is not None and len(rule) == 1 and "condition" not in rule[0] else ""
-
-
-def _difference(where: str, unknown: list[str], missing: list[str]) -> str:
-    parts = [f"unknown {', '.join(unknown)}"] * bool(unknown) + [f"no {', '.join(missing)}"] * bool(missing)
-    return f"{where} differs from the rules that are known ({'; '.join(parts)})"
-
-
-KEYS = ("pddl_domain", "grammar", "pddl_problem")
-"""What a game file must have; `walkthrough` and `solvable` are optional."""
-
-
 class Game:
     """Everything about a game that playing does not change. Attributes are read-only by convention.
 
@@ -241,7 +65,19 @@ class Game:
         self.data = data
         self.source = source
         self.shuffle = shuffle
-        self.problem, self.wording = _parse(data, source)
+        check_keys(data, source)
+        try:
+            self.wording = read_wording(data["pddl_domain"], data["grammar"])
+        except UnsupportedFacts as error:
+            raise GameUnsupported(source, str(error)) from error
+        except ValueError as error:
+            raise GameError(f"{source}: damaged game file: {error}") from error
+        try:
+            self.problem = parse_problem(data["pddl_problem"])
+        except UnsupportedFacts as error:
+            raise GameUnsupported(source, f"key 'pddl_problem': {error}") from error
+        except ValueError as error:
+            raise GameError(f"{source}: key 'pddl_problem': {error}") from error
         self._name()
 
     @classmethod
@@ -262,7 +98,7 @@ class Game:
         self.location_names = tuple(names[word] for word in problem.locations)
         self.object_index = {name: index for index, name in enumerate(self.object_names)}
         self.receptacle_index = {name: index for index, name in enumerate(self.receptacle_names)}
-        # filled by go_commands as locations are seen, for all plays of the game
+        # by location, filled by the engine as locations are seen, for all plays of the game
         self.go: dict[int, dict[str, tuple[str, int, int]]] = {}
         places = enumerate(problem.receptacle_location)
         self.ways = sorted((f"go to {self.receptacle_names[r]}", ("go", r, at)) for r, at in places if at >= 0)
@@ -316,6 +152,11 @@ def load_game(source: str | Path | Mapping[str, Any], *, shuffle: int | None = N
     return game if shuffle is None else Game.renumbered(game, shuffle)
 
 
+@lru_cache(maxsize=64)
+def _cached(path: str, _mtime: int, _size: int) -> Game:
+    return Game(read_game_file(path), source=path)
+
+
 def read_game_file(path: str | Path) -> dict[str, Any]:
     """The checked JSON content of a game file. Raises GameError naming the file and what is wrong."""
     try:
@@ -356,22 +197,96 @@ def game_hash(data: Mapping[str, Any]) -> str:
     return content_hash({"problem": problem, "rules": rules, "task": task})
 
 
-@lru_cache(maxsize=64)
-def _cached(path: str, _mtime: int, _size: int) -> Game:
-    return Game(read_game_file(path), source=path)
+def game_texts(task: str) -> tuple[str, str]:
+    """This package's own domain and grammar for a game with the task sentence `task` (`put a mug in cabinet.`)."""
+    # the sentence stands within a JSON string of the grammar
+    sentence = json.dumps(task, ensure_ascii=False)[1:-1]
+    return _data_file("domain.pddl"), _data_file("grammar.twl2").replace(TASK_SIGN, sentence)
 
 
-def _parse(data: Mapping[str, Any], source: str) -> tuple[Problem, Wording]:
-    check_keys(data, source)
-    try:
-        wording = read_wording(data["pddl_domain"], data["grammar"])
-    except UnsupportedFacts as error:
-        raise GameUnsupported(source, str(error)) from error
-    except ValueError as error:
-        raise GameError(f"{source}: damaged game file: {error}") from error
-    try:
-        return parse_problem(data["pddl_problem"]), wording
-    except UnsupportedFacts as error:
-        raise GameUnsupported(source, f"key 'pddl_problem': {error}") from error
-    except ValueError as error:
-        raise GameError(f"{source}: key 'pddl_problem': {error}") from error
+@lru_cache(maxsize=4)
+def _data_file(name: str) -> str:
+    return (resources.files("turngym.envs.alfworld") / "data" / name).read_text(encoding="utf-8")
+
+
+# --- which rules the native engine knows, and the words it takes from a game's own grammar
+
+_TEXTWORLD_SIGNS = re.compile(r'[;|<>\[\]#{}"\t\n\\]|//')
+_ARRIVE = re.compile(r"(?P<say>[^#\[\]{}|<>;\"]*\{(?:r|lend)\.name\}[^#\[\]{}|<>;\"]*)#examineReceptacle\.feedback#")
+_PUT = re.compile(r"[^#\[\]{}|<>;\"]*\{o\.name\}[^#\[\]{}|<>;\"]*\{r\.name\}[^#\[\]{}|<>;\"]*")
+_PUT_COMMAND = re.compile(r"\w+ \{o\} [\w/ ]+ \{r\}")
+_PLAIN = re.compile(r"[^#\[\]{}|<>;\"]*")
+
+
+def read_wording(domain: str, grammar: str) -> Wording:
+    """The words of a game whose rules the native engine knows.
+
+    Raises UnsupportedFacts naming the rules that differ, ValueError for texts that cannot be read.
+    """
+    known = _known()
+    actions = domain_digests(domain)
+    unknown = [name for name in sorted(actions) if actions[name] not in known["domain"].get(name, ())]
+    missing = [name for name in known["domain"] if name not in actions and name != "help"]
+    if unknown or missing:
+        raise UnsupportedFacts(_difference("key 'pddl_domain'", unknown, missing))
+    task, template = split_task(grammar)
+    if _TEXTWORLD_SIGNS.search(task):
+        raise UnsupportedFacts(f"its task sentence has signs that the grammar gives a meaning: {task[:120]!r}")
+    return replace(_phrases(template, "help" in actions), task=task)
+
+
+@lru_cache(maxsize=16)
+def canonical_rules(domain: str, template: str) -> dict[str, dict[str, str]]:
+    """The rules of a game, for hashing: digests by name of its domain and of its grammar without the task sentence."""
+    return {"domain": domain_digests(domain), "grammar": grammar_digests(parse_grammar(template))}
+
+
+@lru_cache(maxsize=16)
+def _phrases(template: str, with_help: bool) -> Wording:
+    """The wording of a grammar whose task sentence was cut out; its `task` is empty."""
+    grammar = parse_grammar(template)
+    wanted = sorted(name for name in _known()["domain"] if not name.startswith(":") and (with_help or name != "help"))
+    missing = [f"action {name}" for name in wanted if name not in grammar.actions]
+    if missing:
+        raise UnsupportedFacts(_difference("key 'grammar'", [], missing))
+    rules = grammar.reachable(["#intro#", *(grammar.actions[name][1] for name in wanted)])
+    # these rules may have other words, as long as the words have no syntax of TextWorld's templates
+    phrases = {
+        "GotoLocation.feedback": _ARRIVE.fullmatch(_text(rules.get("GotoLocation.feedback"))),
+        "PutObject.feedback": _PUT.fullmatch(_text(rules.get("PutObject.feedback"))),
+        "action putobject": _PUT_COMMAND.fullmatch(grammar.actions["putobject"][0]),
+        "action help": _PLAIN.fullmatch(grammar.actions["help"][1]) if with_help else None,
+    }
+    found = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
+    found |= {name: rule_digest(rule) for name, rule in rules.items()}
+    known = _known()["grammar"]
+    unknown = [name for name in found if found[name] not in known.get(name, ()) and phrases.get(name) is None]
+    if unknown:
+        raise UnsupportedFacts(_difference("key 'grammar'", unknown, []))
+    go, put, command, answer = phrases.values()
+    if go is None or put is None or command is None:
+        raise UnsupportedFacts("key 'grammar' has no readable sentences for going and putting")
+    return Wording(
+        task="",
+        go=go.group("say").replace(".name}", "}"),
+        put_command=command.group(),
+        put=put.group().replace(".name}", "}"),
+        # TextWorld's template reader drops white space at the start of a text.
+        help=answer.group().lstrip() if answer is not None else None,
+    )
+
+
+@lru_cache(maxsize=1)
+def _known() -> dict[str, dict[str, list[str]]]:
+    """Digests by name of the rules that were compared with TextWorld: alfworld's and this package's own."""
+    known: dict[str, dict[str, list[str]]] = json.loads(_data_file("known_rules.json"))
+    return known
+
+
+def _text(rule: list[dict[str, Any]] | None) -> str:
+    return str(rule[0].get("rhs", "")) if rule is not None and len(rule) == 1 and "condition" not in rule[0] else ""
+
+
+def _difference(where: str, unknown: list[str], missing: list[str]) -> str:
+    parts = [f"unknown {', '.join(unknown)}"] * bool(unknown) + [f"no {', '.join(missing)}"] * bool(missing)
+    return f"{where} differs from the rules that are known ({'; '.join(parts)})"

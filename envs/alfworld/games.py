@@ -1,21 +1,28 @@
-"""Generated games as the files of `alfworld-download`: for TextWorld, for alfworld's own loader, for other engines."""
+"""Where games come from: real ones from the folders of `alfworld-download`, generated ones from a configuration.
+
+`export_games` writes generated games as the files of `alfworld-download`, for TextWorld, alfworld's own loader and
+other engines.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, get_args, overload
 
-from turngym.envs.alfworld.game import GAME_FILE, ROOT_FOLDER, Game, GameFolder, load_game, read_game_file
-from turngym.envs.alfworld.generate import SPLIT as UNSEEN
-from turngym.envs.alfworld.generate import generate, parse_task_id
+from turngym.envs.alfworld.game import Game, load_game, read_game_file
+from turngym.envs.alfworld.generate import UNSEEN, generate, parse_task_id
 from turngym.envs.alfworld.priors import GeneratorConfig, Part
 from turngym.envs.core.errors import TaskError
 
-# A split as a source of games: real ones from folders, generated ones from their configuration.
-
+SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
+"""Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""
+VARIABLE = "ALFWORLD_DATA"
+ROOT_FOLDER = "json_2.1.1"
+GAME_FILE = "game.tw-pddl"
 CATEGORIES = {
     "pick_and_place_simple": "place",
     "look_at_obj_in_light": "look",
@@ -44,22 +51,63 @@ class GameSource(Protocol):
 
 
 class RealGames:
-    """Games of `alfworld-download`, read when they are asked for."""
+    """Games of `alfworld-download`, read when they are asked for. Ids are `<split>/<task>/<trial>`, sorted."""
 
-    def __init__(self, folder: GameFolder) -> None:
-        self.split = folder.split
-        self.folder = folder
-        self.task_ids = folder.task_ids
+    def __init__(self, root: Path, split: str) -> None:
+        """`root` holds the split folders. Raises TaskError where it has no games of `split`."""
+        folder = root / split
+        if not folder.is_dir():
+            raise TaskError(f"{root} has no folder {split!r}; it was not downloaded or not unpacked")
+        self.root = root
+        self.split = split
+        self.task_ids: Sequence[str] = _listed(root, split, folder.stat().st_mtime_ns)
 
     def data(self, task_id: str) -> dict[str, Any]:
-        return read_game_file(self.folder.path(task_id))
+        return read_game_file(self.root / task_id / GAME_FILE)
 
     def game(self, task_id: str) -> Game:
-        return load_game(self.folder.path(task_id))
+        return load_game(self.root / task_id / GAME_FILE)
 
     def category(self, task_id: str) -> str | None:
         """From the folder name, `<task type>-<object>-<...>`; traj_data.json is not needed."""
         return CATEGORIES.get(task_id.split("/")[1].split("-")[0])
+
+
+@lru_cache(maxsize=16)
+def _listed(root: Path, split: str, _mtime: int) -> tuple[str, ...]:
+    """Every game of a split, sorted; listed once per process, and again when the split's folder changes."""
+    ids = [
+        f"{split}/{task.name}/{trial.name}"
+        for task in os.scandir(root / split)
+        if task.is_dir()
+        for trial in os.scandir(task.path)
+        if trial.is_dir() and os.path.exists(os.path.join(trial.path, GAME_FILE))
+    ]
+    if not ids:
+        raise TaskError(f"{root / split} has no games; expected <task>/<trial>/{GAME_FILE} below it")
+    return tuple(sorted(ids))
+
+
+def find_root(data: str | Path | None = None) -> Path:
+    """The folder with the split folders: `data`, else `$ALFWORLD_DATA`; with or without `json_2.1.1` at its end.
+
+    Raises TaskError that says how to get the games.
+    """
+    given = data if data is not None else os.environ.get(VARIABLE)
+    if not given:
+        raise TaskError(
+            f"real ALFWorld games need data: set {VARIABLE}, or pass data=; `pip install 'turngym[alfworld]' && "
+            f"alfworld-download` fetches the games. split='generated' needs no data"
+        )
+    root = Path(given).expanduser()
+    for folder in (root / ROOT_FOLDER, root):
+        if any((folder / split).is_dir() for split in SPLITS):
+            return folder
+    said = "data=" if data is not None else f"${VARIABLE}"
+    raise TaskError(
+        f"{said} is {str(root)!r}, which has no ALFWorld games: expected "
+        f"{ROOT_FOLDER}/{SPLITS[0]}/<task>/<trial>/{GAME_FILE} below it, as `alfworld-download` makes them"
+    )
 
 
 class GeneratedGames:
@@ -76,8 +124,7 @@ class GeneratedGames:
         return dict(self.game(task_id).data)
 
     def game(self, task_id: str) -> Game:
-        _, part, number = parse_task_id(task_id)
-        return _generated(self.config, part, number)
+        return _generated(self.config, *parse_task_id(task_id)[1:])
 
     def category(self, task_id: str) -> str | None:
         return CATEGORIES[self.game(task_id).data["task_type"]]
@@ -118,12 +165,11 @@ class GeneratedIds(Sequence[str]):
 
 @lru_cache(maxsize=256)
 def _generated(config: GeneratorConfig, part: Part, number: int) -> Game:
-    data = generate(config, part, number)
-    return Game(data, source=f"generated/{config.name}/{part}/{number}")
+    return Game(generate(config, part, number), source=f"generated/{config.name}/{part}/{number}")
 
 
 FOLDERS = {"train": "train", "eval": "valid_seen", UNSEEN: "valid_unseen"}
-"""Where a game goes by its part; houses that training never shows are alfworld's evaluation out of distribution."""
+"""Where a game goes by its part; unseen houses are alfworld's evaluation out of distribution."""
 
 
 def export_games(source: GameSource, task_ids: Iterable[str], out: str | Path) -> list[Path]:

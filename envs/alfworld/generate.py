@@ -1,4 +1,8 @@
-"""Put the objects of a game into the receptacles of its house."""
+"""How seeded ALFWorld games are made that need no download: same configuration, part and number, same bytes.
+
+`generate` draws a house with its task (`draw_house`), writes it as a PDDL problem (`problem_text`) and keeps it if the
+expert wins it in time. What is drawn follows the counts of the real train games (`priors`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -20,15 +24,20 @@ from turngym.envs.alfworld.players import next_action
 from turngym.envs.alfworld.priors import SMALL, GeneratorConfig, Part, Priors, TaskRow, load_priors
 from turngym.envs.core.errors import TaskError
 
-# A drawn house before it is text, and the stream of draws that makes it.
-
 K = TypeVar("K")
-APPLIANCE = {
-    "pick_clean_then_place_in_recep": "SinkBasin",
-    "pick_heat_then_place_in_recep": "Microwave",
-    "pick_cool_then_place_in_recep": "Fridge",
-}
 LOOK, TWO, SIMPLE = "look_at_obj_in_light", "pick_two_obj_and_place", "pick_and_place_simple"
+TREATMENT = {
+    "pick_clean_then_place_in_recep": ("SinkBasin", "cleanable", "isClean"),
+    "pick_heat_then_place_in_recep": ("Microwave", "heatable", "isHot"),
+    "pick_cool_then_place_in_recep": ("Fridge", "coolable", "isCool"),
+}
+"""Task type to the receptacle that treats the target, and the predicates before and after."""
+CORE = ("Bed", "CounterTop", "Fridge", "Microwave", "SinkBasin")
+"""What a small house has whenever every real room of its kind has it."""
+# many: of the draws for an evaluation game, three in four belong to the other part
+ATTEMPTS = 400
+EVAL_SHARE = 4
+"""One content in four belongs to the evaluation part, by its hash, so no train game can equal an evaluation game."""
 
 
 class Rejected(Exception):
@@ -90,6 +99,198 @@ class Draw:
         return pairs[min(bisect_right(totals, float(self.rng.random()) * totals[-1]), len(pairs) - 1)][0]
 
 
+def generate(config: GeneratorConfig, part: Part, number: int) -> dict[str, Any]:
+    """Game `number` of `part` with the keys of a real `game.tw-pddl`, plus `task_type`.
+
+    Not won at the start, and the expert wins it within `config.expert_steps`; draws that fail are drawn again from
+    the next attempt's seed, so the result depends on the arguments alone.
+
+    Raises:
+        TaskError: for an unknown part, a negative number, or a configuration that cannot make a game.
+    """
+    if part not in get_args(Part) or number < 0:
+        raise TaskError(
+            f"generated game {config.name}/{part}/{number}: the part is train or eval, the number 0 or more"
+        )
+    priors = load_priors()
+    for attempt in range(ATTEMPTS):
+        try:
+            house = draw_house(config, priors, attempt_rng(config, part, number, attempt))
+        except Rejected:
+            continue
+        if content_part(house) != part:
+            continue
+        domain, grammar = game_texts(task_sentence(house))
+        game = {
+            "pddl_domain": domain,
+            "grammar": grammar,
+            "pddl_problem": problem_text(house, priors, f"{config.name}_{part}_{number}"),
+            "solvable": True,
+            "walkthrough": [],
+            "task_type": house.row.task,
+        }
+        walkthrough = _solve(game, config.expert_steps)
+        if walkthrough is not None:
+            game["walkthrough"] = walkthrough
+            return game
+    raise TaskError(
+        f"generated game {config.name}/{part}/{number}: no playable house in {ATTEMPTS} attempts; allow more "
+        "receptacle or object types, larger ranges, or more expert_steps"
+    )
+
+
+def _solve(game: dict[str, Any], limit: int) -> list[str] | None:
+    """The expert's actions from the start to the win; None when it starts won or does not win within `limit`."""
+    engine = NativeEngine(Game(game))
+    engine.reset()
+    actions: list[str] = []
+    while not engine.won and len(actions) < limit:
+        action = next_action(engine)
+        if action is None:
+            return None
+        engine.step(action)
+        actions.append(action)
+    return actions if engine.won and actions else None
+
+
+def parse_task_id(task_id: str) -> tuple[str, Part, int]:
+    """Configuration name, part and number of a generated game's id. Raises TaskError."""
+    match = re.fullmatch(r"generated/([\w-]+)/(train|eval)/(\d+)", task_id)
+    if match is None:
+        raise TaskError(f"task id {task_id!r}: a generated game is called generated/<config>/<train|eval>/<number>")
+    part: Part = "train" if match[2] == "train" else "eval"
+    return match[1], part, int(match[3])
+
+
+def attempt_rng(config: GeneratorConfig, part: str, number: int, attempt: int) -> np.random.Generator:
+    """The random stream of one attempt; parts cannot share one."""
+    text = f"turngym alfworld {config.name} {config.version} {part} {number} {attempt}"
+    # hash() of a str differs between processes
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
+    # not default_rng, whose generator may change with a release of NumPy
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def content_part(house: House) -> Part:
+    """The part that a house with this content may appear in; the wording of the task does not count."""
+    row = house.row
+    # by content: two numbers can draw the same house
+    facts = (row.task, row.target, row.destination, house.receptacles, house.things)
+    digest = hashlib.sha256(repr(facts).encode()).digest()
+    return "eval" if digest[0] % EVAL_SHARE == 0 else "train"
+
+
+def draw_house(config: GeneratorConfig, priors: Priors, rng: np.random.Generator) -> House:
+    """One house with its task. Raises Rejected where the draw contradicts itself (no place for the target)."""
+    draw = Draw(rng)
+    row = draw_task(config, priors, draw)
+    types = draw_receptacles(config, priors, row, draw)
+    receptacles = place_receptacles(config, priors, row.room, types, draw)
+    furnishing = Furnishing(config=config, priors=priors, row=row, types=types, draw=draw)
+    furnishing.furnish()
+    sentence = draw.weighted(priors.sentences[row.task].items())
+    return House(row=row, receptacles=receptacles, things=tuple(furnishing.things), sentence=sentence)
+
+
+def draw_task(config: GeneratorConfig, priors: Priors, draw: Draw) -> TaskRow:
+    """A task type by the mix, then target, destination and room as often as the train games have them."""
+    rows = possible_tasks(config, priors)
+    mix = dict(config.mix) if config.mix is not None else None
+    task = draw.weighted((t, sum(n for _, n in rows[t]) if mix is None else mix.get(t, 0.0)) for t in rows)
+    return draw.weighted(rows[task])
+
+
+@lru_cache(maxsize=16)
+def possible_tasks(config: GeneratorConfig, priors: Priors) -> dict[str, list[tuple[TaskRow, int]]]:
+    """By task type, the tasks that the configuration's rooms, receptacles and objects allow, with their counts."""
+    rows: dict[str, list[tuple[TaskRow, int]]] = {}
+    for row in priors.tasks:
+        if _allowed(config, row):
+            rows.setdefault(row.task, []).append((row, row.count))
+    return rows
+
+
+def _allowed(config: GeneratorConfig, row: TaskRow) -> bool:
+    kinds = {name for name, _ in config.receptacle_caps} if config.receptacle_caps is not None else None
+    objects = config.object_types
+    if row.room not in config.rooms or (objects is not None and row.target not in objects):
+        return False
+    if row.task == LOOK:
+        return objects is None or row.destination in objects
+    needed = {row.destination, *TREATMENT.get(row.task, ())[:1]}
+    if kinds is not None and not needed <= kinds:
+        return False
+    return config.instances >= 2 or row.task != TWO
+
+
+def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw: Draw) -> list[str]:
+    """The receptacle types of the house, sorted; what the task needs is among them."""
+    needed = {row.destination} if row.task != LOOK else set()
+    needed.update(TREATMENT.get(row.task, ())[:1])
+    if config.receptacle_caps is None:
+        return _real_layout(config, priors, row.room, needed, draw)
+    caps = dict(config.receptacle_caps)
+    scenes = priors.scenes[row.room]
+    always = {t for t in CORE if t in caps and all(t in scene for scene, _ in scenes)}
+    chosen = Counter(dict.fromkeys(sorted(needed | always), 1))
+    if row.task == LOOK:
+        stands = priors.placed[row.room][row.destination]
+        chosen[draw.weighted((t, n) for t, n in stands.items() if t in caps)] += 1
+    mean = {t: sum(scene.get(t, 0) * n for scene, n in scenes) for t in caps}
+    size = draw.between(*config.receptacles)
+    while chosen.total() < size:
+        # a type's weight falls with each copy, so that small houses still have many kinds
+        chosen[draw.weighted((t, mean[t] / (1 + 4 * chosen[t])) for t in caps if chosen[t] < caps[t])] += 1
+    return sorted(chosen.elements())
+
+
+def _real_layout(config: GeneratorConfig, priors: Priors, room: str, needed: Collection[str], draw: Draw) -> list[str]:
+    """The receptacles of a real room that has all `needed`, some types with one more or one fewer."""
+    scenes = priors.scenes[room]
+    scene = draw.weighted((s, n) for s, n in scenes if all(t in s for t in needed))
+    counts = dict(scene)
+    for name in sorted(counts):
+        most = max(s.get(name, 0) for s, _ in scenes)
+        if most > 1 and draw.chance(config.jitter):
+            counts[name] = min(max(counts[name] + (1 if draw.chance(0.5) else -1), 1), most)
+    return sorted(Counter(counts).elements())
+
+
+def place_receptacles(
+    config: GeneratorConfig, priors: Priors, room: str, types: list[str], draw: Draw
+) -> tuple[Receptacle, ...]:
+    """Give each receptacle a location; some share one, as the measured groups do."""
+    location = list(range(len(types)))
+    free = set(location)
+    for group, rate in priors.shared[room]:
+        expected = rate * config.shared
+        # the fraction is drawn, so that the mean number of groups is the measured one
+        for _ in range(int(expected) + draw.chance(expected % 1.0)):
+            members = _pick_group(group, types, free, draw)
+            free -= set(members)
+            for member in members:
+                location[member] = location[members[0]]
+    # without gaps: the problem's text has a location for every number up to the highest
+    number = {spot: i for i, spot in enumerate(sorted(set(location)))}
+    share = priors.openable
+    opens = [draw.chance(share[t]) if config.mixed_openable else share[t] > 0.5 for t in types]
+    return tuple(
+        Receptacle(type=t, openable=o, location=number[spot]) for t, o, spot in zip(types, opens, location, strict=True)
+    )
+
+
+def _pick_group(group: tuple[str, ...], types: list[str], free: set[int], draw: Draw) -> list[int]:
+    """Free receptacles of the group's types, one each; none where a type has none left."""
+    members: list[int] = []
+    for name in group:
+        # sorted: the draw must not depend on the order of a set
+        options = [i for i in sorted(free) if types[i] == name and i not in members]
+        if not options:
+            return []
+        members.append(options[draw.index(len(options))])
+    return members
+
+
 @dataclass(slots=True, kw_only=True)
 class Furnishing:
     """Puts objects into the receptacles `types` until the house is as full as the configuration says."""
@@ -103,6 +304,7 @@ class Furnishing:
     load: Counter[int] = field(default_factory=Counter)
 
     def furnish(self) -> None:
+        """The target first, then the lamp of a look task, then distractors."""
         row, draw = self.row, self.draw
         least = 2 if row.task == TWO else 1
         for _ in range(self.draw_number(row.target, least)):
@@ -159,6 +361,7 @@ class Furnishing:
         self.things.append(Thing(type=name, where=where))
 
     def _as_measured(self) -> None:
+        """Each type as often, and in as many copies, as real rooms have it."""
         room = self.row.room
         for name in self.kinds():
             counts = self.priors.number[room][name]
@@ -167,6 +370,7 @@ class Furnishing:
                     self.put(name)
 
     def _up_to(self, size: int) -> None:
+        """`size` objects in all, common types more often."""
         left = {name: sum(self.priors.number[self.row.room][name].values()) for name in self.kinds()}
         while left and len(self.things) < size:
             name = self.draw.weighted(left.items())
@@ -195,120 +399,12 @@ class Furnishing:
                 return
 
 
-# Draw the task and the receptacles of a house.
-
-CORE = ("Bed", "CounterTop", "Fridge", "Microwave", "SinkBasin")
-"""What a small house has whenever every real room of its kind has it."""
-
-
-def draw_task(config: GeneratorConfig, priors: Priors, draw: Draw) -> TaskRow:
-    """A task type by the mix, then target, destination and room as often as the train games have them."""
-    rows = possible_tasks(config, priors)
-    mix = dict(config.mix) if config.mix is not None else None
-    task = draw.weighted((t, sum(n for _, n in rows[t]) if mix is None else mix.get(t, 0.0)) for t in rows)
-    return draw.weighted(rows[task])
-
-
-@lru_cache(maxsize=16)
-def possible_tasks(config: GeneratorConfig, priors: Priors) -> dict[str, list[tuple[TaskRow, int]]]:
-    """By task type, the tasks that the configuration's rooms, receptacles and objects allow, with their counts."""
-    rows: dict[str, list[tuple[TaskRow, int]]] = {}
-    for row in priors.tasks:
-        if _allowed(config, row):
-            rows.setdefault(row.task, []).append((row, row.count))
-    return rows
-
-
-def _allowed(config: GeneratorConfig, row: TaskRow) -> bool:
-    kinds = {name for name, _ in config.receptacle_caps} if config.receptacle_caps is not None else None
-    objects = config.object_types
-    if row.room not in config.rooms or (objects is not None and row.target not in objects):
-        return False
-    if row.task == LOOK:
-        return objects is None or row.destination in objects
-    appliance = APPLIANCE.get(row.task)
-    if kinds is not None and (row.destination not in kinds or (appliance is not None and appliance not in kinds)):
-        return False
-    return config.instances >= 2 or row.task != TWO
-
-
-def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw: Draw) -> list[str]:
-    """The receptacle types of the house, sorted; what the task needs is among them."""
-    needed = {APPLIANCE[row.task]} if row.task in APPLIANCE else set()
-    if row.task != LOOK:
-        needed.add(row.destination)
-    if config.receptacle_caps is None:
-        return _real_layout(config, priors, row.room, needed, draw)
-    caps = dict(config.receptacle_caps)
-    scenes = priors.scenes[row.room]
-    always = {t for t in CORE if t in caps and all(t in scene for scene, _ in scenes)}
-    chosen = Counter(dict.fromkeys(sorted(needed | always), 1))
-    if row.task == LOOK:
-        stands = priors.placed[row.room][row.destination]
-        chosen[draw.weighted((t, n) for t, n in stands.items() if t in caps)] += 1
-    mean = {t: sum(scene.get(t, 0) * n for scene, n in scenes) for t in caps}
-    size = draw.between(*config.receptacles)
-    while chosen.total() < size:
-        # a type's weight falls with each copy, so that small houses still have many kinds
-        chosen[draw.weighted((t, mean[t] / (1 + 4 * chosen[t])) for t in caps if chosen[t] < caps[t])] += 1
-    return sorted(chosen.elements())
-
-
-def _real_layout(config: GeneratorConfig, priors: Priors, room: str, needed: Collection[str], draw: Draw) -> list[str]:
-    scenes = priors.scenes[room]
-    scene = draw.weighted((s, n) for s, n in scenes if all(t in s for t in needed))
-    counts = dict(scene)
-    for name in sorted(counts):
-        most = max(s.get(name, 0) for s, _ in scenes)
-        if most > 1 and draw.chance(config.jitter):
-            counts[name] = min(max(counts[name] + (1 if draw.chance(0.5) else -1), 1), most)
-    return sorted(Counter(counts).elements())
-
-
-def place_receptacles(
-    config: GeneratorConfig, priors: Priors, room: str, types: list[str], draw: Draw
-) -> tuple[Receptacle, ...]:
-    """Give each receptacle a location; some share one, as the measured groups do."""
-    location = list(range(len(types)))
-    free = set(location)
-    for group, rate in priors.shared[room]:
-        expected = rate * config.shared
-        # the fraction is drawn, so that the mean number of groups is the measured one
-        for _ in range(int(expected) + draw.chance(expected % 1.0)):
-            members = _pick_group(group, types, free, draw)
-            free -= set(members)
-            for member in members:
-                location[member] = location[members[0]]
-    # without gaps: the problem's text has a location for every number up to the highest
-    number = {spot: i for i, spot in enumerate(sorted(set(location)))}
-    share = priors.openable
-    opens = [draw.chance(share[t]) if config.mixed_openable else share[t] > 0.5 for t in types]
-    rows = zip(types, opens, location, strict=True)
-    return tuple(Receptacle(type=t, openable=o, location=number[spot]) for t, o, spot in rows)
-
-
-def _pick_group(group: tuple[str, ...], types: list[str], free: set[int], draw: Draw) -> list[int]:
-    members: list[int] = []
-    for name in group:
-        # sorted: the draw must not depend on the order of a set
-        options = [i for i in sorted(free) if types[i] == name and i not in members]
-        if not options:
-            return []
-        members.append(options[draw.index(len(options))])
-    return members
-
-
-# A drawn house as the PDDL problem and the task sentence of a `game.tw-pddl`.
+# --- a drawn house as the PDDL problem and the task sentence of a `game.tw-pddl`
 
 DOMAIN_RTYPES = ("Fridge", "Microwave", "SinkBasin")
 DOMAIN_OTYPES = ("ButterKnife", "Knife", "Sink")
 """Types that the domain's actions name: every problem must declare them, present or not."""
 OBJECT_FLAGS = ("pickupable", "isReceptacleObject", "cleanable", "heatable", "coolable", "sliceable", "toggleable")
-MADE = {
-    "pick_clean_then_place_in_recep": ("cleanable", "isClean"),
-    "pick_heat_then_place_in_recep": ("heatable", "isHot"),
-    "pick_cool_then_place_in_recep": ("coolable", "isCool"),
-}
 
 
 def task_sentence(house: House) -> str:
@@ -381,9 +477,9 @@ def goal(house: House) -> str:
             "(toggleable ?ot) (isToggled ?ot) (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?ot ?r)))"
         )
         return f"(and {lamp} (exists (?o - object ?a - agent) (and (objectType ?o {target}) (holds ?a ?o))))"
-    if row.task == SIMPLE or row.task in MADE:
-        able, made = MADE.get(row.task, (None, None))
-        state = "" if able is None else f"({able} ?o) ({made} ?o) "
+    if row.task != TWO:
+        _, able, made = TREATMENT.get(row.task, ("", "", ""))
+        state = f"({able} ?o) ({made} ?o) " if able else ""
         facts = f"{state}(inReceptacle ?o ?r) (objectType ?o {target}) (receptacleType ?r {place})"
         return f"(and (exists (?r - receptacle) (exists (?o - object) (and {facts}))))"
     first = f"(objectType ?o1 {target}) (receptacleType ?r {place}) (inReceptacle ?o1 ?r)"
@@ -392,126 +488,16 @@ def goal(house: House) -> str:
     return f"(and (exists (?r - receptacle) (exists (?o1 - object) (and {first} {inner}))))"
 
 
-# Seeded ALFWorld games that need no download: the same configuration, part and number give the same bytes.
-
-# many: of the draws for an evaluation game, three in four belong to the other part
-ATTEMPTS = 400
-EVAL_SHARE = 4
-"""One content in four belongs to the evaluation part, by its hash, so no train game can equal an evaluation game."""
-
-
-def draw_house(config: GeneratorConfig, priors: Priors, rng: np.random.Generator) -> House:
-    """One house with its task. Raises Rejected when the draw contradicts itself (no place for the target)."""
-    draw = Draw(rng)
-    row = draw_task(config, priors, draw)
-    types = draw_receptacles(config, priors, row, draw)
-    receptacles = place_receptacles(config, priors, row.room, types, draw)
-    furnishing = Furnishing(config=config, priors=priors, row=row, types=types, draw=draw)
-    furnishing.furnish()
-    sentence = draw.weighted(priors.sentences[row.task].items())
-    return House(row=row, receptacles=receptacles, things=tuple(furnishing.things), sentence=sentence)
-
-
-def attempt_rng(config: GeneratorConfig, part: str, number: int, attempt: int) -> np.random.Generator:
-    """The random stream of one attempt; parts cannot share one."""
-    text = f"turngym alfworld {config.name} {config.version} {part} {number} {attempt}"
-    # hash() of a str differs between processes
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
-    # not default_rng, whose generator may change with a release of NumPy
-    return np.random.Generator(np.random.PCG64(seed))
-
-
-def content_part(house: House) -> Part:
-    """The part that a house with this content may appear in; the wording of the task does not count."""
-    row = house.row
-    # by content: two numbers can draw the same house
-    facts = (row.task, row.target, row.destination, house.receptacles, house.things)
-    digest = hashlib.sha256(repr(facts).encode()).digest()
-    return "eval" if digest[0] % EVAL_SHARE == 0 else "train"
-
-
-def generate(config: GeneratorConfig, part: Part, number: int) -> dict[str, Any]:
-    """Game `number` of `part` with the keys of a real `game.tw-pddl`, plus `task_type`.
-
-    Not won at the start, and the expert wins it within `config.expert_steps`; draws that fail are drawn again from
-    the next attempt's seed, so the result depends on the arguments alone.
-
-    Raises:
-        TaskError: for an unknown part, a negative number, or a configuration that cannot make a game.
-    """
-    if part not in get_args(Part) or number < 0:
-        raise TaskError(
-            f"generated game {config.name}/{part}/{number}: the part is train or eval, the number 0 or more"
-        )
-    priors = load_priors()
-    for attempt in range(ATTEMPTS):
-        try:
-            house = draw_house(config, priors, attempt_rng(config, part, number, attempt))
-        except Rejected:
-            continue
-        if content_part(house) != part:
-            continue
-        game = _game(house, priors, f"{config.name}_{part}_{number}")
-        walkthrough = _solve(game, config.expert_steps)
-        if walkthrough is not None:
-            game["walkthrough"] = walkthrough
-            return game
-    raise TaskError(
-        f"generated game {config.name}/{part}/{number}: no playable house in {ATTEMPTS} attempts; allow more "
-        "receptacle or object types, larger ranges, or more expert_steps"
-    )
-
-
-def _game(house: House, priors: Priors, name: str) -> dict[str, Any]:
-    domain, grammar = game_texts(task_sentence(house))
-    return {
-        "pddl_domain": domain,
-        "grammar": grammar,
-        "pddl_problem": problem_text(house, priors, name),
-        "solvable": True,
-        "walkthrough": [],
-        "task_type": house.row.task,
-    }
-
-
-def _solve(game: dict[str, Any], limit: int) -> list[str] | None:
-    """The expert's actions from the start to the win; None when it starts won or does not win within `limit`."""
-    engine = NativeEngine(Game(game))
-    engine.reset()
-    actions: list[str] = []
-    while not engine.won and len(actions) < limit:
-        action = next_action(engine)
-        if action is None:
-            return None
-        engine.step(action)
-        actions.append(action)
-    return actions if engine.won and actions else None
-
-
-def task_ids(config: GeneratorConfig, part: Part) -> Sequence[str]:
-    """The listed ids `generated/<config>/<part>/<number>`; nothing is generated."""
-    return [f"generated/{config.name}/{part}/{number}" for number in range(config.size(part))]
-
-
-def parse_task_id(task_id: str) -> tuple[str, Part, int]:
-    """Configuration name, part and number of a generated game's id. Raises TaskError."""
-    match = re.fullmatch(r"generated/([\w-]+)/(train|eval)/(\d+)", task_id)
-    if match is None:
-        raise TaskError(f"task id {task_id!r}: a generated game is called generated/<config>/<train|eval>/<number>")
-    part: Part = "train" if match[2] == "train" else "eval"
-    return match[1], part, int(match[3])
-
-
-# Houses that training never shows: other rooms, other receptacles, other things to bring.
+# --- houses that training never shows
 #
-# `generated_unseen` is to the generated games what `valid_unseen` is to the real ones. By construction, no reset text of
-# it can occur in training with the configuration that it is held out from:
+# `generated_unseen` is to the generated games what `valid_unseen` is to the real ones. By construction, no reset text
+# of it can occur in training with the configuration that it is held out from:
 #
 # - its rooms (living rooms, bathrooms) are none of the trained ones;
 # - of a house's 6 to 9 receptacles at most 5 are of types that training has, and the first text lists all of them;
 # - what is to be brought is of a type that training never has, not even as a distractor.
 
-SPLIT = "generated_unseen"
+UNSEEN = "generated_unseen"
 SMALL_UNSEEN = GeneratorConfig(
     name="small-unseen",
     # living rooms and bathrooms have neither fridge nor microwave
@@ -555,7 +541,6 @@ SMALL_UNSEEN = GeneratorConfig(
     mixed_openable=False,
     oddities=False,
     expert_steps=20,
-    eval_size=300,
 )
 """Held out from `small`."""
 _HELD_OUT = {SMALL: SMALL_UNSEEN}
@@ -566,6 +551,6 @@ def unseen(config: GeneratorConfig) -> GeneratorConfig:
     if config not in _HELD_OUT:
         held = ", ".join(repr(trained.name) for trained in _HELD_OUT)
         raise TaskError(
-            f"split {SPLIT!r} with config {config.name!r}: there are no houses held out from it; there are from: {held}"
+            f"split {UNSEEN!r} with config {config.name!r}: no houses are held out from it, only from: {held}"
         )
     return _HELD_OUT[config]

@@ -1,4 +1,12 @@
-"""What can be wrong with a game file."""
+"""How the texts of a game file are read: the PDDL problem, its goal, the PDDL domain and the TextWorld grammar.
+
+- `parse_problem` turns the problem into a `Problem`: typed facts by index, and one of the six kinds of goal.
+- `domain_digests`, `parse_grammar` and `grammar_digests` reduce the rule texts to digests by name, which `game`
+  compares with the rules that the native engine knows.
+- `entity_names` gives the ids of a problem the names that players see.
+
+A damaged text raises ValueError. Sound PDDL that the native engine does not model raises UnsupportedFacts.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +22,8 @@ from typing import Any
 
 from turngym.envs.core.errors import TaskError
 
+Indices = tuple[int, ...]
+
 
 class GameError(TaskError):
     """A game file that is missing, damaged or contradicts itself; the text names the file and the key."""
@@ -28,13 +38,6 @@ class GameUnsupported(GameError):
 
 class UnsupportedFacts(ValueError):
     """Rules or facts that are sound PDDL but that the native engine does not model."""
-
-
-# The goal of a game, read from its PDDL: look at something under a lamp, or bring things to a receptacle.
-
-_GOAL_TOKEN = re.compile(r"[()]|[^\s()]+")
-_STATE_FLAGS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced"}
-_ABILITIES = {"cleanable", "heatable", "coolable", "sliceable", "pickupable"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ Goal = PlaceGoal | LookGoal
 
 
 def category(goal: Goal) -> str:
-    """Row of the result tables: `place`, `look`, `clean`, `heat`, `cool` or `two`."""
+    """Returns the row of the result tables: `place`, `look`, `clean`, `heat`, `cool` or `two`."""
     if isinstance(goal, LookGoal):
         return "look"
     if goal.count == 2:
@@ -73,31 +76,241 @@ def category(goal: Goal) -> str:
     return "place"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The facts of one game. Objects, receptacles and locations are indices into their sorted, lower-case ids."""
+
+    entities: tuple[str, ...]
+    """Every id that occurs in a fact, sorted: the ids that numbers are handed out to."""
+    objects: tuple[str, ...]
+    receptacles: tuple[str, ...]
+    locations: tuple[str, ...]
+    object_types: tuple[str, ...]
+    """By object, for example `mugtype`; empty where the problem gives none."""
+    receptacle_types: tuple[str, ...]
+    receptacle_location: Indices
+    """By receptacle; -1 where it stands nowhere."""
+    start: int
+    """The agent's first location."""
+    held: int
+    """The object in hand at the start, or -1."""
+    contents: tuple[Indices, ...]
+    """By receptacle: the objects in it at the start, ascending. An object may be in two receptacles."""
+    at: tuple[Indices, ...]
+    """By location: the objects that are said to be there at the start (not always where their receptacle is)."""
+    inside: tuple[Indices, ...]
+    """By object: other objects inside it; they never move."""
+    unary: dict[str, frozenset[int]]
+    """Objects by predicate: `pickupable`, `cleanable`, `heatable`, `coolable`, `toggleable`, `sliceable`,
+    `isreceptacleobject`, and the starting `isclean`, `ishot`, `iscool`, `issliced`, `istoggled`."""
+    openable: frozenset[int]
+    opened: frozenset[int]
+    can_contain: frozenset[tuple[str, str]]
+    """Pairs (receptacle type, object type)."""
+    goal: Goal
+
+    @cached_property
+    def receptacles_at(self) -> tuple[Indices, ...]:
+        """By location: its receptacles, ascending."""
+        at: list[list[int]] = [[] for _ in self.locations]
+        for receptacle, location in enumerate(self.receptacle_location):
+            if location >= 0:
+                at[location].append(receptacle)
+        return tuple(tuple(found) for found in at)
+
+    @cached_property
+    def goal_receptacles(self) -> Indices:
+        """The receptacles that a place goal names; none for a look goal."""
+        return tuple(self.receptacles_of(self.goal.receptacle_type)) if isinstance(self.goal, PlaceGoal) else ()
+
+    @cached_property
+    def goal_objects(self) -> frozenset[int]:
+        """Objects that can serve the goal: of its type, with its static abilities."""
+        found = frozenset(self.objects_of(self.goal.object_type))
+        for ability in self.goal.abilities if isinstance(self.goal, PlaceGoal) else ():
+            found &= self.unary[ability]
+        return found
+
+    def objects_of(self, kind: str) -> list[int]:
+        """Objects of a type, ascending."""
+        return [index for index, other in enumerate(self.object_types) if other == kind]
+
+    def receptacles_of(self, kind: str) -> list[int]:
+        """Receptacles of a type, ascending."""
+        return [index for index, other in enumerate(self.receptacle_types) if other == kind]
+
+
+_FACT = re.compile(r"\(([^()]*)\)")
+_FACTS_ONLY = re.compile(r"(?:\s*\([^()]*\))*\s*\)\s*")
+_TYPED = re.compile(r"(\S+)\s+-\s+(\S+)")
+_TOKEN = re.compile(r"[()]|[^\s()]+")
+_STATE_FLAGS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced"}
+_ABILITIES = ("cleanable", "heatable", "coolable", "sliceable", "pickupable")
+_OBJECT_PREDICATES = (*_ABILITIES, *_STATE_FLAGS, "toggleable", "isreceptacleobject", "istoggled")
+_UNARY = (
+    *_OBJECT_PREDICATES,
+    *("openable", "opened", "holdsany", "ison", "checked", "examined", "moveable", "full"),
+    *("isreceptacleobjectfull", "holdsanyreceptacleobject"),
+)
+_BINARY = (
+    *("atlocation", "receptacleatlocation", "objectatlocation", "inreceptacle", "inreceptacleobject"),
+    *("receptacletype", "objecttype", "cancontain", "holds", "wasinreceptacle"),
+)
+_ARITY = dict.fromkeys(_UNARY, 1) | dict.fromkeys(_BINARY, 2)
+"""Every predicate of the domain, with the number of its arguments."""
+
+
+def parse_problem(text: str) -> Problem:
+    """Read the PDDL text of a problem. Raises ValueError (damaged) or UnsupportedFacts (not modeled)."""
+    text = "\n".join(line.split(";", 1)[0] for line in text.lower().split("\n"))
+    starts = []
+    for name in (":objects", ":init", ":goal"):
+        starts.append(text.find(f"({name}"))
+        if starts[-1] < 0:
+            raise ValueError(f"the problem has no ({name} ...) section")
+    objects_at, init_at, goal_at = starts
+    if not objects_at < init_at < goal_at:
+        raise ValueError("the problem's sections must come in the order :objects, :init, :goal")
+    kinds = _typed_list(text[objects_at + len("(:objects") : init_at])
+    facts = _facts(text[init_at + len("(:init") : goal_at])
+    goal = parse_goal(text[goal_at:])
+
+    # number the ids of each kind in sorted order; only ids that a fact names take part
+    entities = sorted({word for rows in facts.values() for row in rows for word in row})
+    for word in entities:
+        if word not in kinds:
+            raise ValueError(f"a fact names {word!r}, which (:objects ...) does not declare")
+    ids = {kind: [word for word in entities if kinds[word] == kind] for kind in ("object", "receptacle", "location")}
+    index = {word: number for names in ids.values() for number, word in enumerate(names)}
+
+    def number(name: str, word: str, kind: str) -> int:
+        """The index of `word` within its kind; agents have none, because there is only one."""
+        if kinds[word] != kind:
+            raise ValueError(f"fact ({name} ... {word}) needs a {kind}, but (:objects ...) declares a {kinds[word]}")
+        return index.get(word, 0)
+
+    def members(name: str, kind: str) -> frozenset[int]:
+        return frozenset(number(name, row[0], kind) for row in facts.get(name, ()))
+
+    def pairs(name: str, first: str, second: str) -> list[tuple[int, int]]:
+        return [(number(name, a, first), number(name, b, second)) for a, b in facts.get(name, ())]
+
+    def groups(name: str, first: str, second: str) -> tuple[Indices, ...]:
+        """By index of the second kind: the indices of the first kind that a fact gives it, ascending."""
+        found: list[set[int]] = [set() for _ in ids[second]]
+        for member, group in pairs(name, first, second):
+            found[group].add(member)
+        return tuple(tuple(sorted(group)) for group in found)
+
+    def types(name: str, words: list[str]) -> tuple[str, ...]:
+        found: dict[str, str] = {}
+        for word, kind in facts.get(name, ()):
+            if found.setdefault(word, kind) != kind:
+                raise UnsupportedFacts(f"{word} has two types, {found[word]} and {kind}")
+        return tuple(found.get(word, "") for word in words)
+
+    location: dict[int, int] = {}
+    for receptacle, spot in pairs("receptacleatlocation", "receptacle", "location"):
+        if location.setdefault(receptacle, spot) != spot:
+            raise UnsupportedFacts("(receptacleatlocation ...) gives one receptacle two locations")
+    held = pairs("holds", "agent", "object")
+    start = pairs("atlocation", "agent", "location")
+    if len(start) != 1 or len(held) > 1 or bool(held) != bool(facts.get("holdsany")):
+        raise UnsupportedFacts("it must start with one agent at one location, holding at most one object")
+    inside = groups("inreceptacleobject", "object", "object")
+    return Problem(
+        entities=tuple(entities),
+        objects=tuple(ids["object"]),
+        receptacles=tuple(ids["receptacle"]),
+        locations=tuple(ids["location"]),
+        object_types=types("objecttype", ids["object"]),
+        receptacle_types=types("receptacletype", ids["receptacle"]),
+        receptacle_location=tuple(location.get(receptacle, -1) for receptacle in range(len(ids["receptacle"]))),
+        start=start[0][1],
+        held=held[0][1] if held else -1,
+        contents=groups("inreceptacle", "object", "receptacle"),
+        at=groups("objectatlocation", "object", "location"),
+        # real games say of some objects that they are inside themselves
+        inside=tuple(tuple(a for a in things if a != holder) for holder, things in enumerate(inside)),
+        unary={name: members(name, "object") for name in _OBJECT_PREDICATES},
+        openable=members("openable", "receptacle"),
+        opened=members("opened", "receptacle"),
+        can_contain=frozenset((row[0], row[1]) for row in facts.get("cancontain", ())),
+        goal=goal,
+    )
+
+
+def _typed_list(text: str) -> dict[str, str]:
+    """Kind by name from `a b - object c - location`."""
+    text = text.rstrip().removesuffix(")")
+    pairs = _TYPED.findall(text)
+    # the common case: where every name has a type of its own, the pattern has read all words
+    if len(text.split()) == 3 * len(pairs):
+        return dict(pairs)
+    kinds: dict[str, str] = {}
+    names: list[str] = []
+    tokens = iter(text.split())
+    for token in tokens:
+        if token == "-":
+            kinds.update(dict.fromkeys(names, next(tokens, "")))
+            names.clear()
+        else:
+            names.append(token)
+    if names:
+        raise ValueError(f"(:objects ...) gives no type for {names[0]!r}")
+    return kinds
+
+
+def _facts(text: str) -> dict[str, list[tuple[str, ...]]]:
+    """Arguments by predicate."""
+    if _FACTS_ONLY.fullmatch(text) is None:
+        rest = " ".join(_FACT.sub("", text).split())
+        raise UnsupportedFacts(f"its (:init ...) section is not a plain list of facts, near {rest[:80]!r}")
+    facts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for fact in _FACT.findall(text):
+        name, *arguments = fact.split() or [""]
+        facts[name].append(tuple(arguments))
+    for name, rows in facts.items():
+        if name not in _ARITY:
+            raise UnsupportedFacts(f"(:init ...) has the unknown predicate ({name} ...)")
+        if set(map(len, rows)) != {_ARITY[name]}:
+            wrong = next(row for row in rows if len(row) != _ARITY[name])
+            raise ValueError(f"fact ({name} {' '.join(wrong)}) needs {_ARITY[name]} arguments")
+    return facts
+
+
+# --- the goal
+
+
 def parse_goal(text: str) -> Goal:
-    """Read `(:goal ...)` (lower case). Raises UnsupportedFacts for one that is none of the six kinds."""
-    atoms = [_rename(*_flatten(part)) for part in _conjuncts(_nested(text)[1])]
-    goal = _place(atoms[0]) if len(atoms) == 1 else _look(atoms) if len(atoms) == 2 else None
-    if goal is None:
-        raise UnsupportedFacts(f"its goal is none of the known kinds: {' '.join(text.split())}")
-    return goal
+    """Read the `(:goal ...)` with which `text` (lower case) begins.
 
-
-def _nested(text: str) -> list[Any]:
+    Raises UnsupportedFacts for a goal that is none of the six kinds, ValueError for a damaged one.
+    """
+    # the expression as nested lists, up to the bracket that closes it
     stack: list[list[Any]] = [[]]
-    for token in _GOAL_TOKEN.findall(text):
+    for match in _TOKEN.finditer(text):
+        token = match.group()
         if token == "(":
             stack.append([])
         elif token == ")":
-            if len(stack) < 2:
-                raise ValueError("its goal has a closing bracket too many")
             done = stack.pop()
             stack[-1].append(done)
         else:
             stack[-1].append(token)
-    if len(stack) != 1 or len(stack[0]) != 1 or len(stack[0][0]) != 2 or stack[0][0][0] != ":goal":
-        raise ValueError(f"its goal is not one complete expression: {' '.join(text.split())[:200]}")
-    whole: list[Any] = stack[0][0]
-    return whole
+        if len(stack) == 1:
+            break
+    else:
+        raise ValueError("the problem's (:goal ...) section is not closed; the text may be cut off")
+    written = " ".join(text[: match.end()].split())
+    expression = stack[0][0]
+    if len(expression) != 2 or expression[0] != ":goal":
+        raise ValueError(f"its goal is not one complete expression: {written[:200]}")
+    atoms = [_rename(*_flatten(part)) for part in _conjuncts(expression[1])]
+    goal = _place(atoms[0]) if len(atoms) == 1 else _look(atoms) if len(atoms) == 2 else None
+    if goal is None:
+        raise UnsupportedFacts(f"its goal is none of the known kinds: {written}")
+    return goal
 
 
 def _conjuncts(node: Any) -> list[Any]:
@@ -142,6 +355,7 @@ def _rename(types: dict[str, str], literals: list[list[Any]]) -> frozenset[tuple
 
 
 def _place(atoms: frozenset[tuple[str, ...]]) -> Goal | None:
+    """The goal of bringing one or two objects to a receptacle; None if `atoms` are not one."""
     rest = set(atoms)
     count = 1 + any(atom[:2] == ("not", "=") for atom in atoms)
     kinds = {name: {a[2] for a in atoms if a[:2] == ("objecttype", name)} for name in ("?object0", "?object1")}
@@ -157,6 +371,7 @@ def _place(atoms: frozenset[tuple[str, ...]]) -> Goal | None:
         rest -= needed
     rest -= {("receptacletype", "?receptacle0", receptacle_type)}
     rest -= {("not", "=", "?object0", "?object1"), ("not", "=", "?object1", "?object0")}
+    # what is left must be flags and abilities of the object
     flags = sorted(_STATE_FLAGS[a[0]] for a in rest if a[0] in _STATE_FLAGS and a[1:] == ("?object0",))
     abilities = sorted(a[0] for a in rest if a[0] in _ABILITIES and a[1:] == ("?object0",))
     if len(flags) + len(abilities) != len(rest) or (count == 2 and rest):
@@ -171,6 +386,7 @@ def _place(atoms: frozenset[tuple[str, ...]]) -> Goal | None:
 
 
 def _look(parts: list[frozenset[tuple[str, ...]]]) -> Goal | None:
+    """The goal of looking at an object under a lamp; None if `parts` are not one."""
     # the lamp's half is the longer one, whichever is written first
     lamp, thing = sorted(parts, key=len, reverse=True)
     held = [atom[2] for atom in thing if atom[:2] == ("objecttype", "?object0")]
@@ -190,13 +406,13 @@ def _look(parts: list[frozenset[tuple[str, ...]]]) -> Goal | None:
     return LookGoal(object_type=held[0], lamp_type=kind[0]) if lamp == under_lamp else None
 
 
-# Reading the two rule texts of a game: a PDDL domain and a TextWorld grammar, both down to digests by name.
+# --- the two rule texts
 
 TASK_SIGN = "{TASK}"
+"""Stands for the task sentence in a grammar that is compared or kept without it."""
 _TASK = re.compile(r'(?<=Your task is to: )((?:[^"\\]|\\.)*)(?=")')
 _GRAMMAR_TOKEN = re.compile(r'"""(?P<block>(?:.|\n)*?)"""|"(?P<text>[^"]*)"|(?P<word>::|[{};]|[\w/-]+)|#[^\n]*|\s+')
 _SYMBOL = re.compile(r"#([^#]+)#")
-_PDDL_TOKEN = re.compile(r"[()]|[^\s()]+")
 Rules = dict[str, list[dict[str, Any]]]
 
 
@@ -243,7 +459,7 @@ def domain_digests(domain: str) -> dict[str, str]:
     digests: dict[str, str] = {}
     depth = 0
     words: list[str] = []
-    for token in _PDDL_TOKEN.findall(text):
+    for token in _TOKEN.findall(text):
         depth += (token == "(") - (token == ")")
         words.append(token)
         # a section is whole at the bracket that leads back to depth 1
@@ -332,7 +548,7 @@ def _json_rules(block: str) -> Rules:
     return rules
 
 
-# Names that players see: `cabinet 6` for an id such as `cabinet_bar__plus_00_dot_65_bar_...`.
+# --- names: `cabinet 6` for an id such as `cabinet_bar__plus_00_dot_65_bar_...`
 
 
 def entity_names(order: Sequence[str]) -> dict[str, str]:
@@ -383,262 +599,3 @@ def listing(names: Sequence[str]) -> str:
     if len(names) == 1:
         return f"a {names[0]}"
     return f"a {', a '.join(names[:-1])}, and a {names[-1]}"
-
-
-# A PDDL problem as typed facts by index: what a game is before it has names and words.
-
-_FACT = re.compile(r"\(([^()]*)\)")
-_PLAIN = re.compile(r"(?:\s*\([^()]*\))*\s*\)\s*")
-_TYPED = re.compile(r"(\S+)\s+-\s+(\S+)")
-_ARITY = {
-    "atlocation": 2,
-    "receptacleatlocation": 2,
-    "objectatlocation": 2,
-    "inreceptacle": 2,
-    "inreceptacleobject": 2,
-    "receptacletype": 2,
-    "objecttype": 2,
-    "cancontain": 2,
-    "holds": 2,
-    "holdsany": 1,
-    "openable": 1,
-    "opened": 1,
-    "isreceptacleobject": 1,
-    "pickupable": 1,
-    "cleanable": 1,
-    "heatable": 1,
-    "coolable": 1,
-    "toggleable": 1,
-    "sliceable": 1,
-    "isclean": 1,
-    "ishot": 1,
-    "iscool": 1,
-    "istoggled": 1,
-    "issliced": 1,
-    "ison": 1,
-    "checked": 1,
-    "examined": 1,
-    "moveable": 1,
-    "full": 1,
-    "wasinreceptacle": 2,
-    "isreceptacleobjectfull": 1,
-    "holdsanyreceptacleobject": 1,
-}
-Indices = tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """The facts of one game. Objects, receptacles and locations are indices into their sorted, lower-case ids."""
-
-    entities: tuple[str, ...]
-    """Every id that occurs in a fact, sorted: the ids that numbers are handed out to."""
-    objects: tuple[str, ...]
-    receptacles: tuple[str, ...]
-    locations: tuple[str, ...]
-    object_types: tuple[str, ...]
-    """By object, for example `mugtype`; empty where the problem gives none."""
-    receptacle_types: tuple[str, ...]
-    receptacle_location: Indices
-    """By receptacle; -1 where it stands nowhere."""
-    start: int
-    """The agent's first location."""
-    held: int
-    """The object in hand at the start, or -1."""
-    contents: tuple[Indices, ...]
-    """By receptacle: the objects in it at the start, ascending. An object may be in two receptacles."""
-    at: tuple[Indices, ...]
-    """By location: the objects that are said to be there at the start (not always where their receptacle is)."""
-    inside: tuple[Indices, ...]
-    """By object: other objects inside it; they never move."""
-    unary: dict[str, frozenset[int]]
-    """Objects by predicate: `pickupable`, `cleanable`, `heatable`, `coolable`, `toggleable`, `sliceable`,
-    `isreceptacleobject`, and the starting `isclean`, `ishot`, `iscool`, `issliced`, `istoggled`."""
-    openable: frozenset[int]
-    opened: frozenset[int]
-    can_contain: frozenset[tuple[str, str]]
-    """Pairs (receptacle type, object type)."""
-    goal: Goal
-
-    @cached_property
-    def receptacles_at(self) -> tuple[Indices, ...]:
-        """By location: its receptacles, ascending."""
-        at: list[list[int]] = [[] for _ in self.locations]
-        for receptacle, location in enumerate(self.receptacle_location):
-            if location >= 0:
-                at[location].append(receptacle)
-        return tuple(tuple(found) for found in at)
-
-    @cached_property
-    def goal_receptacles(self) -> Indices:
-        """The receptacles that a place goal names; none for a look goal."""
-        return tuple(self.receptacles_of(self.goal.receptacle_type)) if isinstance(self.goal, PlaceGoal) else ()
-
-    @cached_property
-    def goal_objects(self) -> frozenset[int]:
-        """Objects that can serve the goal: of its type, with its static abilities."""
-        found = frozenset(self.objects_of(self.goal.object_type))
-        for ability in self.goal.abilities if isinstance(self.goal, PlaceGoal) else ():
-            found &= self.unary[ability]
-        return found
-
-    def objects_of(self, kind: str) -> list[int]:
-        """Objects of a type, ascending."""
-        return [index for index, other in enumerate(self.object_types) if other == kind]
-
-    def receptacles_of(self, kind: str) -> list[int]:
-        """Receptacles of a type, ascending."""
-        return [index for index, other in enumerate(self.receptacle_types) if other == kind]
-
-
-def parse_problem(text: str) -> Problem:
-    """Read the PDDL text. Raises ValueError (damaged) or UnsupportedFacts (not modeled)."""
-    text = _without_comments(text).lower()
-    objects_at, init_at, goal_at = (_section(text, name) for name in (":objects", ":init", ":goal"))
-    if not objects_at < init_at < goal_at:
-        raise ValueError("the problem's sections must come in the order :objects, :init, :goal")
-    kinds = _typed_list(text[objects_at + len("(:objects") : init_at])
-    facts = _facts(text[init_at + len("(:init") : goal_at])
-    return _build(kinds, facts, parse_goal(_balanced(text, goal_at)))
-
-
-def _without_comments(text: str) -> str:
-    return "\n".join(line.split(";", 1)[0] for line in text.split("\n")) if ";" in text else text
-
-
-def _section(text: str, name: str) -> int:
-    found = text.find(f"({name}")
-    if found < 0:
-        raise ValueError(f"the problem has no ({name} ...) section")
-    return found
-
-
-def _balanced(text: str, start: int) -> str:
-    depth = 0
-    for match in re.compile(r"[()]").finditer(text, start):
-        depth += 1 if match.group() == "(" else -1
-        if depth == 0:
-            return text[start : match.end()]
-    raise ValueError("the problem's (:goal ...) section is not closed; the text may be cut off")
-
-
-def _typed_list(text: str) -> dict[str, str]:
-    text = text.rstrip().removesuffix(")")
-    pairs = _TYPED.findall(text)
-    # a type after every name: the pattern has read all of it
-    if len(text.split()) == 3 * len(pairs):
-        return dict(pairs)
-    kinds: dict[str, str] = {}
-    names: list[str] = []
-    tokens = iter(text.split())
-    for token in tokens:
-        if token == "-":
-            kinds.update(dict.fromkeys(names, next(tokens, "")))
-            names.clear()
-        else:
-            names.append(token)
-    if names:
-        raise ValueError(f"(:objects ...) gives no type for {names[0]!r}")
-    return kinds
-
-
-def _facts(text: str) -> dict[str, list[tuple[str, ...]]]:
-    if _PLAIN.fullmatch(text) is None:
-        rest = " ".join(_FACT.sub("", text).split())
-        raise UnsupportedFacts(f"its (:init ...) section is not a plain list of facts, near {rest[:80]!r}")
-    facts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
-    for fact in _FACT.findall(text):
-        name, *arguments = fact.split() or [""]
-        facts[name].append(tuple(arguments))
-    for name, rows in facts.items():
-        if name not in _ARITY:
-            raise UnsupportedFacts(f"(:init ...) has the unknown predicate ({name} ...)")
-        if set(map(len, rows)) != {_ARITY[name]}:
-            wrong = next(row for row in rows if len(row) != _ARITY[name])
-            raise ValueError(f"fact ({name} {' '.join(wrong)}) needs {_ARITY[name]} arguments")
-    return facts
-
-
-def _build(kinds: dict[str, str], facts: dict[str, list[tuple[str, ...]]], goal: Goal) -> Problem:
-    entities = sorted({word for rows in facts.values() for row in rows for word in row})
-    for word in entities:
-        if word not in kinds:
-            raise ValueError(f"a fact names {word!r}, which (:objects ...) does not declare")
-    ids = {kind: [word for word in entities if kinds[word] == kind] for kind in ("object", "receptacle", "location")}
-    index = {word: number for names in ids.values() for number, word in enumerate(names)}
-    of = _Reader(facts, kinds, index)
-    where = of.function("receptacleatlocation", "receptacle", "location")
-    held = of.pairs("holds", "agent", "object")
-    start = of.pairs("atlocation", "agent", "location")
-    if len(start) != 1 or len(held) > 1 or bool(held) != bool(facts.get("holdsany")):
-        raise UnsupportedFacts("it must start with one agent at one location, holding at most one object")
-    return Problem(
-        entities=tuple(entities),
-        objects=tuple(ids["object"]),
-        receptacles=tuple(ids["receptacle"]),
-        locations=tuple(ids["location"]),
-        object_types=of.types("objecttype", ids["object"]),
-        receptacle_types=of.types("receptacletype", ids["receptacle"]),
-        receptacle_location=tuple(where.get(number, -1) for number in range(len(ids["receptacle"]))),
-        start=start[0][1],
-        held=held[0][1] if held else -1,
-        contents=_groups(of.pairs("inreceptacle", "object", "receptacle"), len(ids["receptacle"])),
-        at=_groups(of.pairs("objectatlocation", "object", "location"), len(ids["location"])),
-        inside=_groups(
-            [(a, b) for a, b in of.pairs("inreceptacleobject", "object", "object") if a != b], len(ids["object"])
-        ),
-        unary={name: of.members(name, "object") for name in _OBJECT_PREDICATES},
-        openable=of.members("openable", "receptacle"),
-        opened=of.members("opened", "receptacle"),
-        can_contain=frozenset((row[0], row[1]) for row in facts.get("cancontain", ())),
-        goal=goal,
-    )
-
-
-_OBJECT_PREDICATES = (
-    *("pickupable", "cleanable", "heatable", "coolable", "toggleable", "sliceable", "isreceptacleobject"),
-    *("isclean", "ishot", "iscool", "issliced", "istoggled"),
-)
-
-
-class _Reader:
-    """Facts as index pairs, each argument checked against its declared type."""
-
-    def __init__(self, facts: dict[str, list[tuple[str, ...]]], kinds: dict[str, str], index: dict[str, int]) -> None:
-        self.facts, self.kinds, self.index = facts, kinds, index
-
-    def number(self, name: str, word: str, kind: str) -> int:
-        if self.kinds[word] != kind:
-            raise ValueError(
-                f"fact ({name} ... {word}) needs a {kind}, but (:objects ...) declares a {self.kinds[word]}"
-            )
-        # agents have no index: there is only one
-        return self.index.get(word, 0)
-
-    def pairs(self, name: str, first: str, second: str) -> list[tuple[int, int]]:
-        rows = self.facts.get(name, ())
-        return [(self.number(name, a, first), self.number(name, b, second)) for a, b in rows]
-
-    def members(self, name: str, kind: str) -> frozenset[int]:
-        return frozenset(self.number(name, row[0], kind) for row in self.facts.get(name, ()))
-
-    def function(self, name: str, first: str, second: str) -> dict[int, int]:
-        values: dict[int, int] = {}
-        for a, b in self.pairs(name, first, second):
-            if values.setdefault(a, b) != b:
-                raise UnsupportedFacts(f"({name} ...) gives one {first} two {second}s")
-        return values
-
-    def types(self, name: str, ids: list[str]) -> tuple[str, ...]:
-        found: dict[str, str] = {}
-        for word, kind in self.facts.get(name, ()):
-            if found.setdefault(word, kind) != kind:
-                raise UnsupportedFacts(f"{word} has two types, {found[word]} and {kind}")
-        return tuple(found.get(word, "") for word in ids)
-
-
-def _groups(pairs: list[tuple[int, int]], size: int) -> tuple[Indices, ...]:
-    groups: list[set[int]] = [set() for _ in range(size)]
-    for member, group in pairs:
-        groups[group].add(member)
-    return tuple(tuple(sorted(group)) for group in groups)

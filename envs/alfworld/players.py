@@ -1,4 +1,8 @@
-"""Experts for ALFWorld: one that knows the whole state, one that only knows what it has seen."""
+"""Who plays ALFWorld without a model: two experts and a player that makes plausible mistakes.
+
+`next_action` is the expert that knows the whole state. `SearchingPlayer` is the expert that only knows what it has
+seen. Both ask a `Planner` for the next step towards the goal; they differ in the `Knowledge` that they give it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,79 @@ from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.pddl import Indices, LookGoal, PlaceGoal
 from turngym.envs.alfworld.priors import load_priors
 
-# What a player knows of a game: everything (the state itself), or only what it has seen so far.
 
-HEAT, COOL, CLEAN = "heat", "cool", "clean"
+def next_action(engine: NativeEngine) -> str | None:
+    """The next admissible action towards the goal, from any state, with knowledge of the whole state.
+
+    It undoes what is in the way (something useless in hand), keeps what is done (an object already hot, one of two
+    placed) and takes the shortest of the trips it knows of. None when the game is won or cannot be won.
+    """
+    state = engine.state
+    known = Knowledge(
+        complete=True,
+        contents=dict(enumerate(state.contents)),
+        clean=set(state.clean),
+        hot=set(state.hot),
+        cool=set(state.cool),
+        toggled=set(state.toggled),
+    )
+    # nothing is left to search for whoever knows everything
+    return Planner(engine, known, lambda *_: None).next_action()
+
+
+class SearchingPlayer:
+    """An expert that only knows what the agent has seen: a player without privileges can learn to do the same.
+
+    Call `observe(action)` after every step of the engine, also of actions that others chose. The choice is a function
+    of the visible history alone: take the target as soon as it is seen; else look into the next unseen receptacle,
+    receptacle types in the order of `search_order`, receptacles of one type in the order of the room line; those at
+    the agent's own location first, if the target may be there.
+
+    A receptacle is seen when the agent goes to, opens or examines it while it is not closed. States of objects are
+    known from the player's own heating, cooling and cleaning: the game does not say that something in the fridge is
+    cool already.
+    """
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self.engine = engine
+        self.known = Knowledge()
+        self._location = engine.state.location
+        self._opened = frozenset(engine.state.opened)
+
+    def observe(self, action: str) -> None:
+        """Learn from `action`, which the engine has just played (whether or not it was admissible)."""
+        engine, known, state = self.engine, self.known, self.engine.state
+        verb, _, rest = action.strip().partition(" ")
+        receptacle = engine.game.receptacle_index.get(rest.removeprefix("to ") if verb == "go" else rest)
+        here = here_now(engine)
+        if receptacle is not None and receptacle in here and accessible(engine, receptacle):
+            # the words do not tell whether the game took the action; only a change of its state does
+            arrived = verb == "go" and self._location != state.location
+            opened = verb == "open" and receptacle not in self._opened
+            if arrived or opened or verb == "examine":
+                # only the mark that it was seen: the loop below fills in what it holds
+                known.contents[receptacle] = ()
+        for seen in here:
+            if seen in known.contents and accessible(engine, seen):
+                known.contents[seen] = state.contents[seen]
+        thing = engine.game.object_index.get(rest.partition(" with ")[0])
+        if thing is not None:
+            if verb == "heat" and thing in state.hot:
+                known.hot.add(thing)
+                known.cool.discard(thing)
+            elif verb == "cool" and thing in state.cool:
+                known.cool.add(thing)
+                known.hot.discard(thing)
+            elif verb == "clean" and thing in state.clean:
+                known.clean.add(thing)
+            elif verb == "use" and thing in state.toggled:
+                known.toggled.add(thing)
+        self._location = state.location
+        self._opened = frozenset(state.opened)
+
+    def act(self) -> str | None:
+        """The next admissible action; None when the game is won or everything was searched in vain."""
+        return Planner(self.engine, self.known, next_unseen).next_action()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,8 +106,8 @@ class Knowledge:
 
     def has(self, thing: int, flag: str) -> bool:
         """Whether `thing` is known to be `clean`, `hot` or `cool`."""
-        flags: dict[str, set[int]] = {"clean": self.clean, "hot": self.hot, "cool": self.cool}
-        return thing in flags.get(flag, ())
+        # a player never slices: `sliced` is not among what it knows
+        return thing in {"clean": self.clean, "hot": self.hot, "cool": self.cool}.get(flag, ())
 
     def places(self, things: Collection[int]) -> list[tuple[int, int]]:
         """Known (object, receptacle) pairs of `things`, by receptacle, then object."""
@@ -58,70 +132,6 @@ class Knowledge:
         return usually_closed(engine.problem.receptacle_types[receptacle])
 
 
-def full_knowledge(engine: NativeEngine) -> Knowledge:
-    """Everything: the privileged view."""
-    state = engine.state
-    return Knowledge(
-        complete=True,
-        contents=dict(enumerate(state.contents)),
-        clean=set(state.clean),
-        hot=set(state.hot),
-        cool=set(state.cool),
-        toggled=set(state.toggled),
-    )
-
-
-class Memory:
-    """What could be read from the observations so far; `observe` after every step of the engine.
-
-    A receptacle is seen when the agent goes to, opens or examines it while it is not closed. States of objects are
-    known from the player's own heating, cooling and cleaning: the game does not say that something in the fridge is
-    cool already.
-    """
-
-    def __init__(self, engine: NativeEngine) -> None:
-        self.known = Knowledge()
-        self._location = engine.state.location
-        self._opened = frozenset(engine.state.opened)
-        self._receptacles = engine.game.receptacle_index
-        self._objects = engine.game.object_index
-
-    def observe(self, action: str, engine: NativeEngine) -> None:
-        """Learn from `action`, which `engine` has just played (whether or not it was admissible)."""
-        verb, _, rest = action.strip().partition(" ")
-        receptacle = self._receptacles.get(rest.removeprefix("to ") if verb == "go" else rest)
-        here = here_now(engine)
-        if receptacle is not None and receptacle in here and accessible(engine, receptacle):
-            # the words do not tell whether the game took the action; only a change of its state does
-            arrived = verb == "go" and self._location != engine.state.location
-            opened = verb == "open" and receptacle not in self._opened
-            if arrived or opened or verb == "examine":
-                # only the mark that it was seen: the loop below fills in what it holds
-                self.known.contents[receptacle] = ()
-        for seen in here:
-            if seen in self.known.contents and accessible(engine, seen):
-                self.known.contents[seen] = engine.state.contents[seen]
-        self._learn_flags(verb, rest, engine)
-        self._location = engine.state.location
-        self._opened = frozenset(engine.state.opened)
-
-    def _learn_flags(self, verb: str, rest: str, engine: NativeEngine) -> None:
-        thing = self._objects.get(rest.partition(" with ")[0])
-        if thing is None:
-            return
-        known, state = self.known, engine.state
-        if verb == HEAT and thing in state.hot:
-            known.hot.add(thing)
-            known.cool.discard(thing)
-        elif verb == COOL and thing in state.cool:
-            known.cool.add(thing)
-            known.hot.discard(thing)
-        elif verb == CLEAN and thing in state.clean:
-            known.clean.add(thing)
-        elif verb == "use" and thing in state.toggled:
-            known.toggled.add(thing)
-
-
 def here_now(engine: NativeEngine) -> Indices:
     """Receptacles at the agent's location: the ones that `examine` is admissible for."""
     return engine.problem.receptacles_at[engine.state.location]
@@ -141,8 +151,6 @@ def usually_closed(kind: str) -> bool:
 Search = Callable[[NativeEngine, Knowledge, str], int | None]
 """Picks the next unseen receptacle to look into for an object type; None when nothing is left."""
 
-# The next action towards the goal, from any state, for a player with the given knowledge.
-
 APPLIANCES = {
     "clean": ("clean", ("sinkbasintype", "sinktype")),
     "hot": ("heat", ("microwavetype",)),
@@ -152,7 +160,10 @@ APPLIANCES = {
 
 
 class Planner:
-    """One decision: built for a state and a knowledge, asked once, thrown away."""
+    """The next action towards the goal, from any state, for a player with the given knowledge.
+
+    One decision: it is built for a state and a knowledge, asked once and thrown away.
+    """
 
     def __init__(self, engine: NativeEngine, known: Knowledge, search: Search) -> None:
         self.engine, self.known, self.search = engine, known, search
@@ -185,7 +196,9 @@ class Planner:
 
     def _place(self, goal: PlaceGoal) -> str | None:
         held, problem = self.state.held, self.problem
-        targets = [o for o in problem.objects_of(goal.object_type) if self._able(o, goal)]
+        targets = [
+            o for o in problem.objects_of(goal.object_type) if all(o in problem.unary[name] for name in goal.abilities)
+        ]
         spots = problem.receptacles_of(goal.receptacle_type)
         done = {r: self._done(r, targets, goal) for r in spots}
         if goal.count > 1 and any(done.values()):  # both must end in the same one: stay with the fullest
@@ -193,16 +206,16 @@ class Planner:
         if held < 0:
             placed = {(o, r) for r in spots for o in done[r]}
             options = [(o, r) for o, r in self.known.places(targets) if (o, r) not in placed and self._movable(o)]
-            return self._fetch(self._cheapest(options, spots, goal), goal.object_type)
+            # the option whose whole trip (fetch, treat, bring) takes the fewest actions; the first of equals
+            return self._fetch(
+                sorted(options, key=lambda option: self._trip(option[0], option[1], spots, goal))[:1], goal.object_type
+            )
         if held not in targets:
             return self._drop()
         for flag in goal.flags:
             if not self.known.has(held, flag):
                 return self._treat(held, flag)
         return self._put(held, [r for r in spots if self._fits(r, held)])
-
-    def _able(self, thing: int, goal: PlaceGoal) -> bool:
-        return all(thing in self.problem.unary[name] for name in goal.abilities)
 
     def _movable(self, thing: int) -> bool:
         return thing in self.problem.unary["pickupable"]
@@ -211,13 +224,8 @@ class Planner:
         inside = self.known.contents.get(receptacle, ())
         return [o for o in inside if o in targets and all(self.known.has(o, flag) for flag in goal.flags)]
 
-    def _cheapest(
-        self, options: Sequence[tuple[int, int]], spots: Sequence[int], goal: PlaceGoal
-    ) -> list[tuple[int, int]]:
-        """The option whose whole trip (fetch, treat, bring) takes the fewest actions; the first of equals."""
-        return sorted(options, key=lambda option: self._trip(option[0], option[1], spots, goal))[:1]
-
     def _trip(self, thing: int, receptacle: int, spots: Sequence[int], goal: PlaceGoal) -> int:
+        """Actions to fetch `thing` from `receptacle`, treat it and bring it to the nearest of `spots`."""
         cost, place = self._steps_to(None, receptacle) + 1, receptacle
         for flag in (flag for flag in goal.flags if not self.known.has(thing, flag)):
             machines = [r for kind in APPLIANCES[flag][1] for r in self.problem.receptacles_of(kind)]
@@ -245,6 +253,7 @@ class Planner:
         return min(receptacles, key=lambda r: self._steps_to(None, r))
 
     def _fetch(self, options: Sequence[tuple[int, int]], kind: str) -> str | None:
+        """On the way to the nearest (object, receptacle) of `options`; a search for `kind` where there is none."""
         if not options:
             return self._seek(kind)
         thing, receptacle = min(options, key=lambda option: self._steps_to(None, option[1]))
@@ -298,54 +307,6 @@ class Planner:
         return self.engine.game.object_names[thing]
 
 
-def next_action(engine: NativeEngine) -> str | None:
-    """The next admissible action towards the goal, from any state, with knowledge of the whole state.
-
-    It undoes what is in the way (something useless in hand), keeps what is done (an object already hot, one of two
-    placed) and takes the shortest of the trips it knows of. None when the game is won or cannot be won.
-    """
-    return Planner(engine, full_knowledge(engine), _nothing_to_search).next_action()
-
-
-def _nothing_to_search(_engine: NativeEngine, _known: Knowledge, _kind: str) -> int | None:
-    return None
-
-
-class SearchingExpert:
-    """An expert that only knows what the agent has seen: a player without privileges can learn to do the same.
-
-    Call `observe(action, engine)` after every step, also of actions that others chose. The choice is a function of the
-    visible history alone: take the target as soon as it is seen; else look into the next unseen receptacle, receptacle
-    types in the order of `search_order`, receptacles of one type in the order of the room line; those at the agent's
-    own location first, if the target may be there.
-    """
-
-    def __init__(self, engine: NativeEngine) -> None:
-        self.memory = Memory(engine)
-
-    def observe(self, action: str, engine: NativeEngine) -> None:
-        """Learn from a step that was just played."""
-        self.memory.observe(action, engine)
-
-    def next_action(self, engine: NativeEngine) -> str | None:
-        """The next admissible action; None when the game is won or everything was searched in vain."""
-        return Planner(engine, self.memory.known, next_unseen).next_action()
-
-
-class SearchingPlayer:
-    """The searching expert as a player of one episode: it follows the engine it was made for."""
-
-    def __init__(self, engine: NativeEngine) -> None:
-        self._engine = engine
-        self._expert = SearchingExpert(engine)
-
-    def observe(self, action: str) -> None:
-        self._expert.observe(action, self._engine)
-
-    def act(self) -> str | None:
-        return self._expert.next_action(self._engine)
-
-
 def next_unseen(engine: NativeEngine, known: Knowledge, kind: str) -> int | None:
     """The next receptacle to look into for an object of `kind` (`mugtype`)."""
     problem = engine.problem
@@ -376,55 +337,37 @@ def search_order(kind: str) -> dict[str, int]:
     return {f"{place.lower()}type": rank for rank, place in enumerate(ranked)}
 
 
-# Plausible mistakes: the commands of a player that misremembers where things are and what it holds.
+# --- plausible mistakes: the commands of a player that misremembers where things are and what it holds
+
+_VERBS = ("go", "take", "move", "treat", "open", "use")
+_SHARES = (0.35, 0.3, 0.1, 0.1, 0.1, 0.05)
 
 
 def plausible_mistake(engine: NativeEngine, rng: np.random.Generator) -> str:
     """A well-formed command about this house that may be impossible now; the goal's objects are named most often."""
-    return _VERBS[int(rng.choice(len(_VERBS), p=_SHARES))](engine, rng)
+    game, goal = engine.game, sorted(engine.problem.goal_objects)
 
+    def pick(options: Sequence[str]) -> str:
+        return options[int(rng.integers(len(options)))]
 
-def _go(engine: NativeEngine, rng: np.random.Generator) -> str:
-    return f"go to {_pick(rng, engine.game.receptacle_names)}"
+    def thing() -> str:
+        if goal and rng.random() < 0.5:
+            return game.object_names[goal[int(rng.integers(len(goal)))]]
+        return pick(game.object_names)
 
+    def place() -> str:
+        here = here_now(engine)
+        if here and rng.random() < 0.6:
+            return game.receptacle_names[here[int(rng.integers(len(here)))]]
+        return pick(game.receptacle_names)
 
-def _take(engine: NativeEngine, rng: np.random.Generator) -> str:
-    return f"take {_thing(engine, rng)} from {_place(engine, rng)}"
-
-
-def _move(engine: NativeEngine, rng: np.random.Generator) -> str:
-    return f"move {_thing(engine, rng)} to {_place(engine, rng)}"
-
-
-def _treat(engine: NativeEngine, rng: np.random.Generator) -> str:
-    return f"{_pick(rng, ('clean', 'heat', 'cool'))} {_thing(engine, rng)} with {_place(engine, rng)}"
-
-
-def _open(engine: NativeEngine, rng: np.random.Generator) -> str:
-    return f"{_pick(rng, ('open', 'close'))} {_place(engine, rng)}"
-
-
-def _use(engine: NativeEngine, rng: np.random.Generator) -> str:
-    return f"use {_thing(engine, rng)}"
-
-
-_SHARES = (0.35, 0.3, 0.1, 0.1, 0.1, 0.05)
-_VERBS: tuple[Callable[[NativeEngine, np.random.Generator], str], ...] = (_go, _take, _move, _treat, _open, _use)
-
-
-def _thing(engine: NativeEngine, rng: np.random.Generator) -> str:
-    names, goal = engine.game.object_names, sorted(engine.problem.goal_objects)
-    if goal and rng.random() < 0.5:
-        return names[goal[int(rng.integers(len(goal)))]]
-    return _pick(rng, names)
-
-
-def _place(engine: NativeEngine, rng: np.random.Generator) -> str:
-    names, here = engine.game.receptacle_names, engine.problem.receptacles_at[engine.state.location]
-    if here and rng.random() < 0.6:
-        return names[here[int(rng.integers(len(here)))]]
-    return _pick(rng, names)
-
-
-def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
-    return options[int(rng.integers(len(options)))]
+    verb = _VERBS[int(rng.choice(len(_VERBS), p=_SHARES))]
+    if verb == "go":
+        return f"go to {pick(game.receptacle_names)}"
+    if verb == "take":
+        return f"take {thing()} from {place()}"
+    if verb == "move":
+        return f"move {thing()} to {place()}"
+    if verb == "treat":
+        return f"{pick(('clean', 'heat', 'cool'))} {thing()} with {place()}"
+    return f"{pick(('open', 'close'))} {place()}" if verb == "open" else f"use {thing()}"

@@ -1,18 +1,19 @@
-"""Counts measured from the real train games (priors.json), indexed the way the generator and the expert ask."""
+"""What generated ALFWorld games are like: their settings, and the counts of the real train games that they follow.
+
+The counts (`data/priors.json`) were measured once from the real games; `Priors` indexes them the way that the generator
+and the expert ask. `vocabulary` lists every phrase that the games of a configuration can say.
+"""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from turngym.envs.core.errors import TaskError
-
-# Settings of generated ALFWorld games, and the named presets.
+from turngym.envs.core.errors import TaskError, did_you_mean
 
 Part = Literal["train", "eval"]
 TASK_TYPES = (
@@ -125,16 +126,11 @@ PRESETS = {config.name: config for config in (SMALL, FULL)}
 def preset(name: str) -> GeneratorConfig:
     """The preset called `name`. Raises TaskError with the nearest names."""
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TaskError(f"no generator preset {name!r}{hint} Presets: {', '.join(PRESETS)}")
+        raise TaskError(f"no generator preset {name!r}; presets are {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
     return PRESETS[name]
 
 
-def describe(config: GeneratorConfig) -> dict[str, object]:
-    """All settings as JSON-able values, for hashes and reports."""
-    return {field.name: getattr(config, field.name) for field in fields(config)}
-
+# --- what the real train games have
 
 Weights = Mapping[str, int]
 
@@ -188,19 +184,40 @@ class Priors:
 
 @cache
 def load_priors() -> Priors:
-    """The shipped table, read once."""
+    """The shipped table, read once. Its keys are words with spaces between: `kitchen Apple CounterTop`."""
     raw = json.loads((resources.files("turngym.envs.alfworld") / "data" / "priors.json").read_text(encoding="utf-8"))
-    placed = {room: _split_pairs(pairs) for room, pairs in raw["placed"].items()}
+    tasks = []
+    for task, counts in raw["tasks"].items():
+        for key, count in counts.items():
+            room, target, destination = key.split()
+            tasks.append(TaskRow(task=task, room=room, target=target, destination=destination, count=count))
+    scenes = {
+        room: tuple(({k: int(v) for k, v in (pair.split(":") for pair in key.split())}, n) for key, n in rows.items())
+        for room, rows in raw["scenes"].items()
+    }
+    placed = {room: _by_first_word(pairs) for room, pairs in raw["placed"].items()}
+    anywhere: dict[str, dict[str, int]] = {}
+    for rows in placed.values():
+        for name, counts in rows.items():
+            entry = anywhere.setdefault(name, {})
+            for receptacle, count in counts.items():
+                entry[receptacle] = entry.get(receptacle, 0) + count
     nested = tuple(((k.split()[0], k.split()[1]), v) for k, v in raw["nested"].items())
     cool, fridge = raw["cool_in_fridge"]
     return Priors(
         rooms=raw["rooms"],
-        tasks=tuple(_task_rows(raw["tasks"])),
-        scenes={room: tuple(_scenes(rows)) for room, rows in raw["scenes"].items()},
-        number={room: _numbers(rows) for room, rows in raw["number"].items()},
+        tasks=tuple(tasks),
+        scenes=scenes,
+        number={
+            room: {name: {int(n): c for n, c in counts.items()} for name, counts in _by_first_word(rows).items()}
+            for room, rows in raw["number"].items()
+        },
         placed=placed,
-        anywhere=_sum_rooms(placed),
-        shared={room: _shared(rows, raw["rooms"][room]) for room, rows in raw["shared_location"].items()},
+        anywhere=anywhere,
+        shared={
+            room: tuple((tuple(key.split()), count / raw["rooms"][room]) for key, count in rows.items())
+            for room, rows in raw["shared_location"].items()
+        },
         receptacles={name: total for name, (_, total) in raw["openable"].items()},
         openable={name: yes / total for name, (yes, total) in raw["openable"].items()},
         can_contain={name: tuple(types) for name, types in raw["can_contain"].items()},
@@ -213,46 +230,16 @@ def load_priors() -> Priors:
     )
 
 
-def _task_rows(raw: Mapping[str, Mapping[str, int]]) -> list[TaskRow]:
-    rows = []
-    for task, counts in raw.items():
-        for words, count in counts.items():
-            room, target, destination = words.split()
-            rows.append(TaskRow(task=task, room=room, target=target, destination=destination, count=count))
-    return rows
-
-
-def _scenes(rows: Mapping[str, int]) -> list[tuple[Mapping[str, int], int]]:
-    return [({k: int(v) for k, v in (pair.split(":") for pair in words.split())}, n) for words, n in rows.items()]
-
-
-def _shared(rows: Mapping[str, int], games: int) -> tuple[tuple[tuple[str, ...], float], ...]:
-    return tuple((tuple(words.split()), count / games) for words, count in rows.items())
-
-
-def _numbers(rows: Mapping[str, int]) -> dict[str, dict[int, int]]:
-    return {name: {int(n): c for n, c in counts.items()} for name, counts in _split_pairs(rows).items()}
-
-
-def _split_pairs(pairs: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+def _by_first_word(pairs: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """`{"a b": 1}` as `{"a": {"b": 1}}`."""
     table: dict[str, dict[str, Any]] = {}
-    for words, count in pairs.items():
-        first, second = words.split()
+    for key, count in pairs.items():
+        first, second = key.split()
         table.setdefault(first, {})[second] = count
     return table
 
 
-def _sum_rooms(placed: Mapping[str, Mapping[str, Weights]]) -> dict[str, dict[str, int]]:
-    table: dict[str, dict[str, int]] = {}
-    for rows in placed.values():
-        for name, counts in rows.items():
-            for receptacle, count in counts.items():
-                entry = table.setdefault(name, {})
-                entry[receptacle] = entry.get(receptacle, 0) + count
-    return table
-
-
-# Every name and phrase that can occur in the games of a configuration, for phrase tokenizers of tiny models.
+# --- every name and phrase that can occur in the games of a configuration, for phrase tokenizers of tiny models
 
 ROOM = (
     "-= Welcome to TextWorld, ALFRED! =-\n\n",
@@ -282,50 +269,28 @@ def vocabulary(config: GeneratorConfig) -> list[str]:
     Each entity name (`cabinet 3`) and each type word (`cabinet`) is one phrase; the answer to `help` is left out.
     """
     priors = load_priors()
-    phrases = {*ROOM, *ACTIONS, *FEEDBACK, *task_phrases(config, priors), *type_words(config, priors)}
-    return sorted(phrases.union(entity_names(config, priors)))
-
-
-def entity_names(config: GeneratorConfig, priors: Priors) -> list[str]:
-    """All names with numbers that `config` can give to receptacles and objects, sorted."""
-    numbers = receptacle_numbers(config, priors) | object_numbers(config, priors)
-    return sorted(f"{kind.lower()} {n}" for kind, most in numbers.items() for n in range(1, most + 1))
-
-
-def type_words(config: GeneratorConfig, priors: Priors) -> list[str]:
-    """Lower-case type names, as task sentences use them, sorted."""
-    return sorted(kind.lower() for kind in receptacle_numbers(config, priors) | object_numbers(config, priors))
-
-
-def receptacle_numbers(config: GeneratorConfig, priors: Priors) -> dict[str, int]:
-    """Receptacle type to the highest number one can have."""
-    most: dict[str, int] = {}
+    # the highest number that a receptacle of each type can have
+    receptacles: dict[str, int] = {}
     for room in config.rooms:
         for scene, _ in priors.scenes[room]:
             for kind, count in scene.items():
-                most[kind] = max(most.get(kind, 0), count)
-    if config.receptacle_caps is None:
-        return most
-    return {kind: cap for kind, cap in config.receptacle_caps if kind in most}
-
-
-def object_numbers(config: GeneratorConfig, priors: Priors) -> dict[str, int]:
-    """Object type to the highest number one can have."""
+                receptacles[kind] = max(receptacles.get(kind, 0), count)
+    if config.receptacle_caps is not None:
+        receptacles = {kind: cap for kind, cap in config.receptacle_caps if kind in receptacles}
+    # the same for objects; a two-object task puts two, however few real games have
     allowed = priors.flags["pickupable"] | priors.flags["toggleable"]
     if config.object_types is not None:
         allowed = allowed & set(config.object_types)
-    most: dict[str, int] = {}
+    objects: dict[str, int] = {}
     for room in config.rooms:
         for kind, counts in priors.number[room].items():
-            # a two-object task puts two, however few real games have
             if kind in allowed:
-                most[kind] = max(most.get(kind, 2), min(max(counts), config.instances))
-    return {kind: min(count, config.instances) for kind, count in most.items()}
-
-
-def task_phrases(config: GeneratorConfig, priors: Priors) -> list[str]:
-    """What stands around the type words in the task sentences: `put a `, ` in `, ... sorted."""
+                objects[kind] = max(objects.get(kind, 2), min(max(counts), config.instances))
+    numbers = receptacles | {kind: min(count, config.instances) for kind, count in objects.items()}
+    names = {f"{kind.lower()} {n}" for kind, most in numbers.items() for n in range(1, most + 1)}
+    types = {kind.lower() for kind in numbers}
+    # what stands around the type words in the task sentences: `put a `, ` in `, ...
     tasks = [task for task, weight in config.mix if weight > 0] if config.mix is not None else list(priors.sentences)
     sentences = [sentence + "." for task in tasks for sentence in priors.sentences[task]]
-    parts = {part for sentence in sentences for half in sentence.split("{o}") for part in half.split("{r}")}
-    return sorted(parts - {""})
+    around = {part for sentence in sentences for half in sentence.split("{o}") for part in half.split("{r}")} - {""}
+    return sorted({*ROOM, *ACTIONS, *FEEDBACK, *around, *types, *names})

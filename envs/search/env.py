@@ -13,6 +13,7 @@ from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TaskError, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.search import players, protocol
+from turngym.envs.search.players import Scene
 from turngym.envs.search.protocol import Count, check_format, render
 from turngym.envs.search.questions import Question, RewardKind, RewardRule, assert_disjoint
 from turngym.envs.search.retrievers import Searcher
@@ -152,14 +153,9 @@ class SearchEnv(TextEnv):
         return self.rule.matches(self._answer, self.question.golden_answers)
 
     @property
-    def queries(self) -> tuple[str, ...]:
-        """What was searched so far."""
-        return tuple(self._queries)
-
-    @property
-    def hits(self) -> tuple[Hit, ...]:
-        """What the last search brought."""
-        return self._hits
+    def scene(self) -> Scene:
+        """What scripted players act on."""
+        return Scene(self.question, tuple(self._queries), self._hits, self.may_search)
 
     @property
     def invalid_observation(self) -> str:  # type: ignore[override]
@@ -219,13 +215,13 @@ class SearchEnv(TextEnv):
 
     def make_player(self, name: str) -> Player:
         """`single-shot`: searches the question once and answers with a span of what comes back."""
-        return players.SingleShot(self) if name == "single-shot" else super().make_player(name)
+        return players.SingleShot(lambda: self.scene) if name == "single-shot" else super().make_player(name)
 
     def sample_action(self, rng: np.random.Generator) -> str | None:
-        return players.sample_action(self, rng)
+        return players.sample_action(self.scene, rng)
 
     def plausible_mistake(self, rng: np.random.Generator) -> str | None:
-        return players.plausible_mistake(self, rng)
+        return players.plausible_mistake(self.scene, rng)
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
         info = super().describe(verdict, action)
@@ -237,12 +233,9 @@ class SearchEnv(TextEnv):
 
     def _begin(self, task_id: str) -> str:
         self._question = self.source.questions[task_id]
-        self._start()
-        return self.statement
-
-    def _start(self) -> None:
         self._log, self._queries, self._seen, self._hits = [], [], set(), ()
         self._pending = self._answer = None
+        return self.statement
 
     def _apply(self, action: str) -> Outcome:
         response = action if self._pending is None else protocol.written(self._pending, action)
@@ -254,7 +247,11 @@ class SearchEnv(TextEnv):
         if verb == protocol.ANSWER:
             self._log.append((response, ""))
             self._answer = text
-            return Outcome(observation="", reward=self._reward(), terminated=True)
+            whole = "".join(response + observation for response, observation in self._log)
+            said = "".join(response for response, _ in self._log)
+            prompt = PROMPT.replace("{question}", asked(self.question.question))
+            reward = self.rule.score(whole, self.question.golden_answers, said=said, prompt=prompt)
+            return Outcome(observation="", reward=reward, terminated=True)
         # before anything is changed, so that a failed search leaves the state as it was
         hits = self.searcher.search(self.question, text, self._topk)
         repeated = text in self._queries
@@ -267,15 +264,10 @@ class SearchEnv(TextEnv):
 
     def _refused(self, response: str) -> str:
         """The answer to a turn that did nothing; it says what the next turn may do."""
+        # in two steps: what the next turn may do depends on how many turns there were, this one included
         self._log.append((response, ""))
         self._log[-1] = response, self.invalid_observation
         return self.invalid_observation
-
-    def _reward(self) -> float:
-        whole = "".join(response + observation for response, observation in self._log)
-        said = "".join(response for response, _ in self._log)
-        prompt = PROMPT.replace("{question}", asked(self.question.question))
-        return self.rule.score(whole, self.question.golden_answers, said=said, prompt=prompt)
 
     def _get_state(self) -> Any:
         hits = [[hit.passage.id, hit.passage.title, hit.passage.text, float(hit.score)] for hit in self._hits]

@@ -1,10 +1,10 @@
-"""Players without a model: search the question once and pick a span; random moves; wasted searches."""
+"""Who plays search without a model: one that searches the question once and picks a span, random moves, mistakes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,33 +30,33 @@ _COMMON = frozenset(
 )
 
 
-class State(Protocol):
-    """What players see of an environment."""
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a player sees: the question, what was searched so far, what the last search found."""
 
-    @property
-    def question(self) -> Question: ...
-    @property
-    def queries(self) -> tuple[str, ...]: ...
-    @property
-    def hits(self) -> tuple[Hit, ...]: ...
-    @property
-    def may_search(self) -> bool: ...
+    question: Question
+    queries: Sequence[str]
+    hits: Sequence[Hit]
+    may_search: bool
+    """Whether the turn that begins now may search."""
 
 
 class SingleShot:
     """One search for the question as it stands, one answer taken from what it brings."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, scene: Callable[[], Scene]) -> None:
+        """`scene` gives the present state of the environment."""
+        self._scene = scene
 
     def observe(self, action: str) -> None:
-        """It looks at the state."""
+        """The scene shows all that it needs."""
 
     def act(self) -> str | None:
-        question = self._state.question.question
-        if not self._state.queries and self._state.may_search:
+        scene = self._scene()
+        question = scene.question.question
+        if not scene.queries and scene.may_search:
             return protocol.search(protocol.harmless(question))
-        return protocol.answer(protocol.harmless(extract(question, [hit.passage for hit in self._state.hits])))
+        return protocol.answer(protocol.harmless(extract(question, [hit.passage for hit in scene.hits])))
 
 
 def extract(question: str, passages: Sequence[Passage]) -> str:
@@ -69,7 +69,12 @@ def extract(question: str, passages: Sequence[Passage]) -> str:
         return max((choice[1].rpartition(", ")[2], choice[2]), key=lambda half: _support(half, passages)).strip()
     if _YES_NO.match(question):
         return "yes"
-    pattern = _wanted(asked)
+    # what the answer looks like: a number, a date, or else a name
+    pattern = _NAME
+    if re.search(r"\bhow (?:many|much|old|long|far|tall)\b", asked):
+        pattern = _NUMBER
+    elif re.search(r"\bwhen\b|\b(?:what|which) (?:year|date)\b|\bdate of\b", asked):
+        pattern = _DATE
     wanted = {word for word in asked.split() if word not in _COMMON}
     votes: dict[str, float] = {}
     for rank, passage in enumerate(passages, 1):
@@ -83,36 +88,36 @@ def extract(question: str, passages: Sequence[Passage]) -> str:
     return max(votes, key=lambda span: (votes[span], span)) if votes else ""
 
 
-def sample_action(state: State, rng: np.random.Generator) -> str:
+def sample_action(scene: Scene, rng: np.random.Generator) -> str:
     """A search for a few random words of question and passages (7 in 10), or a random name of theirs as answer."""
-    texts = list(_texts(state))
-    if state.may_search and rng.random() < 0.7:
+    texts = _texts(scene)
+    if scene.may_search and rng.random() < 0.7:
         return protocol.search(protocol.harmless(_some_words(texts, rng)))
     return protocol.answer(protocol.harmless(_some_name(texts, rng) or "yes"))
 
 
-def plausible_mistake(state: State, rng: np.random.Generator) -> str | None:
-    """A search that wastes a turn: again, of nothing, the question, some name, words that belong to nothing; None where
-    none is left."""
-    if not state.may_search:
+def plausible_mistake(scene: Scene, rng: np.random.Generator) -> str | None:
+    """A search that wastes a turn: for nothing, for the same again, for the question, a name or loose words.
+
+    None where no search is left.
+    """
+    if not scene.may_search:
         return None
     kind = int(rng.integers(8))
     if kind == 0:
         return protocol.search("")
-    if kind == 1 and state.queries:
-        return protocol.search(state.queries[int(rng.integers(len(state.queries)))])
-    texts = list(_texts(state))
+    if kind == 1 and scene.queries:
+        return protocol.search(scene.queries[int(rng.integers(len(scene.queries)))])
+    texts = _texts(scene)
     if kind == 2:
-        query = state.question.question
+        query = scene.question.question
     else:
         query = (_some_name(texts, rng) if kind < 7 else "") or _some_words(texts, rng)
     return protocol.search(protocol.harmless(query))
 
 
-def _texts(state: State) -> Iterator[str]:
-    yield state.question.question
-    for hit in state.hits:
-        yield f"{hit.passage.title}. {hit.passage.text}"
+def _texts(scene: Scene) -> list[str]:
+    return [scene.question.question, *(f"{hit.passage.title}. {hit.passage.text}" for hit in scene.hits)]
 
 
 def _some_name(texts: Sequence[str], rng: np.random.Generator) -> str:
@@ -131,12 +136,3 @@ def _some_words(texts: Sequence[str], rng: np.random.Generator) -> str:
 def _support(half: str, passages: Sequence[Passage]) -> int:
     words = set(normalize(half).split())
     return sum(len(words.intersection(normalize(f"{passage.title} {passage.text}").split())) for passage in passages)
-
-
-def _wanted(asked: str) -> re.Pattern[str]:
-    """What the answer looks like."""
-    if re.search(r"\bhow (?:many|much|old|long|far|tall)\b", asked):
-        return _NUMBER
-    if re.search(r"\bwhen\b|\b(?:what|which) (?:year|date)\b|\bdate of\b", asked):
-        return _DATE
-    return _NAME

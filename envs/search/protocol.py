@@ -1,4 +1,7 @@
-"""The turn protocol of Search-R1: which part of a response acts, what comes back, and what no passage may forge."""
+"""How does a response become a search, and passages a text? The turn protocol of Search-R1.
+
+It says which part of a response acts, what comes back in three published layouts, and keeps passages from forging tags.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from turngym.envs.channels import cut, first_action, tagged
 from turngym.envs.core.errors import TaskError, did_you_mean
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.spaces import printable
-from turngym.retrieval.core import Hit, Passage
+from turngym.retrieval.core import Hit
 
 SEARCH, ANSWER = "search", "answer"
 VERBS = (SEARCH, ANSWER)
@@ -81,7 +84,7 @@ def written(response: str, action: str) -> str:
     return before + found if found else action
 
 
-# Passages found, as text for the agent: three published layouts, a budget per document, nothing that forges tags.
+# --- passages as text for the agent
 
 DocFormat = Literal["search_r1", "verl", "skyrl"]
 Count = Callable[[str], int]
@@ -109,7 +112,20 @@ def render(hits: Sequence[Hit], doc_format: DocFormat, budget: int | None = None
     """
     if not hits:
         return NOTHING
-    texts = [_one(number, hit.passage, doc_format, budget, count) for number, hit in enumerate(hits, 1)]
+    texts = []
+    for number, hit in enumerate(hits, 1):
+        title, text = " ".join(harmless(hit.passage.title).split()), harmless(hit.passage.text).strip()
+        if budget is not None:
+            title = shorten(title, budget, count)
+            # the title is paid first
+            text = shorten(text, budget - (len(title.split()) if count is None else count(title)), count)
+        if doc_format == "search_r1":
+            texts.append(f'Doc {number}(Title: "{title}") {text}\n')
+        elif doc_format == "verl":
+            texts.append(f"Doc {number} (Title: {title})\n{text}\n\n")
+        else:
+            texts.append(f'Doc {number}: "{title}"\n{text}\n')
+    # once more: a title and a text may forge a tag together
     return harmless("".join(texts))
 
 
@@ -137,15 +153,3 @@ def _most(size: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def _one(number: int, passage: Passage, doc_format: DocFormat, budget: int | None, count: Count | None) -> str:
-    title, text = " ".join(harmless(passage.title).split()), harmless(passage.text).strip()
-    if budget is not None:
-        title = shorten(title, budget, count)
-        text = shorten(text, budget - (len(title.split()) if count is None else count(title)), count)
-    if doc_format == "search_r1":
-        return f'Doc {number}(Title: "{title}") {text}\n'
-    if doc_format == "verl":
-        return f"Doc {number} (Title: {title})\n{text}\n\n"
-    return f'Doc {number}: "{title}"\n{text}\n'

@@ -1,4 +1,17 @@
-"""Questions: what a search task asks, its accepted answers, and where known the way to them."""
+"""What is asked, and what is an answer worth? Questions with their accepted answers, and the rewards of Search-R1.
+
+`RewardRule` knows three rewards: exact match (`em`), containment (`sub_em`), and one that also reads the form of the
+whole response (`format`):
+
+    R = 1          the answer matches and the form is valid
+        1 - s      it matches, the form is not valid
+        s + r      the form is valid and an information block holds an accepted answer
+        s          the form is valid
+        f          there is an answer
+        0          otherwise
+
+The form is valid if it is (think, (search, information, think)*, answer) with white space alone between the tags.
+"""
 
 from __future__ import annotations
 
@@ -79,16 +92,7 @@ def assert_disjoint(train: Iterable[Question], evaluation: Iterable[Question]) -
         )
 
 
-# Rewards of Search-R1: exact match, containment, and the reward that also reads the form of the whole response.
-#
-# R = 1          the answer matches and the form is valid
-#     1 - s      it matches, the form is not valid
-#     s + r      the form is valid and an information block holds an accepted answer
-#     s          the form is valid
-#     f          there is an answer
-#     0          otherwise
-#
-# Valid is (think, (search, information, think)*, answer) with white space alone between the tags.
+# --- rewards
 
 RewardKind = Literal["em", "sub_em", "format"]
 _TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
@@ -153,7 +157,8 @@ class RewardRule:
         if right:
             return 1.0 if valid_form(response) else 1.0 - self.s
         if valid_form(response):
-            return self.s + (self.r if retrieved(response, golden_answers) else 0.0)
+            found = any(sub_exact(block, golden_answers) for block in blocks(response, "information"))
+            return self.s + (self.r if found else 0.0)
         return self.f if prediction is not None else 0.0
 
 
@@ -182,12 +187,6 @@ def published_prediction(text: str) -> str | None:
     """
     found = list(blocks(text, "answer"))
     return found[-1].strip() if len(found) > 1 else None
-
-
-def retrieved(response: str, golden_answers: Iterable[str]) -> bool:
-    """Whether some information block holds an accepted answer (containment)."""
-    golden = tuple(golden_answers)
-    return any(sub_exact(block, golden) for block in blocks(response, "information"))
 
 
 def valid_form(response: str) -> bool:

@@ -1,4 +1,4 @@
-"""The retriever behind an environment: BM25 over the questions' own corpus, or whatever the caller names."""
+"""What searches for an environment? BM25 over the questions' own corpus, or whatever the caller names."""
 
 from __future__ import annotations
 
@@ -36,9 +36,13 @@ class Searcher:
             EnvBackendError: it could not be reached.
         """
         try:
-            found = self._first(question)
+            corpus = self._source.corpus(question)
+            found = _opened(self._given, os.getpid()) if isinstance(self._given, str) else self._given
+            if found is None and corpus is not None:
+                found = own_retriever(corpus)
             if found is not None:
-                return found if self._rerank is None else RerankingRetriever(found, _reranker(self._rerank))
+                rerank = _loaded(self._rerank) if isinstance(self._rerank, str) else self._rerank
+                return found if rerank is None else RerankingRetriever(found, rerank)
         except RetrieverUnavailable as error:
             raise EnvBackendError(f"the retriever cannot be opened: {error}") from error
         except RetrievalError as error:
@@ -47,15 +51,6 @@ class Searcher:
             f"{question.task_id}: {question.data_source} questions come without a corpus; say what is searched with "
             "retriever=, an index folder (`turngym index build`) or the URL of a retrieval server"
         )
-
-    def _first(self, question: Question) -> Retriever | None:
-        """What searches before anything is ordered again; None where nothing was named and there is no corpus."""
-        if isinstance(self._given, str):
-            return _opened(self._given, os.getpid())
-        if self._given is not None:
-            return self._given
-        corpus = self._source.corpus(question)
-        return None if corpus is None else own_retriever(corpus)
 
     def search(self, question: Question, query: str, k: int) -> tuple[Hit, ...]:
         """At most `k` hits, best first; none if nothing matches. Raises EnvBackendError where the search failed."""
@@ -89,9 +84,5 @@ def _opened(spec: str, process: int) -> Retriever:
 
 @lru_cache(maxsize=2)
 def _loaded(spec: str) -> Reranker:
+    """A reranker's model is loaded once per process."""
     return open_reranker(spec)
-
-
-def _reranker(given: Reranker | str) -> Reranker:
-    """A model is loaded once per process."""
-    return _loaded(given) if isinstance(given, str) else given

@@ -1,4 +1,8 @@
-"""Settings of fictional worlds, and the named presets."""
+"""What is in a fictional world? Its settings, its entities with invented names, and the facts that link them.
+
+`make_graph` makes the graph of a `WorldConfig`: the same settings give the same bytes on every machine. `world_text`
+writes the passages and `world_questions` the questions.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +152,7 @@ def preset(name: str) -> WorldConfig:
     return PRESETS[name]
 
 
-# The typed graph: entities with names, and facts that link them, split into a training and an evaluation part.
+# --- the typed graph
 
 Part = Literal["train", "eval"]
 PARTS: tuple[Part, ...] = ("train", "eval")
@@ -211,7 +215,7 @@ class Graph:
         return [e for e in self.entities.values() if e.kind == kind and part in (None, e.part)]
 
 
-# The tables behind a world: relations with their wordings, words for names, sentences without facts.
+# --- the tables behind a world
 
 LITERALS = ("year", "date", "number", "coin")
 """Object types of relations that are values, not entities."""
@@ -247,14 +251,11 @@ def relations(config: WorldConfig) -> dict[str, Relation]:
         kind, to = name.partition(".")[0], row["to"]
         wanted = config.relations is None or name in config.relations
         if wanted and kind in config.counts and (to in LITERALS or to in config.counts):
-            banks = {bank: tuple(_usable(row[bank], bank, config)[:most]) for bank in ("say", "np", "ask")}
-            found[name] = Relation(name=name, to=to, rate=row["rate"], **banks)
+            # in plain worlds, only sentences that end with the object
+            say = [text for text in row["say"] if text.endswith("{o}.") or not config.plain][:most]
+            np_, ask = tuple(row["np"][:most]), tuple(row["ask"][:most])
+            found[name] = Relation(name=name, to=to, rate=row["rate"], say=tuple(say), np=np_, ask=ask)
     return found
-
-
-def _usable(bank: list[str], name: str, config: WorldConfig) -> list[str]:
-    """In plain worlds, sentences that end with the object."""
-    return [row for row in bank if row.endswith("{o}.")] if config.plain and name == "say" else bank
 
 
 def words() -> Mapping[str, Any]:
@@ -281,7 +282,7 @@ def _table(name: str) -> dict[str, Any]:
     return table
 
 
-# Invented names, coined from syllables and put together from title words.
+# --- invented names, coined from syllables and put together from title words
 
 
 def pick(rng: np.random.Generator, items: Sequence[str]) -> str:
@@ -386,7 +387,7 @@ class Namer:
         return pick(rng, table["onsets"]) + pick(rng, table["vowels"]) + pick(rng, table["codas"])
 
 
-# Makes the entities of a world: names, parts, popularity, and what their articles say besides facts.
+# --- the entities: names, parts, popularity, and what their articles say besides facts
 
 YEARS = {
     "person": (1850, 1970),
@@ -486,7 +487,7 @@ class _Maker:
 
     def _aliases(self, kind: str, name: str) -> tuple[str, ...]:
         if kind == "person":
-            return (f"{self._namer.person()}",)
+            return (self._namer.person(),)
         if kind in ("city", "region", "country"):
             return (self._namer.place("city" if kind == "city" else kind),)
         if kind in SHARED:
@@ -496,7 +497,7 @@ class _Maker:
         return ()
 
 
-# Links the entities of a world: who directed what, who was born where, and when.
+# --- the facts: who directed what, who was born where, and when
 
 CRAFTS = {
     "film.director": "filmmaker",
@@ -547,18 +548,18 @@ class _Linker:
             if (subject.id, relation.name) in self.facts or self._rng.random() >= relation.rate:
                 continue
             if relation.to in LITERALS:
-                self._add_literal(subject, relation)
+                value, answers, order = self._literal(subject, relation)
+                fact = Fact(subject=subject.id, relation=relation.name, value=value, answers=answers, order=order)
+                self.facts[subject.id, relation.name] = fact
                 continue
             target = self._target(subject, relation)
-            if target is not None:
-                self._add(subject, relation.name, target)
-                if relation.name == "person.spouse":
-                    self._add(target, relation.name, subject)
-
-    def _add(self, subject: Entity, relation: str, target: Entity) -> None:
-        self.facts[subject.id, relation] = Fact(
-            subject=subject.id, relation=relation, value=target.name, target=target.id, answers=target.answers
-        )
+            pairs = [] if target is None else [(subject, target)]
+            if target is not None and relation.name == "person.spouse":
+                pairs.append((target, subject))
+            for one, other in pairs:
+                self.facts[one.id, relation.name] = Fact(
+                    subject=one.id, relation=relation.name, value=other.name, target=other.id, answers=other.answers
+                )
 
     def _target(self, subject: Entity, relation: Relation) -> Entity | None:
         """A person of the right kind, craft and age, most often of the same part; None if there is none."""
@@ -583,21 +584,20 @@ class _Linker:
         return members[int(np.searchsorted(sums, self._rng.random() * sums[-1], "right"))] if members else None
 
     def _fits(self, subject: Entity, relation: str, other: Entity) -> bool:
-        test = FITS.get(relation)
+        """Whether `other` can be the object: unmarried for a spouse, and of an age that makes sense."""
         if relation == "person.spouse" and (other.id, relation) in self.facts:
             return False
         if self._config.plain:
             return True
-        if test is None:
-            return other.kind != "person" or relation.startswith("person.") or _active(subject, other)
-        return test(subject, other)
-
-    def _add_literal(self, subject: Entity, relation: Relation) -> None:
-        value, answers, order = self._literal(subject, relation)
-        fact = Fact(subject=subject.id, relation=relation.name, value=value, answers=answers, order=order)
-        self.facts[subject.id, relation.name] = fact
+        if relation in FITS:
+            return FITS[relation](subject, other)
+        if other.kind != "person" or relation.startswith("person."):
+            return True
+        # at work when something was made; places and what lives long do not mind
+        return subject.kind in ("city", "country", "award", "university") or 20 <= subject.year - other.year <= 70
 
     def _literal(self, subject: Entity, relation: Relation) -> tuple[str, tuple[str, ...], int]:
+        """(value, ways to write it, the number by which it compares)."""
         rng = self._rng
         if relation.to == "year":
             return str(subject.year), (str(subject.year),), subject.year
@@ -614,11 +614,6 @@ class _Linker:
         coins = self._words["coins"]
         coin = str(coins[int(subject.id.removeprefix("country")) % len(coins)])
         return coin, (coin,), 0
-
-
-def _active(subject: Entity, person: Entity) -> bool:
-    """Whether a person was at work when something was made; places and the long-lived do not mind."""
-    return subject.kind in ("city", "country", "award", "university") or 20 <= subject.year - person.year <= 70
 
 
 FITS: dict[str, Callable[[Entity, Entity], bool]] = {

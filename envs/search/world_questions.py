@@ -1,9 +1,14 @@
-"""Every name and phrase that can occur in the episodes of a world, for phrase tokenizers of tiny models."""
+"""What is asked about a fictional world? Makes the world and draws its questions, family by family.
+
+`generate_world` makes graph, passages and questions from nothing but settings and a seed. Each family of questions
+(`FAMILY`) draws one question at random, or None where the draw led nowhere: a path asked for its end, two paths that
+meet, or a comparison of two. `vocabulary` lists every phrase of the episodes in a world.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -28,51 +33,216 @@ from turngym.envs.search.world import (
 from turngym.envs.search.world_text import Draft, Teller, Writer
 from turngym.retrieval.core import Passage
 
-MOST_DOCUMENTS = 10
-OBSERVATION = (
-    *("Question: ", "?", "\n\n<information>", "</information>\n\n", NOTHING, INVALID, INVALID.strip()),
-    *('") ', ". ", ".\n", ".", " ", "yes", "no"),
-)
-_SLOT = re.compile(r"\{[sox]\}")
-_WORD = re.compile(r"\w+")
-
-
-def vocabulary(config: WorldConfig) -> list[str]:
-    """Sorted phrases into which questions, passages and sensible actions of a `plain` world can be cut.
-
-    Names are cut into the parts that they are made of, which training and evaluation share; every wording of a relation
-    is one phrase up to its slot. Single words are there too, for queries that make no sense; none begins with a space,
-    because of two equally short ways to cut a sentence one would be rare.
-    """
-    phrases = {*OBSERVATION, *_documents(), *_wordings(config), *_names(config)}
-    return sorted(phrases.union(word for phrase in phrases for word in _WORD.findall(phrase)))
-
-
-def _documents() -> Iterable[str]:
-    """What stands before and between documents of the `search_r1` layout."""
-    heads = [f'Doc {number}(Title: "' for number in range(1, MOST_DOCUMENTS + 1)]
-    return [*heads, *(f".\n{head}" for head in heads), *(f"\n{head}" for head in heads)]
-
-
-def _names(config: WorldConfig) -> Iterable[str]:
-    if config.worlds is not None:  # all of them put the same parts together
-        config = replace(config, part="train")
-    namer = Namer(config, np.random.default_rng([config.seed, config.version]))
-    return namer.plain_parts(config.counts)
-
-
-def _wordings(config: WorldConfig) -> Iterable[str]:
-    """The relations' sentences and questions around their slots."""
-    for relation in relations(config).values():
-        for template in (*relation.say, *relation.np, *relation.ask):
-            for part in _SLOT.split(template):
-                yield part
-                yield part.rstrip("?.")
-
-
-# Questions that compare two chains, and those whose two hops have a name of their own.
-
 Chain = tuple[Fact, ...]
+Triple = tuple[str, str, str]
+ATTEMPTS = 400
+"""Draws per question before a family is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FictionalWorld:
+    """A corpus with questions about it, all invented."""
+
+    config: WorldConfig
+    passages: tuple[Passage, ...]
+    questions: tuple[Question, ...]
+    """Training and evaluation questions (`split`); no entity, or no fact, is touched by both (`config.disjoint`)."""
+    chains: Mapping[str, tuple[Triple, ...]]
+    """Task id of a question to its gold facts (subject's name, relation, object), one per hop."""
+    graph: Graph
+
+
+def generate_world(config: WorldConfig) -> FictionalWorld:
+    """The world of `config`: the same bytes every time. Raises TaskError where a family finds too few questions."""
+    graph = make_graph(config)
+    library = Writer(config, graph).write()
+    teller = Teller(config, graph, library)
+    questions: list[Question] = []
+    chains: dict[str, tuple[Triple, ...]] = {}
+    for family, counts in config.questions.items():
+        for part, count in zip(PARTS, counts, strict=True):
+            for question, chain in _questions(teller, family, part, count):
+                questions.append(question)
+                chains[question.task_id] = chain
+    return FictionalWorld(
+        config=config, passages=library.passages, questions=tuple(questions), chains=chains, graph=graph
+    )
+
+
+def generate_worlds(config: WorldConfig) -> Iterator[FictionalWorld]:
+    """The training worlds of `config` and then its evaluation worlds; the one world where `config.worlds` is None."""
+    if config.worlds is None:
+        yield generate_world(config)
+        return
+    for place, part in enumerate(PARTS):
+        for number in range(config.worlds[place]):
+            yield generate_world(one_world(config, part, number))
+
+
+def one_world(config: WorldConfig, part: Part, number: int) -> WorldConfig:
+    """The settings of one among several worlds."""
+    training = part == "train"
+    counts = {family: (most[0], 0) if training else (0, most[1]) for family, most in config.questions.items()}
+    seed = 2 * number + (not training)
+    name = f"{config.name}-{part}{number}"
+    # every configuration seed makes other worlds, every world has a seed of its own
+    return replace(config, name=name, seed=config.seed * 2**20 + seed, worlds=None, part=part, questions=counts)
+
+
+@lru_cache(maxsize=4)
+def open_world(name: str) -> FictionalWorld:
+    """The world of a preset, made once per process. Raises TaskError for unknown names, and for many worlds."""
+    config = preset(name)
+    if config.worlds is not None:
+        raise TaskError(f"{name!r} is many worlds: generate_worlds makes them")
+    return generate_world(config)
+
+
+def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tuple[Question, tuple[Triple, ...]]]:
+    found: list[tuple[Question, tuple[Triple, ...]]] = []
+    entities = teller.graph.entities
+    teller.family, teller.part = family, part
+    for _ in range(count * ATTEMPTS):
+        if len(found) == count:
+            return found
+        draft = FAMILY[family](teller)
+        question = None if draft is None else teller.finish(draft, len(found))
+        if draft is not None and question is not None:
+            found.append((question, tuple((entities[f.subject].name, f.relation, f.value) for f in draft.facts)))
+    if len(found) < count:
+        raise TaskError(
+            f"world {teller.config.name!r}: only {len(found)} of {count} {part} questions of family {family!r} "
+            f"could be made; ask for fewer questions or make the world larger"
+        )
+    return found
+
+
+# --- the families
+
+
+def popqa(teller: Teller) -> Draft | None:
+    """One hop about an entity drawn by popularity, in a fixed form of words."""
+    facts = walk(teller, teller.popular(), 1)
+    return None if facts is None else chain(teller, facts)
+
+
+def nq(teller: Teller) -> Draft | None:
+    """One hop about something described instead of named, without capitals."""
+    subject = teller.one([e for e in teller.members() if e.theme is not None or e.invention is not None])
+    facts = walk(teller, subject, 1)
+    if subject is None or facts is None:
+        return None
+    if subject.theme is not None:
+        role, deed = subject.theme
+        described = f"the {'movie' if subject.kind == 'film' else 'novel'} about a {role} who {deed}"
+    else:
+        described = f"the person behind {subject.invention}"
+    draft = chain(teller, facts, described)
+    return Draft(text=draft.text.lower().rstrip("?"), answers=draft.answers, facts=facts)
+
+
+def wiki(teller: Teller) -> Draft | None:
+    """2Wiki's four types: compositional, inference, comparison, bridge-comparison."""
+    kind = teller.rng.random() if not teller.config.plain else 0.0
+    if kind < 0.45:
+        return linear(teller, 2)
+    if kind < 0.56:
+        return inference(teller)
+    return comparison(teller) if kind < 0.84 else bridge_comparison(teller)
+
+
+def hotpot(teller: Teller) -> Draft | None:
+    """HotpotQA's types: bridge, intersection, yes/no."""
+    kind = teller.rng.random() if not teller.config.plain else 0.75
+    if kind < 0.7:
+        return linear(teller, 2)
+    return meeting(teller, 0) if kind < 0.85 else same(teller)
+
+
+def musique(teller: Teller) -> Draft | None:
+    """Three or four hops, in a line or after two lines that meet."""
+    kind = teller.rng.random() if not teller.config.plain else 0.0
+    if kind < 0.2:
+        return linear(teller, 3)
+    return linear(teller, 4) if kind < 0.27 else meeting(teller, 1 if kind < 0.95 else 2)
+
+
+FAMILY: dict[str, Callable[[Teller], Draft | None]] = {
+    "popqa-like": popqa,
+    "nq-like": nq,
+    "2wiki-like": wiki,
+    "hotpot-like": hotpot,
+    "musique-like": musique,
+}
+"""How each family of `FAMILIES` draws a question."""
+
+
+# --- questions that follow paths: one after another, or two that meet
+
+
+def linear(teller: Teller, hops: int) -> Draft | None:
+    """A path asked for its end; in `config.linked` of them the second passage names where the path begins."""
+    facts = walk(teller, teller.one(teller.members()), hops)
+    if facts is None or teller.links(facts[0], facts[1]) != _linked(teller):
+        return None
+    return chain(teller, facts)
+
+
+def walk(teller: Teller, subject: Entity | None, hops: int) -> tuple[Fact, ...] | None:
+    """`hops` facts, each about the object of the one before; nothing comes twice."""
+    facts: list[Fact] = []
+    seen: set[str] = set()
+    while subject is not None and len(facts) < hops:
+        seen.add(subject.id)
+        last = len(facts) == hops - 1
+        found = [f for f in teller.inside(subject) if f.target not in seen and (last or f.target is not None)]
+        fact = teller.one(found)
+        if fact is None:
+            return None
+        facts.append(fact)
+        subject = None if fact.target is None else teller.target(fact)
+    return tuple(facts) if len(facts) == hops else None
+
+
+def chain(teller: Teller, facts: tuple[Fact, ...], subject: str | None = None) -> Draft:
+    """The question for the end of a path; `subject` is what the path starts from, if not the first fact's."""
+    text = teller.mention(teller.graph.entities[facts[0].subject]) if subject is None else subject
+    for fact, following in pairwise(facts):
+        text = teller.called(fact, text)
+        if teller.rng.random() < teller.share(teller.config.asides):
+            text += teller.aside(following)
+    return Draft(text=teller.asked(facts[-1], text), answers=facts[-1].answers, facts=facts)
+
+
+def meeting(teller: Teller, more: int) -> Draft | None:
+    """Two subjects with one object, and `more` hops from there: both are named, so their passages are easy to find."""
+    target = teller.one([e for e in teller.members() if len(teller.sources(e)) > 1])
+    if target is None:
+        return None
+    sources = teller.sources(target)
+    one, two = (sources[int(i)] for i in teller.rng.choice(len(sources), size=2, replace=False))
+    rest = walk(teller, target, more) if more else ()
+    ends = (one.subject, two.subject)
+    if one.subject == two.subject or rest is None or any(fact.target in ends for fact in rest):
+        return None
+    if more and (teller.links(one, rest[0]) or teller.links(two, rest[0])) != _linked(teller):
+        return None
+    a, b = (teller.called(fact, teller.mention(teller.graph.entities[fact.subject])) for fact in (one, two))
+    facts = (one, two, *rest)
+    if not more:
+        return Draft(text=f"What is the name of both {a} and {b}?", answers=target.answers, facts=facts)
+    aside = teller.aside(rest[0]) if teller.rng.random() < teller.share(teller.config.asides) else ""
+    draft = chain(teller, rest, f"the {target.kind} that is both {a} and {b}{aside}")
+    return Draft(text=draft.text, answers=draft.answers, facts=facts)
+
+
+def _linked(teller: Teller) -> bool:
+    """Whether the next path's second passage should name where the path begins."""
+    return bool(teller.rng.random() < teller.share(teller.config.linked))
+
+
+# --- questions that compare two chains, and those whose two hops have a name of their own
+
 KINSHIP = (
     ("person.father", "person.father", "Who is the paternal grandfather of {x}?"),
     ("person.spouse", "person.father", "Who is the father-in-law of {x}?"),
@@ -165,6 +335,7 @@ def _ordered(teller: Teller, form: str, sign: int, chains: tuple[Chain, Chain]) 
 
 
 def _yes_no(teller: Teller, form: str, chains: tuple[Chain, Chain]) -> Draft | None:
+    """Whether two chains end in the same object; None where the other answer is due."""
     yes = chains[0][-1].target == chains[1][-1].target
     key = f"{teller.part} {form}"
     if yes != teller.wants_yes(key):
@@ -203,213 +374,35 @@ def _bridges(teller: Teller, first: str, second: str) -> tuple[Chain, Chain] | N
     return (pair[0], ends[0]), (pair[1], ends[1])
 
 
-# The question families: each draws one question at random, or None where the draw led nowhere.
+# --- every name and phrase that can occur in the episodes, for phrase tokenizers of tiny models
 
-Family = Callable[[Teller], Draft | None]
-
-
-def popqa(teller: Teller) -> Draft | None:
-    """One hop about an entity drawn by popularity, in a fixed form of words."""
-    facts = walk(teller, teller.popular(), 1)
-    return None if facts is None else chain(teller, facts)
-
-
-def nq(teller: Teller) -> Draft | None:
-    """One hop about something described instead of named, without capitals."""
-    subject = teller.one([e for e in teller.members() if e.theme is not None or e.invention is not None])
-    facts = walk(teller, subject, 1)
-    if subject is None or facts is None:
-        return None
-    if subject.theme is not None:
-        role, deed = subject.theme
-        described = f"the {'movie' if subject.kind == 'film' else 'novel'} about a {role} who {deed}"
-    else:
-        described = f"the person behind {subject.invention}"
-    draft = chain(teller, facts, described)
-    return Draft(text=draft.text.lower().rstrip("?"), answers=draft.answers, facts=facts)
+MOST_DOCUMENTS = 10
+OBSERVATION = (
+    *("Question: ", "?", "\n\n<information>", "</information>\n\n", NOTHING, INVALID, INVALID.strip()),
+    *('") ', ". ", ".\n", ".", " ", "yes", "no"),
+)
+_SLOT = re.compile(r"\{[sox]\}")
+_WORD = re.compile(r"\w+")
 
 
-def wiki(teller: Teller) -> Draft | None:
-    """2Wiki's four types: compositional, inference, comparison, bridge-comparison."""
-    config = teller.config
-    kind = teller.rng.random() if not config.plain else 0.0
-    if kind < 0.45:
-        return linear(teller, 2)
-    if kind < 0.56:
-        return inference(teller)
-    return comparison(teller) if kind < 0.84 else bridge_comparison(teller)
+def vocabulary(config: WorldConfig) -> list[str]:
+    """Sorted phrases into which questions, passages and sensible actions of a `plain` world can be cut.
 
-
-def hotpot(teller: Teller) -> Draft | None:
-    """HotpotQA's types: bridge, intersection, yes/no."""
-    config = teller.config
-    kind = teller.rng.random() if not config.plain else 0.75
-    if kind < 0.7:
-        return linear(teller, 2)
-    return meeting(teller, 0) if kind < 0.85 else same(teller)
-
-
-def musique(teller: Teller) -> Draft | None:
-    """Three or four hops, in a line or after two lines that meet."""
-    config = teller.config
-    kind = teller.rng.random() if not config.plain else 0.0
-    if kind < 0.2:
-        return linear(teller, 3)
-    return linear(teller, 4) if kind < 0.27 else meeting(teller, 1 if kind < 0.95 else 2)
-
-
-FAMILY: dict[str, Family] = {
-    "popqa-like": popqa,
-    "nq-like": nq,
-    "2wiki-like": wiki,
-    "hotpot-like": hotpot,
-    "musique-like": musique,
-}
-"""How each family of `FAMILIES` draws a question."""
-
-# Makes a fictional world: graph, passages and questions from nothing but settings and a seed.
-
-Triple = tuple[str, str, str]
-ATTEMPTS = 400
-"""Draws per question before a family is given up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FictionalWorld:
-    """A corpus with questions about it, all invented."""
-
-    config: WorldConfig
-    passages: tuple[Passage, ...]
-    questions: tuple[Question, ...]
-    """Training and evaluation questions (`split`); no entity, or no fact, is touched by both (`config.disjoint`)."""
-    chains: Mapping[str, tuple[Triple, ...]]
-    """Task id of a question to its gold facts (subject's name, relation, object), one per hop."""
-    graph: Graph
-
-
-def generate_world(config: WorldConfig) -> FictionalWorld:
-    """The world of `config`: the same bytes every time. Raises TaskError where a family finds too few questions."""
-    graph = make_graph(config)
-    library = Writer(config, graph).write()
-    teller = Teller(config, graph, library)
-    questions: list[Question] = []
-    chains: dict[str, tuple[Triple, ...]] = {}
-    for family, counts in config.questions.items():
-        for part, count in zip(PARTS, counts, strict=True):
-            for question, chain in _questions(teller, family, part, count):
-                questions.append(question)
-                chains[question.task_id] = chain
-    return FictionalWorld(
-        config=config, passages=library.passages, questions=tuple(questions), chains=chains, graph=graph
-    )
-
-
-def generate_worlds(config: WorldConfig) -> Iterator[FictionalWorld]:
-    """The training worlds of `config` and then its evaluation worlds; the one world where `config.worlds` is None."""
-    if config.worlds is None:
-        yield generate_world(config)
-        return
-    for place, part in enumerate(PARTS):
-        for number in range(config.worlds[place]):
-            yield generate_world(one_world(config, part, number))
-
-
-def one_world(config: WorldConfig, part: Part, number: int) -> WorldConfig:
-    """The settings of one among several worlds."""
-    training = part == "train"
-    counts = {family: (most[0], 0) if training else (0, most[1]) for family, most in config.questions.items()}
-    seed = 2 * number + (not training)
-    name = f"{config.name}-{part}{number}"
-    # every configuration seed makes other worlds, every world has a seed of its own
-    return replace(config, name=name, seed=config.seed * 2**20 + seed, worlds=None, part=part, questions=counts)
-
-
-@lru_cache(maxsize=4)
-def open_world(name: str) -> FictionalWorld:
-    """The world of a preset, made once per process. Raises TaskError for unknown names, and for many worlds."""
-    config = preset(name)
-    if config.worlds is not None:
-        raise TaskError(f"{name!r} is many worlds: generate_worlds makes them")
-    return generate_world(config)
-
-
-def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tuple[Question, tuple[Triple, ...]]]:
-    found: list[tuple[Question, tuple[Triple, ...]]] = []
-    entities = teller.graph.entities
-    teller.family, teller.part = family, part
-    for _ in range(count * ATTEMPTS):
-        if len(found) == count:
-            return found
-        draft = FAMILY[family](teller)
-        question = None if draft is None else teller.finish(draft, len(found))
-        if draft is not None and question is not None:
-            found.append((question, tuple((entities[f.subject].name, f.relation, f.value) for f in draft.facts)))
-    if len(found) < count:
-        raise TaskError(
-            f"world {teller.config.name!r}: only {len(found)} of {count} {part} questions of family {family!r} "
-            f"could be made; ask for fewer questions or make the world larger"
-        )
-    return found
-
-
-# Questions that follow paths: one after another, or two that meet.
-
-
-def linear(teller: Teller, hops: int) -> Draft | None:
-    """A path asked for its end; in `config.linked` of them the second passage names where the path begins."""
-    facts = walk(teller, teller.one(teller.members()), hops)
-    if facts is None or teller.links(facts[0], facts[1]) != _linked(teller):
-        return None
-    return chain(teller, facts)
-
-
-def walk(teller: Teller, subject: Entity | None, hops: int) -> tuple[Fact, ...] | None:
-    """`hops` facts, each about the object of the one before; nothing comes twice."""
-    facts: list[Fact] = []
-    seen: set[str] = set()
-    while subject is not None and len(facts) < hops:
-        seen.add(subject.id)
-        last = len(facts) == hops - 1
-        found = [f for f in teller.inside(subject) if f.target not in seen and (last or f.target is not None)]
-        fact = teller.one(found)
-        if fact is None:
-            return None
-        facts.append(fact)
-        subject = None if fact.target is None else teller.target(fact)
-    return tuple(facts) if len(facts) == hops else None
-
-
-def chain(teller: Teller, facts: tuple[Fact, ...], subject: str | None = None) -> Draft:
-    """The question for the end of a path; `subject` is what the path starts from, if not the first fact's."""
-    text = teller.mention(teller.graph.entities[facts[0].subject]) if subject is None else subject
-    for fact, following in pairwise(facts):
-        text = teller.called(fact, text)
-        if teller.rng.random() < teller.share(teller.config.asides):
-            text += teller.aside(following)
-    return Draft(text=teller.asked(facts[-1], text), answers=facts[-1].answers, facts=facts)
-
-
-def meeting(teller: Teller, more: int) -> Draft | None:
-    """Two subjects with one object, and `more` hops from there: both are named, so their passages are easy to find."""
-    target = teller.one([e for e in teller.members() if len(teller.sources(e)) > 1])
-    if target is None:
-        return None
-    sources = teller.sources(target)
-    one, two = (sources[int(i)] for i in teller.rng.choice(len(sources), size=2, replace=False))
-    rest = walk(teller, target, more) if more else ()
-    ends = (one.subject, two.subject)
-    if one.subject == two.subject or rest is None or any(fact.target in ends for fact in rest):
-        return None
-    if more and (teller.links(one, rest[0]) or teller.links(two, rest[0])) != _linked(teller):
-        return None
-    a, b = (teller.called(fact, teller.mention(teller.graph.entities[fact.subject])) for fact in (one, two))
-    facts = (one, two, *rest)
-    if not more:
-        return Draft(text=f"What is the name of both {a} and {b}?", answers=target.answers, facts=facts)
-    aside = teller.aside(rest[0]) if teller.rng.random() < teller.share(teller.config.asides) else ""
-    draft = chain(teller, rest, f"the {target.kind} that is both {a} and {b}{aside}")
-    return Draft(text=draft.text, answers=draft.answers, facts=facts)
-
-
-def _linked(teller: Teller) -> bool:
-    return bool(teller.rng.random() < teller.share(teller.config.linked))
+    Names are cut into the parts that they are made of, which training and evaluation share; every wording of a relation
+    is one phrase up to its slot. Single words are there too, for queries that make no sense; none begins with a space,
+    because of two equally short ways to cut a sentence one would be rare.
+    """
+    phrases = set(OBSERVATION)
+    # what stands before and between documents of the `search_r1` layout
+    for number in range(1, MOST_DOCUMENTS + 1):
+        head = f'Doc {number}(Title: "'
+        phrases |= {head, f".\n{head}", f"\n{head}"}
+    # the relations' sentences and questions around their slots
+    for relation in relations(config).values():
+        for template in (*relation.say, *relation.np, *relation.ask):
+            for part in _SLOT.split(template):
+                phrases |= {part, part.rstrip("?.")}
+    # several worlds put the same parts of names together, whichever part they are for
+    named = config if config.worlds is None else replace(config, part="train")
+    phrases |= Namer(named, np.random.default_rng([config.seed, config.version])).plain_parts(config.counts)
+    return sorted(phrases.union(word for phrase in phrases for word in _WORD.findall(phrase)))

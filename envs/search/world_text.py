@@ -1,4 +1,7 @@
-"""Writes the world out: an article for every entity, cut into passages of which each knows the facts it states."""
+"""How are facts put into words? `Writer` writes the passages of a world, `Teller` words its questions.
+
+Every entity has an article, which is cut into passages; each passage knows the facts that it states.
+"""
 
 from __future__ import annotations
 
@@ -63,16 +66,14 @@ class Writer:
         passages: list[Passage] = []
         told: dict[tuple[str, str], str] = {}
         for entity in self._graph.entities.values():
+            # works that share a name have their kind in the title
+            title = f"{entity.name} ({entity.kind})" if self._names[entity.name] > 1 else entity.name
             for number, chunk in enumerate(self._chunks(entity)):
                 text = " ".join(sentence.text for sentence in chunk)
-                passage = Passage(id=f"{entity.id}.{number}", title=self._title(entity), text=text)
+                passage = Passage(id=f"{entity.id}.{number}", title=title, text=text)
                 passages.append(passage)
                 told.update({(s.fact.subject, s.fact.relation): passage.id for s in chunk if s.fact is not None})
         return Library(passages=tuple(passages), told=told)
-
-    def _title(self, entity: Entity) -> str:
-        """The name, and for works that share it what they are."""
-        return f"{entity.name} ({entity.kind})" if self._names[entity.name] > 1 else entity.name
 
     def _chunks(self, entity: Entity) -> list[list[_Sentence]]:
         """The article's sentences, passage by passage."""
@@ -80,19 +81,16 @@ class Writer:
         if self._config.plain:
             return [sentences]
         chunks: list[list[_Sentence]] = [[]]
-        size, limit = 0, self._limit()
+        low, high = self._config.words
+        size, limit = 0, int(self._rng.integers(low, high + 1))
         for sentence in sentences:
             length = len(sentence.text.split())
             if chunks[-1] and (size >= limit or size + length > MOST_WORDS):
                 chunks.append([])
-                size, limit = 0, self._limit()
+                size, limit = 0, int(self._rng.integers(low, high + 1))
             chunks[-1].append(sentence)
             size += length
         return chunks
-
-    def _limit(self) -> int:
-        low, high = self._config.words
-        return int(self._rng.integers(low, high + 1))
 
     def _sentences(self, entity: Entity) -> list[_Sentence]:
         config, rng = self._config, self._rng
@@ -184,7 +182,7 @@ def _a(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-# Tells a world's facts as questions: what they call an entity, what they ask, what each hop searches for.
+# --- questions: what they call an entity, what they ask, what each hop searches for
 
 Item = TypeVar("Item")
 
@@ -219,19 +217,17 @@ class Teller:
         self._sources: dict[tuple[Part, str], list[Fact]] = {}
         self._yes: Counter[str] = Counter()
         self._asked: set[str] = set()
-        self._index()
-
-    def _index(self) -> None:
-        entities = self.graph.entities
-        whole = self.config.disjoint == "facts"
+        # which entities and facts each part may touch
+        entities = graph.entities
+        whole = config.disjoint == "facts"
         for entity in entities.values():
             for part in PARTS if whole else (entity.part,):
                 for kind in (None, entity.kind):
                     self._members.setdefault((part, kind), []).append(entity)
-        for fact in self.graph.facts.values():
+        for fact in graph.facts.values():
             ends = {entities[end].part for end in (fact.subject, fact.target) if end is not None}
             if whole:
-                ends = {"eval" if self.rng.random() < self.config.eval_share else "train"}
+                ends = {"eval" if self.rng.random() < config.eval_share else "train"}
             # a fact with an end in either part is for neither
             for part in ends if len(ends) == 1 else ():
                 self._inside.setdefault((part, fact.subject), []).append(fact)

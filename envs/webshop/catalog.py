@@ -1,12 +1,17 @@
-"""The original's loader: records of the items file joined with attributes and instructions, skips included."""
+"""How the records of a shop become products, and where the products are kept.
+
+`read_products` joins the items file with attributes and instructions and skips what the original skips. A `Catalog`
+holds the products with everything that prices and goals are drawn from: `MemoryCatalog` here, a folder of mapped files
+in `open_catalog`.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -29,10 +34,12 @@ NO_ATTRIBUTES = ("DUMMY_ATTR",)
 LONGEST_ASIN = 10
 
 
-class Lookup(Protocol):
-    """What is known of a product by asin; a dict will do."""
-
-    def get(self, asin: str, /) -> Any: ...
+_FLAWS = {
+    "nan": "its asin is 'nan'",
+    "long_asin": f"its asin has more than {LONGEST_ASIN} characters",
+    "duplicate": "its asin came before in the file",
+    "unpriced": "it has no price",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,11 +59,17 @@ class LoadReport:
     examples: dict[str, str] = field(default_factory=dict)
     """The first asin of each kind that was skipped or unpriced."""
 
+    def count(self, flaw: str, asin: str, check: Check, where: str) -> None:
+        """One more product with `flaw`, the name of a field."""
+        setattr(self, flaw, getattr(self, flaw) + 1)
+        self.examples.setdefault(flaw, asin)
+        check_report(self, check, where)
+
 
 def read_products(
     items: Iterable[Any],
-    attributes: Lookup,
-    human: Lookup | None,
+    attributes: Mapping[str, Any],
+    human: Mapping[str, Any] | None,
     *,
     report: LoadReport,
     check: Check = "compat",
@@ -79,11 +92,11 @@ def read_products(
         flaw = "nan" if asin == "nan" else "long_asin" if len(asin) > LONGEST_ASIN else None
         flaw = flaw or ("duplicate" if asin in seen else None)
         if flaw is not None:
-            _count(report, flaw, asin, check, where)
+            report.count(flaw, asin, check, where)
             continue
         seen.add(asin)
         if not item.get("pricing"):
-            _count(report, "unpriced", asin, check, where)
+            report.count("unpriced", asin, check, where)
         report.kept += 1
         yield parse_product(item, asin, attributes, human, where)
 
@@ -104,20 +117,6 @@ def read_pairs(
     return read_products(items(), present, None, report=report, check=check, source=source)
 
 
-_FLAWS = {
-    "nan": "its asin is 'nan'",
-    "long_asin": f"its asin has more than {LONGEST_ASIN} characters",
-    "duplicate": "its asin came before in the file",
-    "unpriced": "it has no price",
-}
-
-
-def _count(report: LoadReport, flaw: str, asin: str, check: Check, where: str) -> None:
-    setattr(report, flaw, getattr(report, flaw) + 1)
-    report.examples.setdefault(flaw, asin)
-    check_report(report, check, where)
-
-
 def check_report(report: LoadReport, check: Check, where: str = "") -> None:
     """Raises ShopDataError naming the first flawed product if `check` is strict."""
     if check == "strict" and report.examples:
@@ -126,7 +125,9 @@ def check_report(report: LoadReport, check: Check, where: str = "") -> None:
         raise ShopDataError(f"{place}: {_FLAWS[flaw]}; check='compat' treats it as the original shop does")
 
 
-def parse_product(item: Mapping[str, Any], asin: str, attributes: Lookup, human: Lookup | None, where: str) -> Product:
+def parse_product(
+    item: Mapping[str, Any], asin: str, attributes: Mapping[str, Any], human: Mapping[str, Any] | None, where: str
+) -> Product:
     """One record as a product. `where` begins the text of every ShopDataError."""
     extra = attributes.get(asin)
     if extra is not None and not isinstance(extra, dict):
@@ -213,23 +214,10 @@ def _texts(item: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-# Where a shop's products live: in memory, with everything that prices and goals are drawn from.
+# --- where products are kept
 
 
-class SearchEngine(Protocol):
-    """What a shop asks of its index."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Of documents and settings."""
-
-    def search(self, query: str, k: int) -> list[tuple[str, float]]:
-        """(asin, score) of at most `k` products, best first."""
-
-    def close(self) -> None: ...
-
-
-class Catalog(Protocol):
+class Catalog(Sequence[Product]):
     """Products by row and by asin, and the columns from which prices and goals are drawn."""
 
     pricing: np.ndarray
@@ -241,20 +229,33 @@ class Catalog(Protocol):
     """Of all products in order; equal for equal shops, however they are stored."""
     report: LoadReport
 
-    def __len__(self) -> int: ...
+    @abstractmethod
+    def product(self, row: int) -> Product:
+        """The product in `row`."""
+
+    @abstractmethod
+    def row(self, asin: str) -> int | None:
+        """Row of the product, None if there is none."""
+
+    @abstractmethod
+    def engine(self) -> LuceneIndex:
+        """Its search index, built or opened when first asked for."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what it holds."""
+
     @overload
     def __getitem__(self, row: int) -> Product: ...
     @overload
     def __getitem__(self, row: slice) -> Sequence[Product]: ...
-    def __iter__(self) -> Iterator[Product]: ...
-    def row(self, asin: str) -> int | None:
-        """Row of the product, None if there is none."""
+    def __getitem__(self, row: int | slice) -> Product | Sequence[Product]:
+        if isinstance(row, slice):
+            return [self.product(place) for place in range(*row.indices(len(self)))]
+        return self.product(row)
 
-    def engine(self) -> SearchEngine:
-        """Its search index, built or opened when first asked for."""
-
-    def close(self) -> None:
-        """Free what it holds."""
+    def __iter__(self) -> Iterator[Product]:
+        return (self.product(row) for row in range(len(self)))
 
 
 def search_text(product: Product) -> str:
@@ -269,7 +270,7 @@ def pricing_row(product: Product) -> tuple[float, float]:
     return product.prices[0], product.prices[1] if len(product.prices) > 1 else np.nan
 
 
-class MemoryCatalog(Sequence[Product]):
+class MemoryCatalog(Catalog):
     """A shop of some thousand products."""
 
     def __init__(self, products: Iterable[Product], kind: Kind, report: LoadReport) -> None:
@@ -288,7 +289,7 @@ class MemoryCatalog(Sequence[Product]):
         self.order: np.ndarray | None = None
         self.sha256 = digest.hexdigest()
         self.report = report
-        self._engine: SearchEngine | None = None
+        self._engine: LuceneIndex | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the index, which is built again where it is needed."""
@@ -297,37 +298,20 @@ class MemoryCatalog(Sequence[Product]):
     def __len__(self) -> int:
         return len(self._products)
 
-    @overload
-    def __getitem__(self, row: int) -> Product: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Product]: ...
-    def __getitem__(self, row: int | slice) -> Product | Sequence[Product]:
+    def product(self, row: int) -> Product:
         return self._products[row]
-
-    def __iter__(self) -> Iterator[Product]:
-        return iter(self._products)
 
     def row(self, asin: str) -> int | None:
         return self._rows.get(asin)
 
-    def engine(self) -> SearchEngine:
+    def engine(self) -> LuceneIndex:
         if not self._rows:
             raise ShopDataError("this shop is empty or closed: there is nothing to search")
         if self._engine is None:
-            self._engine = build_engine((product.asin, search_text(product)) for product in self._products)
+            self._engine = LuceneIndex.build((product.asin, search_text(product)) for product in self._products)
         return self._engine
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
         self._engine, self._products, self._rows = None, [], {}
-
-
-def build_engine(documents: Iterable[tuple[str, str]], folder: Path | None = None) -> SearchEngine:
-    """An index of (asin, text), in memory or in `folder`."""
-    return LuceneIndex.build(documents, folder)
-
-
-def open_engine(folder: Path) -> SearchEngine:
-    """The index that `build_engine` wrote."""
-    return LuceneIndex.open(folder)

@@ -1,9 +1,13 @@
-"""Settings of generated shops, and the named presets."""
+"""How are shops generated? From a seed, in the original's file formats, with text of its own.
+
+`generate_catalog` makes the files. Style `prose` plans clusters of near-duplicates (`plan_cluster`) and then puts them
+into words (`write_item`, `write_ins`). Style `terse` makes a small shop of few and repeated phrases, for models tiny
+enough to train on a laptop; `vocabulary` lists every phrase that can occur in it.
+"""
 
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -81,10 +85,42 @@ def part_of(asin: str) -> Part:
 
     The generator draws asins until they fall into the part that it planned, so that whole clusters stay together.
     """
-    return "eval" if zlib.crc32(asin.upper().encode()) % EVAL_EVERY == 0 else "train"
+    return "eval" if crc32(asin.upper().encode()) % EVAL_EVERY == 0 else "train"
 
 
-# The word lists of generated shops, read once.
+def generate_catalog(config: CatalogConfig = FULL) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The items file (shuffled, as the original's is) and the attributes file of a generated shop.
+
+    `part_of(asin)` says whether the goals of a product are for training or for evaluation. Raises ShopDataError for
+    settings that cannot be met.
+    """
+    pairs = list(records(config))
+    order = np.random.default_rng([config.seed, config.version, 1]).permutation(len(pairs)).tolist()
+    return [pairs[place][0] for place in order], {item["asin"]: ins for item, ins in pairs}
+
+
+def records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(item, attributes) pairs in the order of leaf categories, one cluster in memory at a time."""
+    if config.style == "terse":
+        yield from terse_records(config)
+        return
+    words = load_words()
+    if not 1 <= config.kinds <= len(words.leaves) or config.clusters < 1:
+        raise ShopDataError(
+            f"generated shop {config.name!r}: kinds is {config.kinds}, clusters is {config.clusters}; "
+            f"valid: 1 to {len(words.leaves)} kinds, from 1 cluster"
+        )
+    number = 0
+    for turn in range(config.clusters):
+        for place, leaf in enumerate(words.leaves[: config.kinds]):
+            # crc32, because seeds are numbers and hash() of a str differs between processes
+            rng = np.random.default_rng([config.seed, config.version, crc32(config.name.encode()), turn, place])
+            for draft in plan_cluster(config, words, leaf, rng, number):
+                number += 1
+                yield write_item(draft, rng), write_ins(draft, rng)
+
+
+# --- the word lists of prose shops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +199,7 @@ def load_words() -> Words:
     return Words(leaves=leaves, options=options, brands=tuple(record["brands"]))
 
 
-# What is in a cluster of near-duplicates, before it is put into words.
+# --- style prose: what is in a cluster of near-duplicates, before it is put into words
 
 T = TypeVar("T")
 Place = Literal["title", "description", "first bullet", "bullet", "attributes"]
@@ -211,7 +247,7 @@ def plan_cluster(config: CatalogConfig, words: Words, leaf: Leaf, rng: np.random
     above any cap, the decoy has only the words. Two features of a kind are held in reserve for decoy and filler.
     """
     department = leaf.department
-    is_, has = _some_plan(rng, department.is_, 4), _some_plan(rng, department.has, 4)
+    is_, has = _some(rng, department.is_, 4), _some(rng, department.has, 4)
     part: Part = "eval" if rng.integers(EVAL_EVERY) == 0 else "train"
     asins = _asins(rng, part, first)
     shared = is_[3:] if rng.random() < 0.3 else ()
@@ -269,15 +305,15 @@ def _options(config: CatalogConfig, words: Words, leaf: Leaf, rng: np.random.Gen
     """Options of a cluster, and the same with other values for the first; both empty in a share of the clusters."""
     if rng.random() < config.plain:
         return (), ()
-    keys = _some_plan(rng, leaf.department.options, 1 if rng.random() < 0.3 else 2)
+    keys = _some(rng, leaf.department.options, 1 if rng.random() < 0.3 else 2)
     pools = [words.options[key] for key in keys]
     names = [key.partition(":")[0].title() for key in keys]
     number = int(rng.integers(2, 5))
-    values = _some_plan(rng, pools[0], min(2 * number, len(pools[0])))
+    values = _some(rng, pools[0], min(2 * number, len(pools[0])))
     half = len(values) // 2
     most = max(2, config.max_combinations // half)
     rest = tuple(
-        (name, _some_plan(rng, pool, int(rng.integers(2, min(most, 4) + 1))))
+        (name, _some(rng, pool, int(rng.integers(2, min(most, 4) + 1))))
         for name, pool in zip(names[1:], pools[1:], strict=True)
     )
     mine, theirs = (names[0], values[:half]), (names[0], values[half:])
@@ -302,12 +338,12 @@ def _one(rng: np.random.Generator, items: Sequence[T]) -> T:
     return items[int(rng.integers(len(items)))]
 
 
-def _some_plan(rng: np.random.Generator, items: Sequence[T], number: int) -> tuple[T, ...]:
+def _some(rng: np.random.Generator, items: Sequence[T], number: int) -> tuple[T, ...]:
     """`number` different ones in random order."""
     return tuple(items[place] for place in rng.permutation(len(items))[:number].tolist())
 
 
-# Listings in words: title, description, bullets, pictures and instruction of a planned product.
+# --- style prose: title, description, bullets, pictures and instruction of a planned product
 
 _TITLES = (
     "{brand} {model} {material} {kind}{features} for {use}",
@@ -358,7 +394,7 @@ def write_item(draft: Draft, rng: np.random.Generator) -> dict[str, Any]:
         "year": str(int(rng.integers(2011, 2024))),
     }
     return {
-        "name": _bait_title(draft, slots) if draft.bait else _title(draft, slots, rng),
+        "name": _bait_title(draft, slots) if draft.bait else _title(draft, slots),
         "full_description": _description(draft, slots, rng) if draft.described else "",
         "pricing": pricing(draft.price),
         "images": [picture(draft.leaf.kind, draft.asin)],
@@ -380,8 +416,7 @@ def write_ins(draft: Draft, rng: np.random.Generator) -> dict[str, Any]:
         return {"attributes": wanted}
     is_ = ", ".join(draft.is_)
     article = "an " if is_[0] in "aeio" else "a "
-    ask = _ASKS[int(rng.integers(len(_ASKS)))]
-    text = ask.format(
+    text = _one(rng, _ASKS).format(
         a=article,
         kind=draft.leaf.kind,
         has=" and ".join(draft.has),
@@ -426,7 +461,7 @@ def _shown(draft: Draft, place: Place) -> list[tuple[str, bool]]:
     return [pair for pair, where in zip(both, draft.places, strict=True) if where == place]
 
 
-def _title(draft: Draft, slots: dict[str, str], rng: np.random.Generator) -> str:
+def _title(draft: Draft, slots: dict[str, str]) -> str:
     # the cluster's pattern, so that near-duplicates look alike
     pattern = _TITLES[crc32((draft.brand + draft.leaf.kind).encode()) % len(_TITLES)]
     shown = [feature.title() if is_ else f"with {feature.title()}" for feature, is_ in _shown(draft, "title")]
@@ -445,8 +480,7 @@ def _description(draft: Draft, slots: dict[str, str], rng: np.random.Generator) 
     number = int(rng.integers(2, 5))
     lines = [_STORIES[place].format(**slots) for place in rng.permutation(len(_STORIES))[:number].tolist()]
     for feature, is_ in _shown(draft, "description"):
-        patterns = _IS if is_ else _HAS
-        line = patterns[int(rng.integers(len(patterns)))].format(f=feature)
+        line = _one(rng, _IS if is_ else _HAS).format(f=feature)
         lines.insert(int(rng.integers(1, len(lines) + 1)), line)
     return " ".join(lines)
 
@@ -469,10 +503,10 @@ def _bullets(draft: Draft, slots: dict[str, str], rng: np.random.Generator) -> l
 
 
 def _feature_bullet(feature: str, rng: np.random.Generator) -> str:
-    return f"{feature.capitalize()}: {_BULLET_TAILS[int(rng.integers(len(_BULLET_TAILS)))]}"
+    return f"{feature.capitalize()}: {_one(rng, _BULLET_TAILS)}"
 
 
-# A small shop of few and repeated phrases, for models tiny enough to train on a laptop.
+# --- style terse
 
 KINDS = {
     "home": ("lamp", "chair", "rug", "clock", "pillow", "blanket"),
@@ -555,18 +589,17 @@ def terse_kinds(config: CatalogConfig) -> list[tuple[str, str]]:
 def _kind(config: CatalogConfig, department: str, kind: str, rng: np.random.Generator) -> Iterator[Slot]:
     """Products that differ in one word, and twins that share everything but the price."""
     for place in rng.permutation(len(LOOKS))[: config.clusters].tolist():
-        options = {"Color": _some_terse(rng, COLORS, int(rng.integers(2, 5)))}
+        options = {"Color": _some(rng, COLORS, int(rng.integers(2, 5)))}
         if rng.random() < 0.6:
-            options["Size"] = _some_terse(rng, SIZES, int(rng.integers(2, 4)))
-        twins = TWINS[int(rng.integers(len(TWINS)))] if rng.random() < config.decoys else 0
+            options["Size"] = _some(rng, SIZES, int(rng.integers(2, 4)))
+        twins = _one(rng, TWINS) if rng.random() < config.decoys else 0
         for number in range(1 + twins):
-            row = DEAR_PRICES if number else PRICES
             yield Slot(
                 look=LOOKS[place],
                 kind=kind,
                 department=department,
                 options=options,
-                price=row[int(rng.integers(len(row)))],
+                price=_one(rng, DEAR_PRICES if number else PRICES),
                 number=number,
             )
 
@@ -596,46 +629,7 @@ def _ins(slot: Slot) -> dict[str, Any]:
     return {"attributes": attributes, "instruction": ASK + slot.title, "instruction_attributes": attributes}
 
 
-def _some_terse(rng: np.random.Generator, items: tuple[str, ...], number: int) -> tuple[str, ...]:
-    return tuple(items[place] for place in rng.permutation(len(items))[:number].tolist())
-
-
-# A shop from a seed, in the original's file formats, with text of its own.
-
-
-def generate_catalog(config: CatalogConfig = FULL) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The items file (shuffled, as the original's is) and the attributes file of a generated shop.
-
-    `part_of(asin)` says whether the goals of a product are for training or for evaluation. Raises ShopDataError for
-    settings that cannot be met.
-    """
-    pairs = list(records(config))
-    order = np.random.default_rng([config.seed, config.version, 1]).permutation(len(pairs)).tolist()
-    return [pairs[place][0] for place in order], {item["asin"]: ins for item, ins in pairs}
-
-
-def records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """(item, attributes) pairs in the order of leaf categories, one cluster in memory at a time."""
-    if config.style == "terse":
-        yield from terse_records(config)
-        return
-    words = load_words()
-    if not 1 <= config.kinds <= len(words.leaves) or config.clusters < 1:
-        raise ShopDataError(
-            f"generated shop {config.name!r}: kinds is {config.kinds}, clusters is {config.clusters}; "
-            f"valid: 1 to {len(words.leaves)} kinds, from 1 cluster"
-        )
-    number = 0
-    for turn in range(config.clusters):
-        for place, leaf in enumerate(words.leaves[: config.kinds]):
-            # crc32, because seeds are numbers and hash() of a str differs between processes
-            rng = np.random.default_rng([config.seed, config.version, crc32(config.name.encode()), turn, place])
-            for draft in plan_cluster(config, words, leaf, rng, number):
-                number += 1
-                yield write_item(draft, rng), write_ins(draft, rng)
-
-
-# Every phrase that can occur in a terse generated shop, for phrase tokenizers of tiny models.
+# --- every phrase that can occur in a terse shop, for phrase tokenizers of tiny models
 
 SEP = " [SEP] "
 _FRAME = (

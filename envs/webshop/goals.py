@@ -1,4 +1,7 @@
-"""Goals in the original's order: which product to buy, with what attributes, options and price cap."""
+"""What is a shopper asked for? Goals in the original's order, which of them train and evaluate, and their task ids.
+
+A goal says which product to buy, with what attributes, options and price cap.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import random
 from array import array
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -16,7 +19,7 @@ from typing import overload
 import numpy as np
 
 from turngym.envs.core.errors import TaskError, did_you_mean
-from turngym.envs.webshop.products import Instruction, Kind, Product, Profile, ShopDataError, cap_text, draw_cap
+from turngym.envs.webshop.products import Kind, Product, Profile, ShopDataError, cap_text, draw_cap
 
 SHUFFLE_SEED = 233
 
@@ -186,7 +189,8 @@ class Goals(Sequence[Goal]):
         if instruction.options is None:
             combination = place - int(self._ends[entry] - self.entries.goals[entry])
             options = _combination(product, combination)
-            text = _synthetic_text(instruction, options)
+            wishes = ", and ".join(f"{name}: {value}" for name, value in options)
+            text = instruction.text + (f" with {wishes}" if wishes else "")
         else:
             options, text = instruction.options, instruction.text.strip(".")
         return Goal(
@@ -214,12 +218,7 @@ def _combination(product: Product, number: int) -> tuple[tuple[str, str], ...]:
     return tuple(reversed(chosen))
 
 
-def _synthetic_text(instruction: Instruction, options: tuple[tuple[str, str], ...]) -> str:
-    wishes = ", and ".join(f"{name}: {value}" for name, value in options)
-    return instruction.text + (f" with {wishes}" if wishes else "")
-
-
-# Which goals are for evaluation and which for training, and the proof that they have nothing in common.
+# --- which goals are for evaluation and which for training
 
 TRAIN = "train"
 EVALUATION_GOALS = 200
@@ -282,7 +281,10 @@ def make_splits(
             f"splits is {scheme!r}; for profile {profile.name!r} valid: {', '.join(valid)}"
             " ('papers' needs human goals, 'generated' a generated shop, which has its products apart already)"
         )
-    return _separate(goals, chosen, parts)
+    # no training goal may ask for the same as an evaluation goal in the same words
+    texts = {_plain(goals[goal].request) for name, numbers in parts.items() if name != TRAIN for goal in numbers}
+    train = tuple(goal for goal in parts[TRAIN] if _plain(goals[goal].request) not in texts)
+    return Splits(scheme=chosen, parts={**parts, TRAIN: train}, dropped=len(parts[TRAIN]) - len(train))
 
 
 def _cut(count: int, bounds: Mapping[str, tuple[int, int | None]]) -> dict[str, tuple[int, ...]]:
@@ -305,26 +307,11 @@ def _by_product(asins: list[str]) -> dict[str, tuple[int, ...]]:
     return {"eval": tuple(evaluation), TRAIN: tuple(others[:TRAINING_GOALS])}
 
 
-def _separate(goals: Goals, scheme: str, parts: dict[str, tuple[int, ...]]) -> Splits:
-    evaluation = [goal for name, numbers in parts.items() if name != TRAIN for goal in numbers]
-    texts = {_plain(goals[goal].request) for goal in evaluation}
-    train = tuple(goal for goal in parts[TRAIN] if _plain(goals[goal].request) not in texts)
-    splits = Splits(scheme=scheme, parts={**parts, TRAIN: train}, dropped=len(parts[TRAIN]) - len(train))
-    check_disjoint(splits, evaluation)
-    return splits
-
-
-def check_disjoint(splits: Splits, evaluation: Iterable[int]) -> None:
-    """Raises ShopDataError naming a goal that is in training and in evaluation."""
-    if shared := sorted(set(evaluation) & set(splits.parts[TRAIN])):
-        raise ShopDataError(f"splits {splits.scheme!r}: goal {shared[0]} is in training and in evaluation")
-
-
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-# Task ids of a shop: `<profile>/<goal>`; a split lists its own, every goal of the shop can be played.
+# --- task ids: `<profile>/<goal>`
 
 
 class GoalIds(Sequence[str]):

@@ -1,4 +1,8 @@
-"""A shop of any size in a folder of mapped files: a million products cost a process a few megabytes."""
+"""How a profile becomes a catalog: read into memory, or built once as a folder of mapped files.
+
+With mapped files a million products cost a process a few megabytes. `load_catalog` decides; `build_folder` writes such
+a folder; `MappedCatalog` reads it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -20,10 +25,7 @@ from turngym.envs.webshop.catalog import (
     Check,
     LoadReport,
     MemoryCatalog,
-    SearchEngine,
-    build_engine,
     check_report,
-    open_engine,
     pricing_row,
     read_products,
     search_text,
@@ -40,6 +42,7 @@ from turngym.envs.webshop.products import (
     encode_product,
     find_files,
 )
+from turngym.retrieval.bm25 import LuceneIndex
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.mapped import (
     ArrayWriter,
@@ -56,6 +59,85 @@ FORMAT = 1
 Progress = Callable[[str, int], None]
 """Called with what is being done and how many products it has done."""
 REPORT_EVERY = 10_000
+Storage = Literal["auto", "memory", "mapped"]
+LARGE = 64 << 20
+"""Bytes of the items file from which on `auto` maps."""
+CACHE_VARIABLE = "TURNGYM_CACHE"
+
+
+def load_catalog(
+    profile: Profile,
+    data: str | os.PathLike[str] | None,
+    *,
+    check: Check = "compat",
+    num_products: int | None = None,
+    storage: Storage = "auto",
+    cache: str | os.PathLike[str] | None = None,
+    progress: Any = None,
+) -> Catalog:
+    """The products of a profile; `num_products` takes the first so many records of the file, as the original does.
+
+    Mapped shops are built once, in `cache`, `$TURNGYM_CACHE` or `~/.cache/turngym`, under the hash of their files.
+    """
+    for name, value, valid in (("storage", storage, get_args(Storage)), ("check", check, get_args(Check))):
+        if value not in valid:
+            raise ShopDataError(f"{name} is {value!r}; valid: {', '.join(valid)}")
+    if num_products is not None and num_products < 1:
+        raise ShopDataError(f"num_products is {num_products}; valid: at least 1, or None for all")
+    paths = () if profile.generated else find_files(profile, data)
+    report = LoadReport()
+
+    def products(staging: Path | None) -> Iterator[Product]:
+        """The profile's products; `staging` keeps the attributes file out of memory while it is read."""
+        if profile.generated:
+            items, attributes = generate_catalog(find_config(profile.preset))
+            source = "items" if staging else profile.name
+            yield from read_products(items[:num_products], attributes, None, report=report, check=check, source=source)
+            return
+        members = read_object(paths[1])
+        entries = StagedEntries(staging, members) if staging is not None else dict(members)
+        people = dict(read_object(paths[2])) if profile.kind == "human" else None
+        first = islice(read_array(paths[0]), num_products)
+        yield from read_products(first, entries, people, report=report, check=check, source=paths[0].name)
+        if isinstance(entries, StagedEntries):
+            entries.close()
+
+    large = bool(paths) and paths[0].stat().st_size > LARGE
+    if storage == "memory" or (storage == "auto" and not large):
+        return MemoryCatalog(products(None), profile.kind, report)
+
+    # named after everything that fixes the content, so that each content is built once
+    chosen = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
+    root = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "turngym"
+    origin = [file_hash(path, root) for path in paths] if paths else repr(find_config(profile.preset))
+    parts = {"source": origin, "kind": profile.kind, "num_products": num_products, "format": FORMAT}
+    folder = root / "webshop" / content_hash(parts)[:32]
+    if not (folder / "manifest.json").exists():
+        build_folder(folder, products, profile.kind, report, progress)
+    catalog = MappedCatalog(folder)
+    # the folder may have been built with check="compat"
+    check_report(catalog.report, check)
+    return catalog
+
+
+def file_hash(path: Path, cache: Path) -> str:
+    """SHA-256 of the file's bytes, remembered in `cache` for as long as its path, size and time of change stay."""
+    state = path.stat()
+    key = content_hash({"path": str(path.resolve()), "size": state.st_size, "changed": state.st_mtime_ns})
+    known = cache / "hashes" / f"{key}.json"
+    if known.exists():
+        return str(json.loads(known.read_text("utf-8")))
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    known.parent.mkdir(parents=True, exist_ok=True)
+    # a name of its own, then a rename: processes that start together never read half a file
+    part = known.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(digest), "utf-8")
+    part.replace(known)
+    return digest
+
+
+# --- a shop in a folder of mapped files
 
 
 class AsinTable:
@@ -80,8 +162,8 @@ class AsinTable:
         return int(self._rows[place]) if place >= 0 and self._asins[place] == wanted else None
 
 
-class StagedEntries:
-    """The attributes file on disk: `get(asin)` without holding a million objects."""
+class StagedEntries(Mapping[str, Any]):
+    """The attributes file on disk: entry by asin without holding a million objects."""
 
     def __init__(self, folder: Path, members: Iterable[tuple[str, Any]]) -> None:
         asins = []
@@ -92,9 +174,17 @@ class StagedEntries:
         AsinTable.save(folder, asins)
         self._table, self._entries = AsinTable(folder), BlobStore(folder / "entries")
 
-    def get(self, asin: str) -> Any:
+    def __getitem__(self, asin: str) -> Any:
         row = self._table.row(asin)
-        return None if row is None else json.loads(self._entries[row])
+        if row is None:
+            raise KeyError(asin)
+        return json.loads(self._entries[row])
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("entries are looked up by asin, one at a time")
 
     def close(self) -> None:
         self._entries.close()
@@ -117,7 +207,7 @@ def build_folder(
         manifest = _write_products(part, products(staging), kind, progress)
         shutil.rmtree(staging)
         with BlobStore(part / "products") as records:
-            engine = build_engine(_documents(records, progress), part / "search")
+            engine = LuceneIndex.build(_documents(records, progress), part / "search")
             manifest["search"] = engine.fingerprint
             engine.close()
         manifest["report"] = dataclasses.asdict(report)
@@ -165,7 +255,7 @@ def _documents(records: BlobStore, progress: Progress | None) -> Iterator[tuple[
             progress("indexing products", row + 1)
 
 
-class MappedCatalog(Sequence[Product]):
+class MappedCatalog(Catalog):
     """A folder that `build_folder` wrote. Products are decoded when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
@@ -193,24 +283,12 @@ class MappedCatalog(Sequence[Product]):
             raise self._unusable(
                 f"{len(self._records)} products, {len(self.pricing)} prices: files do not belong together"
             )
-        self._engine: SearchEngine | None = None
+        self._engine: LuceneIndex | None = None
 
     def __len__(self) -> int:
         return len(self._records)
 
-    @overload
-    def __getitem__(self, row: int) -> Product: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Product]: ...
-    def __getitem__(self, row: int | slice) -> Product | Sequence[Product]:
-        if isinstance(row, slice):
-            return [self._product(place) for place in range(*row.indices(len(self)))]
-        return self._product(row)
-
-    def __iter__(self) -> Iterator[Product]:
-        return (self._product(row) for row in range(len(self)))
-
-    def _product(self, row: int) -> Product:
+    def product(self, row: int) -> Product:
         try:
             return decode_product(self._records[row])
         except RetrievalError as error:
@@ -219,11 +297,11 @@ class MappedCatalog(Sequence[Product]):
     def row(self, asin: str) -> int | None:
         return self._table.row(asin)
 
-    def engine(self) -> SearchEngine:
+    def engine(self) -> LuceneIndex:
         """Raises ShopDataError for an index that was built from other products."""
         if self._engine is None:
             try:
-                engine = open_engine(self.folder / "search")
+                engine = LuceneIndex.open(self.folder / "search")
             except RetrievalError as error:
                 raise self._unusable(str(error)) from error
             if engine.fingerprint != self._search:
@@ -240,111 +318,3 @@ class MappedCatalog(Sequence[Product]):
 
     def _unusable(self, why: str) -> ShopDataError:
         return ShopDataError(f"the shop in {self.folder} cannot be used: {why}; delete that folder, it is built again")
-
-
-# From a profile to a catalog: the original's files or the generator, in memory or in mapped files.
-
-Storage = Literal["auto", "memory", "mapped"]
-LARGE = 64 << 20
-"""Bytes of the items file from which on `auto` maps."""
-CACHE_VARIABLE = "TURNGYM_CACHE"
-
-
-def load_catalog(
-    profile: Profile,
-    data: str | os.PathLike[str] | None,
-    *,
-    check: Check = "compat",
-    num_products: int | None = None,
-    storage: Storage = "auto",
-    cache: str | os.PathLike[str] | None = None,
-    progress: Any = None,
-) -> Catalog:
-    """The products of a profile; `num_products` takes the first so many records of the file, as the original does.
-
-    Mapped shops are built once, in `cache`, `$TURNGYM_CACHE` or `~/.cache/turngym`, under the hash of their files.
-    """
-    for name, value, valid in (("storage", storage, get_args(Storage)), ("check", check, get_args(Check))):
-        if value not in valid:
-            raise ShopDataError(f"{name} is {value!r}; valid: {', '.join(valid)}")
-    if num_products is not None and num_products < 1:
-        raise ShopDataError(f"num_products is {num_products}; valid: at least 1, or None for all")
-    paths = () if profile.generated else find_files(profile, data)
-    mapped = storage == "mapped" or (storage == "auto" and bool(paths) and paths[0].stat().st_size > LARGE)
-    if mapped:
-        return _load_mapped(profile, paths, check, num_products, _cache_folder(cache), progress)
-    report = LoadReport()
-    items, attributes, human = _generate(profile) if profile.generated else _read(paths)
-    source = paths[0].name if paths else profile.name
-    products = read_products(items[:num_products], attributes, human, report=report, check=check, source=source)
-    return MemoryCatalog(products, profile.kind, report)
-
-
-def _generate(profile: Profile) -> tuple[list[Any], dict[str, Any], None]:
-    items, attributes = generate_catalog(find_config(profile.preset))
-    return items, attributes, None
-
-
-def _read(paths: tuple[Path, ...]) -> tuple[list[Any], dict[str, Any], dict[str, Any] | None]:
-    attributes, *human = (dict(read_object(path)) for path in paths[1:])
-    return list(read_array(paths[0])), attributes, human[0] if human else None
-
-
-def _load_mapped(
-    profile: Profile, paths: tuple[Path, ...], check: Check, num_products: int | None, cache: Path, progress: Any
-) -> Catalog:
-    source = [file_hash(path, cache) for path in paths] if paths else repr(_config(profile))
-    parts = {"source": source, "kind": profile.kind, "num_products": num_products, "format": FORMAT}
-    folder = cache / "webshop" / content_hash(parts)[:32]
-    report = LoadReport()
-
-    def products(staging: Path) -> Iterator[Product]:
-        if profile.generated:
-            items, attributes, human = _generate(profile)
-            yield from read_products(items[:num_products], attributes, human, report=report, check=check)
-            return
-        entries = StagedEntries(staging, read_object(paths[1]))
-        people = dict(read_object(paths[2])) if profile.kind == "human" else None
-        first = _first(read_array(paths[0]), num_products)
-        yield from read_products(first, entries, people, report=report, check=check, source=paths[0].name)
-        entries.close()
-
-    if not (folder / "manifest.json").exists():
-        build_folder(folder, products, profile.kind, report, progress)
-    catalog = MappedCatalog(folder)
-    # the folder may have been built with check="compat"
-    check_report(catalog.report, check)
-    return catalog
-
-
-def _config(profile: Profile) -> Any:
-    return find_config(profile.preset)
-
-
-def _first(items: Iterable[Any], count: int | None) -> Iterator[Any]:
-    for number, item in enumerate(items):
-        if count is not None and number >= count:
-            return
-        yield item
-
-
-def _cache_folder(cache: str | os.PathLike[str] | None) -> Path:
-    chosen = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "turngym"
-
-
-def file_hash(path: Path, cache: Path) -> str:
-    """SHA-256 of the file's bytes, remembered in `cache` for as long as its path, size and time of change stay."""
-    state = path.stat()
-    key = content_hash({"path": str(path.resolve()), "size": state.st_size, "changed": state.st_mtime_ns})
-    known = cache / "hashes" / f"{key}.json"
-    if known.exists():
-        return str(json.loads(known.read_text("utf-8")))
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    known.parent.mkdir(parents=True, exist_ok=True)
-    # a name of its own, then a rename: processes that start together never read half a file
-    part = known.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(digest), "utf-8")
-    part.replace(known)
-    return digest

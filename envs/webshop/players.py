@@ -1,10 +1,10 @@
-"""Who shops without a model: the oracle, the buyer of the first hit, random actions, plausible mistakes."""
+"""Who plays WebShop without a model: the oracle, the buyer of the first hit, random actions, plausible mistakes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -38,13 +38,6 @@ class Scene:
     goal: Goal
     state: State
     clickables: Mapping[str, Target]
-
-
-class HasScene(Protocol):
-    """The environment, as far as a player looks at it."""
-
-    @property
-    def scene(self) -> Scene: ...
 
 
 def oracle_action(scene: Scene, query: OracleQuery) -> str | None:
@@ -87,10 +80,7 @@ _NAVIGATION = frozenset(
 
 def _search(scene: Scene, query: OracleQuery) -> str | None:
     """The first query that finds the product; each costs the shop a search."""
-    texts = _queries(scene.goal)
-    if query == "title":
-        texts = _title_queries(scene.goal)
-    for text in texts:
+    for text in _title_queries(scene.goal) if query == "title" else _queries(scene.goal):
         action = search_action(text)
         parsed = parse_action(action)
         if parsed is not None and scene.goal.asin in scene.shop.search(parsed[1]):
@@ -120,28 +110,30 @@ def _queries(goal: Goal, leak: bool = True) -> Iterator[str]:
 class OraclePlayer:
     """The oracle as a player of one episode, with a query of its own choice."""
 
-    def __init__(self, env: HasScene, query: OracleQuery) -> None:
-        self._env = env
+    def __init__(self, scene: Callable[[], Scene], query: OracleQuery) -> None:
+        """`scene` gives the present state of the environment."""
+        self._scene = scene
         self._query: OracleQuery = query
 
     def observe(self, action: str) -> None:
-        """It sees the state anyway."""
+        """The oracle reads the state itself, so it has nothing to learn from actions."""
 
     def act(self) -> str | None:
-        return oracle_action(self._env.scene, self._query)
+        return oracle_action(self._scene(), self._query)
 
 
 class FirstHitPlayer:
     """Searches for the instruction, opens the first product, buys it without a look at its options."""
 
-    def __init__(self, env: HasScene) -> None:
-        self._env = env
+    def __init__(self, scene: Callable[[], Scene]) -> None:
+        self._scene = scene
 
     def observe(self, action: str) -> None:
-        """The page says everything."""
+        """The page shows all that it needs."""
 
     def act(self) -> str | None:
-        state, goal = self._env.scene.state, self._env.scene.goal
+        scene = self._scene()
+        state, goal = scene.state, scene.goal
         if state.kind == "search":
             return search_action(goal.instruction_text)
         if state.kind == "results":

@@ -1,4 +1,4 @@
-"""What can be wrong with a shop's data."""
+"""What is in a shop? Products, their prices, and the named shops (profiles) with the files that they need."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from turngym.envs.core.errors import TurngymError, did_you_mean
 class ShopDataError(TurngymError):
     """Shop data that cannot be used: missing, damaged or foreign files, products or goals; the text names which."""
 
-
-# Products of a shop: what is known of each, and its one-line form on disk.
 
 Kind = Literal["human", "synthetic"]
 """Who wrote the instructions: people, or a template over attributes and options."""
@@ -68,18 +66,10 @@ class Product:
 
 
 _PLAIN = (
-    "asin",
-    "title",
-    "description",
-    "bullets",
-    "category",
-    "query",
-    "product_category",
-    "attributes",
-    "main_image",
-    "price_text",
-    "prices",
+    *("asin", "title", "description", "bullets", "category", "query", "product_category"),
+    *("attributes", "main_image", "price_text", "prices"),
 )
+"""Fields that JSON holds as they are, in the order of a record on disk."""
 
 
 def encode_product(product: Product) -> bytes:
@@ -104,7 +94,7 @@ def decode_product(record: bytes) -> Product:
     return Product(**plain, options={name: tuple(v) for name, v in options}, instructions=instructions)
 
 
-# Prices: read from the files' texts, and drawn as the original draws them from its one global random stream.
+# --- prices: read from the files' texts, and drawn as the original draws them from its one global random stream
 
 UNPRICED = 100.0
 """Dollars that a product without a price costs."""
@@ -161,7 +151,7 @@ def cap_text(cap: float) -> str:
     return "" if cap == NO_CAP else f", and price lower than {cap:.2f} dollars"
 
 
-# Named shops: which files or which generated catalog, and who wrote the goals.
+# --- named shops: which files or which generated catalog, and who wrote the goals
 
 DATA_VARIABLE = "WEBSHOP_DATA"
 HUMAN_FILE = "items_human_ins.json"

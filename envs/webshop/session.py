@@ -1,4 +1,9 @@
-"""One shopper's session: a small state, and what each search and click makes of it, as the original does it."""
+"""What does an action do in the shop? A session is a small state; each search and click makes the next one.
+
+`parse_action` reads an action, `play` gives the state after it, `page_of` what the state shows: the visible pieces of
+text (`nodes`) and what can be clicked (`clickables`). All of it is as in the original, except where `Quirks` says
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +19,6 @@ from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product
 from turngym.envs.webshop.reward import Reward
 from turngym.envs.webshop.shop import Shop
-
-# Actions as text: `search[...]` and `click[...]`, read letter by letter as the original reads them.
 
 SEARCH = "search"
 CLICK = "click"
@@ -141,17 +144,34 @@ class State:
         return cls(**{**record, **lists, "options": options, "visited": frozenset(record["visited"]), "reward": reward})
 
 
-def search(shop: Shop, goal: Goal, quirks: Quirks, state: State, query: str) -> State:
-    """The first page of results for `query` (lower case already), from whatever page."""
-    keywords = tuple(query.split(" "))
-    found = _backdoor(shop, goal, state, keywords) if quirks.backdoors else None
-    if found is None:
-        found = tuple(shop.search(query))
-    return replace(_results(state, 1), keywords=keywords, found=found, searches=state.searches + 1)
+def play(
+    shop: Shop,
+    goal: Goal,
+    quirks: Quirks,
+    state: State,
+    parsed: tuple[str, str] | None,
+    clickables: Mapping[str, Target],
+    session: str = "",
+) -> State | None:
+    """One action as the original takes it, search on any page included; None where it changes nothing at all."""
+    if parsed is None:
+        return None
+    name, argument = parsed
+    if name == SEARCH:
+        keywords = tuple(argument.split(" "))
+        found = _backdoor(shop, goal, state, keywords) if quirks.backdoors else None
+        if found is None:
+            found = shop.search(argument)
+        return replace(_results(state, 1), keywords=keywords, found=found, searches=state.searches + 1)
+    # the original lists the search button among the labels, but takes no click on it
+    if name == CLICK and argument in clickables and argument != SEARCH:
+        return _click(shop, goal, quirks, state, argument, clickables[argument], session)
+    return None
 
 
-def click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, target: Target, session: str = "") -> State:
+def _click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, target: Target, session: str) -> State:
     """What a click on `label`, which stands for `target`, leads to."""
+    # with nav_values the label decides first, so an option value that reads like a button acts as that button
     if target[0] == "option" and not quirks.nav_values:
         return _choose(state, target[1], label)
     if label == BUY_NOW.lower():
@@ -160,25 +180,20 @@ def click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, targ
     if label == BACK_TO_SEARCH.lower():
         return State(searches=state.searches, reward=state.reward)
     if label in (NEXT_PAGE.lower(), PREV_PAGE.lower()):
-        turned = _turn(state, label == NEXT_PAGE.lower(), route(state, session) if quirks.url_routing else state.kind)
-        if turned is not None:
-            return turned
+        forward = label == NEXT_PAGE.lower()
+        kind = route(state, session) if quirks.url_routing else state.kind
+        if kind == "results":
+            return _results(state, state.page + (1 if forward else -1))
+        if kind == "sub" and not forward:
+            return replace(state, kind="item", sub=None)
+        if kind == "item" and not forward:
+            return _results(state, state.page)
+        # elsewhere Next and Prev mean nothing; the label may still be an option's value
     if label in _SUB_PAGES:
         return replace(state, kind="sub", sub=_SUB_PAGES[label])
     if target[0] == "link":
         return replace(state, kind="item", asin=target[1], visited=state.visited | {target[1]})
     return _choose(state, target[1], label) if target[0] == "option" else replace(state, kind="item", sub=None)
-
-
-def _turn(state: State, forward: bool, kind: str) -> State | None:
-    """Next and Prev, on a page that passes for `kind`; None where they mean nothing there."""
-    if kind == "results":
-        return _results(state, state.page + (1 if forward else -1))
-    if forward:
-        return None
-    if kind == "sub":
-        return replace(state, kind="item", sub=None)
-    return _results(state, state.page) if kind == "item" else None
 
 
 def _results(state: State, page: int) -> State:
@@ -241,28 +256,7 @@ def route(state: State, session: str) -> str:
     return state.kind
 
 
-def play(
-    shop: Shop,
-    goal: Goal,
-    quirks: Quirks,
-    state: State,
-    parsed: tuple[str, str] | None,
-    clickables: Mapping[str, Target],
-    session: str = "",
-) -> State | None:
-    """One action as the original takes it, search on any page included; None where it changes nothing at all."""
-    if parsed is None:
-        return None
-    name, argument = parsed
-    if name == SEARCH:
-        return search(shop, goal, quirks, state, argument)
-    # the original lists the search button among the labels, but takes no click on it
-    if name == "click" and argument in clickables and argument != SEARCH:
-        return click(shop, goal, quirks, state, argument, clickables[argument], session)
-    return None
-
-
-# Pages as data: the visible pieces of text of every page, and what can be clicked on it.
+# --- pages as data
 
 Role = Literal["text", "button", "option", "link"]
 Node = tuple[Role, str]
@@ -337,16 +331,17 @@ def has_next(state: State, endless_pages: bool) -> bool:
 def nodes(page: Page) -> Iterator[Node]:
     """The visible pieces of text in page order, as an HTML parser finds them in the original's page."""
     if page.kind == "done":
-        yield from _done_nodes(page)
+        for text in done_texts(page.asin, page.options, page.score):
+            yield "text", text
         return
     yield from head_nodes(page)
     if page.kind == "results":
         for product in page.products:
             yield from result_nodes(product)
+    elif page.kind == "item" and page.product is not None:
+        yield from item_nodes(page.product, page.show_attributes)
     elif page.product is not None:
-        yield from (
-            item_nodes(page.product, page.show_attributes) if page.kind == "item" else sub_nodes(page.product, page.sub)
-        )
+        yield from sub_nodes(page.product, page.sub)
 
 
 def head_nodes(page: Page) -> Iterator[Node]:
@@ -409,11 +404,6 @@ def sub_texts(product: Product, sub: str) -> tuple[str, ...]:
         listed = tuple(f" {attribute}" for attribute in product.attributes)
         return (*listed, product.category, product.query, product.product_category)
     return ()
-
-
-def _done_nodes(page: Page) -> Iterator[Node]:
-    for text in done_texts(page.asin, page.options, page.score):
-        yield "text", text
 
 
 def done_texts(asin: str, options: Mapping[str, str], score: float) -> tuple[str, ...]:

@@ -1,20 +1,26 @@
-"""The shop that all environments of a process share: products, prices, goals, search and reward, read only."""
+"""What is a shop? Products, prices, goals, search and reward, read only, shared by all environments of a process.
+
+`open_shop` opens the shop of a profile once per process. `Shop` answers what sessions ask. `goal_task` makes a goal
+into a task with its hash.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Hashable, Mapping
-from functools import lru_cache
-from threading import RLock
+from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache, partial
+from sys import getsizeof
+from threading import Lock, RLock
 from typing import Any
+
+from cachetools import LRUCache, cached
 
 from turngym.envs.core.errors import TaskError
 from turngym.envs.core.task import Task, content_hash
 from turngym.envs.webshop.catalog import Catalog, Check
 from turngym.envs.webshop.generate import part_of
 from turngym.envs.webshop.goals import Goal, Goals, Splits, make_splits
-from turngym.envs.webshop.memo import SizedMemo
 from turngym.envs.webshop.open_catalog import Storage, load_catalog
 from turngym.envs.webshop.products import (
     DATA_VARIABLE,
@@ -42,6 +48,11 @@ MEMO = 4096
 """Searches, products and best purchases that are remembered, each."""
 MEMO_BYTES = 32 << 20
 """Of searches: queries are the agents' own words, and may be as long as they like."""
+
+
+_lock = RLock()
+_open: dict[tuple[Hashable, ...], Shop] = {}
+"""The shops of `open_shop` by its arguments; `_lock` guards it and the counts of users."""
 
 
 class Shop:
@@ -73,8 +84,12 @@ class Shop:
         self._facts = lru_cache(maxsize=MEMO)(self._make_facts)
         self._best = lru_cache(maxsize=MEMO)(self._find_best)
         self._splits = lru_cache(maxsize=None)(self._make_splits)
-        self._search = SizedMemo(self._find, entries=memo, size=MEMO_BYTES) if memo else self._find
-        self._opened_with: tuple[Any, ...] | None = None
+        # at least one byte, because a cache without room would still be asked
+        size = MEMO_BYTES if memo else 1
+        cost = partial(_answer_cost, size=size, entries=max(memo, 1))
+        # concurrent searches for the same keywords may both ask the index; the lock guards only the memory
+        self._search = cached(LRUCache(size, cost), lock=Lock())(self._find)
+        self._opened_with: Callable[[], Shop] | None = None
 
     def __repr__(self) -> str:
         return f"<Shop {self.profile.name}: {len(self.products)} products, {len(self.goals)} goals>"
@@ -86,8 +101,8 @@ class Shop:
     def __reduce__(self) -> tuple[Any, ...]:
         """A shop of `open_shop` is opened again where it is unpickled, and stays open there; others travel whole."""
         if self._opened_with is None:
-            return _shop_of, (self.products, self.profile, self._made_with)
-        return open_shop_with, self._opened_with
+            return partial(Shop, self.products, self.profile, **self._made_with), ()
+        return self._opened_with, ()
 
     @property
     def fingerprint(self) -> str:
@@ -106,7 +121,7 @@ class Shop:
 
     def search(self, keywords: str) -> tuple[str, ...]:
         """Asins of at most 50 products, best first, as the original's Lucene ranks them."""
-        return self._search(keywords)
+        return self._search(keywords)[1]
 
     def reward(self, goal: Goal, asin: str, options: Mapping[str, str]) -> Reward:
         """What buying `asin` with `options` (name to value) earns."""
@@ -142,7 +157,7 @@ class Shop:
                 del _open[key]
         self.products.close()
         for memo in (self._at_row, self._facts, self._best, self._search, self._splits):
-            getattr(memo, "cache_clear", lambda: None)()
+            memo.cache_clear()
 
     # a method, because the goals are given it before there is a memo
     def _at(self, row: int) -> Product:
@@ -154,16 +169,15 @@ class Shop:
             raise ShopDataError(f"product {asin!r} is not in the shop {self.profile.name!r}")
         return row
 
-    def _find(self, keywords: str) -> tuple[str, ...]:
+    def _find(self, keywords: str) -> tuple[str, tuple[str, ...]]:
+        """The keywords and what they find; both, because the memory pays for both."""
         with self._lock:
             # only opening is guarded; searches of many threads may run at once
             engine = self.products.engine()
-        return tuple(asin for asin, _ in engine.search(keywords, RESULTS))
+        return keywords, tuple(asin for asin, _ in engine.search(keywords, RESULTS))
 
     def _make_splits(self, scheme: str | None) -> Splits:
-        if not self.profile.generated:
-            return make_splits(self.goals, self.profile, scheme)
-        return make_splits(self.goals, self.profile, scheme, part_of=part_of)
+        return make_splits(self.goals, self.profile, scheme, part_of=part_of if self.profile.generated else None)
 
     def _make_facts(self, row: int) -> ProductFacts:
         return ProductFacts(self._at(row), self.tagger)
@@ -173,6 +187,14 @@ class Shop:
         price = float(self._prices[row])
         reward, options = best_purchase(goal, self._at(row), self._facts(row), price, self.tagger)
         return reward.total, options
+
+
+def _answer_cost(answer: tuple[str, tuple[str, ...]], size: int, entries: int) -> int:
+    """Bytes of a remembered search, in a memory of `size` bytes and at most `entries` answers."""
+    keywords, found = answer
+    cost = getsizeof(keywords) + getsizeof(found) + sum(map(getsizeof, found))
+    # too large for the cache: an answer that would drive out everything else is not kept
+    return max(cost, size // entries) if cost <= size // 16 else size + 1
 
 
 def goal_task(shop: Shop, goal: Goal, split: str | None = None) -> Task:
@@ -244,27 +266,18 @@ def open_shop(
             catalog = load_catalog(
                 chosen, data, check=check, num_products=num_products, storage=storage, cache=cache, progress=progress
             )
-            _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger, memo=memo)
-            settings: dict[str, Any] = {
-                "price_seed": price_seed,
-                "tagger": tagger,
-                "check": check,
-                "num_products": num_products,
-            }
-            settings |= {"storage": storage, "cache": cache, "memo": memo}
-            _open[key]._opened_with = (profile, None if chosen.generated else data or folder, settings)
+            shop = _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger, memo=memo)
+            shop._opened_with = partial(
+                open_shop,
+                profile,
+                None if chosen.generated else data or folder,
+                price_seed=price_seed,
+                tagger=tagger,
+                check=check,
+                num_products=num_products,
+                storage=storage,
+                cache=cache,
+                memo=memo,
+            )
         _open[key].users += 1
         return _open[key]
-
-
-def open_shop_with(profile: str, data: str | None, settings: dict[str, Any]) -> Shop:
-    """`open_shop` with its settings in one piece: what a pickled shop is made of."""
-    return open_shop(profile, data, **settings)
-
-
-def _shop_of(catalog: Catalog, profile: Profile, settings: dict[str, Any]) -> Shop:
-    return Shop(catalog, profile, **settings)
-
-
-_lock = RLock()
-_open: dict[tuple[Hashable, ...], Shop] = {}

@@ -28,8 +28,6 @@ from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, TraceWriter, iter_trace
 from turngym.envs.spaces import printable
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.goals import Goal
-from turngym.envs.webshop.products import Product
 from turngym.envs.webshop.reward import ProductFacts, Reward
 from turngym.envs.webshop.session import Page, click_action, page_of, parse_action, search_action
 from turngym.envs.webshop.shop import Shop
@@ -80,11 +78,13 @@ def chips(page: Page) -> Iterator[tuple[str, list[Chip]]]:
     if page.product is None:
         return
     for name, values in page.product.options.items():
-        yield name, [Chip(value, page.options.get(name) == value, _nameable(value)) for value in values]
-
-
-def _nameable(value: str) -> bool:
-    return parse_action(click_action(value)) == ("click", value)
+        yield (
+            name,
+            [
+                Chip(value, page.options.get(name) == value, parse_action(click_action(value)) == ("click", value))
+                for value in values
+            ],
+        )
 
 
 def picture(address: str) -> str:
@@ -97,24 +97,17 @@ def score_parts(env: WebShopEnv, reward: Reward) -> list[Part]:
     scene = env.scene
     goal, bought = scene.goal, scene.shop.product(scene.state.asin or "")
     assert bought is not None
-    met = _met(goal, bought, env)
+    facts = ProductFacts(bought, scene.shop.tagger)
+    met = [wanted for wanted in goal.attributes if facts.has_attribute(wanted)]
     parts = [Part("Attributes", reward.r_att, reward.w_att, ", ".join(goal.attributes), ", ".join(met) or "none")]
     if reward.r_option is not None:
         chosen = ", ".join(f"{name}: {value}" for name, value in scene.state.options)
-        parts.append(Part("Options", reward.r_option, reward.w_option, _wishes(goal), chosen or "none chosen"))
+        wishes = ", ".join(wish if isinstance(wish, str) else f"{wish[0]}: {wish[1]}" for wish in goal.goal_options)
+        parts.append(Part("Options", reward.r_option, reward.w_option, wishes, chosen or "none chosen"))
     cap = "any" if goal.price_upper >= 1_000_000 else f"at most ${goal.price_upper:.2f}"
     price = f"${scene.shop.price(bought.asin):.2f}"
     parts.append(Part("Price", float(reward.r_price), reward.w_price, cap, price))
     return parts
-
-
-def _met(goal: Goal, bought: Product, env: WebShopEnv) -> list[str]:
-    facts = ProductFacts(bought, env.scene.shop.tagger)
-    return [wanted for wanted in goal.attributes if facts.has_attribute(wanted)]
-
-
-def _wishes(goal: Goal) -> str:
-    return ", ".join(wish if isinstance(wish, str) else f"{wish[0]}: {wish[1]}" for wish in goal.goal_options)
 
 
 # Who is in the shop: one environment and its turns per browser, bounded in number, idle time and turns.

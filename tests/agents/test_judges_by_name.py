@@ -17,7 +17,7 @@ from turngym.envs.core.protocols import JudgeRequest
 
 CODE = """
 from dataclasses import dataclass
-from turngym.envs.protocols import Judgment
+from turngym.envs.core.protocols import Judgment
 
 
 @dataclass

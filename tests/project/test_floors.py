@@ -16,7 +16,7 @@ ENV_PACKAGES = ("alfworld", "webshop", "search")
 ENVS_MAY_USE = {"numpy", "gymnasium", "filelock"}
 PART_MAY_USE = {
     "alfworld": {"textworld", "alfworld"},
-    "webshop": {"rapidfuzz", "spacy", "flask"},
+    "webshop": {"cachetools", "rapidfuzz", "spacy", "flask"},
     "search": {"pyarrow"},
 }
 """What a single environment may import besides: small libraries, or extras where they are asked for."""

@@ -1,6 +1,6 @@
 """Measure the priors of generated ALFWorld games from real train games, as one small table of counts.
 
-`python tests/tools/measure_priors.py --data $ALFWORLD_DATA --out envs/alfworld/generate/priors.json`
+`python tests/tools/measure_priors.py --data $ALFWORLD_DATA --out envs/alfworld/data/priors.json`
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Arguments:
 
     data: Path
     """Folder that holds `train/` (or `json_2.1.1/train/`)."""
-    out: Path = Path("envs/alfworld/generate/priors.json")
+    out: Path = Path("envs/alfworld/data/priors.json")
     """The table to write."""
 
 

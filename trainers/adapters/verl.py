@@ -61,10 +61,9 @@ class TurngymAgentLoop:
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Play one episode; an `AgentLoopOutput`. Raises MissingExtra without verl."""
         loops = need("verl.experimental.agent_loop.agent_loop", "the agent loop", "verl")
+        wanted: dict[str, Any] = {name: int(row[name]) for name in ("seed", "sample") if row.get(name) is not None}
         task_id = row.get("task_id")
-        session = self.sessions.open(
-            None if task_id is None else str(task_id), seed=int(row.get("seed") or 0), sample=int(row.get("sample") or 0)
-        )
+        session = self.sessions.open(None if task_id is None else str(task_id), **wanted)
         try:
             generate = self._generate(sampling_params, session.request)
         except TurngymError:

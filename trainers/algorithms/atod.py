@@ -1,7 +1,6 @@
 """ATOD: on-policy distillation annealed into reinforcement learning, with turns weighted by what they can teach.
 
-Read next: trainers/algorithms/grpo_opd.py, trainers/algorithms/atod.py, trainers/algorithms/grpo_opd.py,
-trainers/losses.py.
+Read next: trainers/algorithms/grpo_opd.py, trainers/targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
-
-# ATOD's targets: distillation annealed into reinforcement, its turns weighted by disagreement and uncertainty.
 
 FloatN = NDArray[np.float64]
 

@@ -1,7 +1,6 @@
 """GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task.
 
-Read next: trainers/targets.py, trainers/losses.py, trainers/losses.py,
-trainers/targets.py.
+Read next: trainers/targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """GRPO whose reward is the teacher's log-likelihood of what the student said; with or without L_PT.
 
-Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/losses.py,
-trainers/lm_loss.py.
+Read next: trainers/algorithms/kd_reward.py, trainers/targets.py, trainers/losses.py, trainers/lm_loss.py.
 """
 
 from __future__ import annotations

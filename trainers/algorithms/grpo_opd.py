@@ -1,7 +1,6 @@
 """GRPO and on-policy distillation in one advantage: the reward says whether, the teacher says which token.
 
-Read next: trainers/algorithms/grpo_opd.py, trainers/targets.py, trainers/losses.py,
-trainers/losses.py.
+Read next: trainers/targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses import PolicyGradient, sampled_advantage
 from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
 from turngym.trainers.token_weights import blend_alpha
-
-# A reward's advantage and the teacher's log-ratio in one advantage, with fixed weights or weights that move.
 
 FloatN = NDArray[np.float32]
 
@@ -132,7 +129,7 @@ ALGORITHM = AlgorithmSpec(
     uses=frozenset({"teacher", "reward"}),
 )
 
-# A policy gradient and a KL on a support in one token loss, each with its weight.
+# What other algorithms share with this one: the weighted sum as a token loss (prm-opd), and weights that move (atod).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +156,6 @@ class WeightedSum:
             loss_n=self.w_reward * reward.loss_n + self.w_hint * hint.loss_n,
             diagnostics={**own, **reward.diagnostics},
         )
-
-
-# From distillation to reinforcement: how far a run has moved at a step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Guided OPD: teacher and student take turns within an episode, and the teacher's share goes down to nothing.
 
-Read next: trainers/algorithms/guided_opd.py, agents/mixed_policy.py, trainers/algorithms/guided_opd.py,
-trainers/algorithms/opd.py.
+Read next: trainers/algorithms/opd.py, agents/mixed_policy.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, finge
 from turngym.trainers.lm_head import MIN_LOGP
 from turngym.trainers.losses import tail_logp
 from turngym.trainers.targets import distillation
-
-# The loss of episodes that teacher and student played together: each turn by who chose its words.
 
 
 def bin_forward_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
@@ -61,9 +58,6 @@ class GuidedLoss:
         return TokenLosses(loss_n=loss_n, diagnostics={**own.diagnostics, **guided})
 
 
-# How much of an episode the teacher plays, by step, and what is left to learn from.
-
-
 def cosine_share(step: int, total: int, *, start: float = 1.0, ratio: float = 0.8) -> float:
     """The teacher's share of the turns at `step` (1-based) of `total`, in [0, start].
 
@@ -88,7 +82,7 @@ class CosineGuide:
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """Implements `EpisodeFilter`: episodes in which a turn of one of these origins can be trained on.
+    """Keeps the episodes in which a turn of one of these origins can be trained on (an `EpisodeFilter`).
 
     A teacher whose every answer was refused leaves a step with nothing: it is then skipped, and the run goes on.
     """

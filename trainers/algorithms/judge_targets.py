@@ -46,7 +46,7 @@ class HintAdvantage:
     """A_i = 0 behind the first token of a response to which q gives less than this probability."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        teacher_logp_N = score_hinted(batch, episodes, lambda ids, places: hint_teacher(scorers).logprobs(ids, places))
+        teacher_logp_N = score_turns(list(batch_turns(batch, episodes)), hint_teacher(scorers).logprobs)
         advantage_N = sampled_advantage(label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
         if self.reject_below:
             advantage_N[~up_to_rejection(batch, episodes, teacher_logp_N, self.reject_below)] = 0.0
@@ -65,17 +65,9 @@ class HintTopK:
     """What follows the first token of a response to which q gives less than this probability does not count."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        found: list[NDArray[Any]] = []
         # an id with a probability of 1 / n or more is among the n most likely ones
         asked = max(self.k, int(1 / self.reject_below)) if self.reject_below else self.k
-
-        def ask(ids: list[NDArray[np.int32]], places: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-            items = hint_teacher(scorers).topk(ids, places, asked)
-            found.extend(item.ids for item in items)
-            return [item.logp for item in items]
-
-        logp = score_hinted(batch, episodes, ask)
-        ids = np.concatenate(found).astype(np.int64)
+        ids, logp = hinted_topk(list(batch_turns(batch, episodes)), scorers, asked)
         kl_mask_N = None
         if self.reject_below:
             label_N = np.where(ids == batch.label_N[:, None], logp, -np.inf).max(axis=1)
@@ -107,17 +99,27 @@ def hint_teacher(scorers: Scorers) -> Scorer:
 Ask = Callable[[list[NDArray[np.int32]], list[NDArray[np.int64]]], list[NDArray[np.float32]]]
 
 
-def score_hinted(batch: RolloutBatch, episodes: Sequence[Episode], ask: Ask) -> NDArray[np.float32]:
-    """`ask` about each turn's original response after its prompt with the hint: float32 [N] or [N, K], nats.
+def hinted_topk(
+    turns: Sequence[tuple[Episode, Turn, slice]], scorers: Scorers, k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns the hinted teacher's K most likely ids at each token of `turns` and their log-probabilities: [n, K]."""
+    ids: list[NDArray[np.int32]] = []
 
-    `ask(ids, positions)` gets one row per turn: int32 [P + R] and the R positions of the response.
-    Raises TargetError as `HintAdvantage` does, naming the turn.
-    """
-    return score_turns(list(batch_turns(batch, episodes)), ask)
+    def ask(rows: list[NDArray[np.int32]], positions: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        found = hint_teacher(scorers).topk(rows, positions, k)
+        ids.extend(item.ids for item in found)
+        return [item.logp for item in found]
+
+    logp = score_turns(turns, ask)
+    return np.concatenate(ids).astype(np.int64), logp
 
 
 def score_turns(turns: Sequence[tuple[Episode, Turn, slice]], ask: Ask) -> NDArray[np.float32]:
-    """`score_hinted` of some turns of a batch: one row per token of theirs, in order."""
+    """Asks about each turn's original response after its prompt with the hint: float32 [n] or [n, K], nats.
+
+    The rows of the result are the tokens of `turns`, in order. `ask(ids, positions)` gets one row per turn: int32
+    [P + R] and the R positions of the response. Raises TargetError as `HintAdvantage` does, naming the turn.
+    """
     ids, positions = [], []
     for episode, turn, _ in turns:
         if turn.hint_prompt_ids is None:

@@ -1,7 +1,6 @@
 """LUFFY: GRPO whose groups hold demonstrations, shaped so that unlikely expert tokens keep their gradient.
 
-Read next: trainers/algorithms/luffy.py, trainers/algorithms/luffy.py,
-trainers/targets.py, trainers/targets.py, trainers/losses.py.
+Read next: trainers/targets.py, trainers/losses.py, agents/demonstrations.py.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses import LOG_RATIO_LIMIT, clipped_objective, kl_k3, known_behavior, regularized
 from turngym.trainers.targets import ComparableGroups, Reward, SplitAdvantage, WithReference
-
-# LUFFY's policy shaping: functions of a token's probability that keep a gradient where it is small.
 
 Shape = Literal["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p_a"]
 
@@ -119,7 +116,7 @@ def on_policy_loss(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedPolicyGradient:
-    """LUFFY: `reshape.on_policy_loss` where the policy chose the token, `reshape.off_policy_loss` where an expert did.
+    """LUFFY: `on_policy_loss` where the policy chose the token, `off_policy_loss` where an expert did.
 
     Plus kl_coef KL_i (k3) - entropy_coef H_i on both. Source: [luffy] eq. 5, eq. 6; docs/algorithms.md#policy-shaping.
     Diagnostics: `clipped` (own tokens), `off_shaped` = f(pi) on demonstrated tokens, NaN elsewhere.
@@ -151,10 +148,8 @@ class MixedPolicyGradient:
         return TokenLosses(loss_n=torch.where(tokens.off_policy_n, off_n, on_n) + more_n, diagnostics=diagnostics)
 
 
-# How much of a demonstration LUFFY's prefixed episodes begin with, by step.
-
 WINDOWS = 10
-"""Of `linear_max` and `reverse_linear`: the training is cut into so many parts."""
+"""`linear_max` and `reverse_linear` cut the training into so many parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """OPD with hindsight hints: the teacher is the policy itself, told what it should have known.
 
-Read next: trainers/judged.py, trainers/judged.py, agents/judges/hints.py,
-trainers/algorithms/judge_targets.py.
+Read next: trainers/judged.py, agents/judges/hints.py, trainers/algorithms/judge_targets.py.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """PRM-RL and OPD with hints in one: a judge's score on every turn, and a hinted teacher where the judge gave a hint.
 
-Read next: trainers/algorithms/prm_opd.py, trainers/algorithms/prm_rl.py, trainers/algorithms/opd_hints.py,
-trainers/algorithms/grpo_opd.py.
+Read next: trainers/algorithms/prm_rl.py, trainers/algorithms/opd_hints.py, trainers/algorithms/judge_targets.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,14 @@ from numpy.typing import NDArray
 from turngym.envs.core.episode import Episode, Turn
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.algorithms.grpo_opd import WeightedSum, combined_advantage
-from turngym.trainers.algorithms.judge_targets import TurnScore, batch_turns, hint_teacher, score_turns, up_to_rejection
+from turngym.trainers.algorithms.judge_targets import (
+    TurnScore,
+    batch_turns,
+    hint_teacher,
+    hinted_topk,
+    score_turns,
+    up_to_rejection,
+)
 from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
@@ -24,14 +30,12 @@ from turngym.trainers.judged import HintedTurns, ScoredTurns, without
 from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL, sampled_advantage
 from turngym.trainers.targets import WithReference, label_logprobs
 
-# Targets from a judge that scores and hints: the score on every turn, a hinted teacher where there is a hint.
-
 Located = tuple[Episode, Turn, slice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredOrHinted:
-    """Implements `EpisodeFilter`: turns that either part can teach from; `scored` says which scores count.
+    """Keeps the turns that either part can teach from (an `EpisodeFilter`); `scored` says which scores count.
 
     Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
     """
@@ -70,7 +74,7 @@ class ScoreAndHint:
         student_logp_N = label_logprobs(scorers.student, batch, "student")
         # as likely as the student finds it where nobody was told anything: a log-ratio of 0
         teacher_logp_N = student_logp_N.copy()
-        teacher_logp_N[where_N] = score_turns(hinted, lambda ids, at: hint_teacher(scorers).logprobs(ids, at))
+        teacher_logp_N[where_N] = score_turns(hinted, hint_teacher(scorers).logprobs)
         ratio_N = sampled_advantage(student_logp_N, teacher_logp_N)
         if self.reject_below:
             ratio_N[~up_to_rejection(batch, episodes, teacher_logp_N, self.reject_below) & where_N] = 0.0
@@ -99,7 +103,7 @@ class ScoreAndHintTopK:
         kl_mask_N = where_N
         if hinted:
             asked = max(self.k, int(1 / self.reject_below)) if self.reject_below else self.k
-            ids_HK, logp_HK = _topk(hinted, scorers, asked)
+            ids_HK, logp_HK = hinted_topk(hinted, scorers, asked)
             ids_NK[where_N], logp_NK[where_N] = ids_HK[:, : self.k], logp_HK[:, : self.k]
             if self.reject_below:
                 label_N = np.zeros(batch.tokens, np.float32)
@@ -127,19 +131,6 @@ def _where(batch: RolloutBatch, turns: Sequence[Located]) -> NDArray[np.bool_]:
     for _, _, tokens in turns:
         where_N[tokens] = True
     return where_N
-
-
-def _topk(turns: Sequence[Located], scorers: Scorers, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The hinted teacher's K most likely ids and their log-probabilities at the tokens of `turns`: [H, K] each."""
-    found: list[NDArray[Any]] = []
-
-    def ask(ids: list[NDArray[np.int32]], places: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-        items = hint_teacher(scorers).topk(ids, places, k)
-        found.extend(item.ids for item in items)
-        return [item.logp for item in items]
-
-    logp_HK = score_turns(turns, ask)
-    return np.concatenate(found).astype(np.int64), logp_HK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage.
 
-Read next: trainers/judged.py, trainers/judged.py, trainers/judged.py,
-trainers/algorithms/judge_targets.py, trainers/losses.py.
+Read next: trainers/judged.py, trainers/algorithms/judge_targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations

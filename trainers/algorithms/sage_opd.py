@@ -1,7 +1,6 @@
 """SAGE-OPD: a judge chooses the turns in which the teacher intervenes, its confidence weighs the tokens.
 
-Read next: trainers/algorithms/sage_opd.py, trainers/judged.py, trainers/algorithms/sage_opd.py,
-trainers/losses.py.
+Read next: trainers/judged.py, trainers/targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -33,11 +32,9 @@ from turngym.trainers.judged import majority
 from turngym.trainers.losses import TAILS, SupportKL
 from turngym.trainers.targets import TargetError, TeacherTopK
 
-# SAGE-OPD's targets: a judge says which turns a teacher corrects, its confidence how much each token counts.
-
 FloatN = NDArray[np.float64]
 FACTOR = "factor"
-"""The column of `Targets.extra` that `losses.reweighted.Reweighted` multiplies with."""
+"""The column of `Targets.extra` that `Reweighted` multiplies with."""
 
 
 def gate(turn: Turn, weak: float) -> float:
@@ -83,9 +80,6 @@ class Intervention:
         return replace(targets, extra={**targets.extra, FACTOR: normalized(weight_N).astype(np.float32)})
 
 
-# A token loss times a factor that the targets bring along.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reweighted:
     """l_i = f_i loss_i, f_i the targets' column `factor`; 0 leaves a token out.
@@ -96,8 +90,8 @@ class Reweighted:
     loss: TokenLoss
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        inner, factor_n = self.loss(tokens), tokens.extra["factor"]
-        return TokenLosses(loss_n=inner.loss_n * factor_n, diagnostics={**inner.diagnostics, "factor": factor_n})
+        inner, factor_n = self.loss(tokens), tokens.extra[FACTOR]
+        return TokenLosses(loss_n=inner.loss_n * factor_n, diagnostics={**inner.diagnostics, FACTOR: factor_n})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

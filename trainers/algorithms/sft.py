@@ -1,7 +1,6 @@
 """Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default.
 
-Read next: trainers/losses.py, trainers/token_weights.py, trainers/batch.py,
-trainers/optimizer_step.py.
+Read next: trainers/losses.py, trainers/token_weights.py, trainers/batch.py, trainers/optimizer_step.py.
 """
 
 from __future__ import annotations

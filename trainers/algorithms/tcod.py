@@ -1,6 +1,6 @@
 """TCOD: on-policy distillation under a curriculum of how many turns the student plays.
 
-Read next: trainers/algorithms/opd.py, trainers/algorithms/tcod.py.
+Read next: trainers/algorithms/opd.py, trainers/targets.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, finge
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Static, trajectory_weights
 
-# TCOD: a curriculum over how many turns the student plays, at the front or at the back of an episode.
-
 ALFWORLD = (6, 30)
 SCHEDULES: Mapping[str, tuple[int, int]] = {
     "turngym/ALFWorld": ALFWORLD,
@@ -23,7 +21,7 @@ SCHEDULES: Mapping[str, tuple[int, int]] = {
     # the paper has no search task: the faster of its schedules is taken, that of the other short task
     "turngym/Search": (4, 15),
 }
-"""Environment, without its version -> (eta, k_max)."""
+"""Environment, without its version -> (eta, k_max) of the paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +117,8 @@ def build(config: TcodConfig, distill: DistillConfig, run: RunConfig, env_id: st
     """OPD whose student plays k turns, k growing with the step.
 
     k_n = min(k_start + floor(n / eta), k_max), n 0-based; eta and k_max are those of `env_id` where the configuration
-    leaves them open. Token loss: `opd.distillation`; trajectory weights; in the
-    direction back to front the expert's turns are context and carry no loss.
+    leaves them open. Token loss: `targets.distillation`; trajectory weights. Back to front, the expert's turns are
+    context and carry no loss.
     Source: [tcod] eq. 3, eq. 4, eq. 5; docs/algorithms.md#tcod.
     Differs from the paper: it writes KL(teacher || student), while its published code learns from the log-ratio at
     tokens that the student sampled, as the reverse KL here does; the tail bin of the KL, as in `opd`; the expert of

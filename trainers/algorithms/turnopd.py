@@ -1,7 +1,14 @@
 """TurnOPD: on-policy distillation with an adaptive rollout depth and weights that move from trajectories to turns.
 
-Read next: trainers/algorithms/opd.py, trainers/algorithms/turnopd.py, trainers/turn_stats.py,
-trainers/token_weights.py.
+Three parts make the algorithm, and `build` at the end puts them together:
+
+    weights     `blend_weights`: from trajectory weights to turn weights over the training (`token_weights` has both)
+    depth       `AdaptiveDepth`: measure to full depth now and then, play just deep enough in between
+    token loss  the reverse KL to the teacher on its top-K (`targets.distillation`), as in vanilla OPD
+
+What a probe measured comes as `DepthStats` from `turn_stats.probe_stats`.
+
+Read next: trainers/algorithms/opd.py, trainers/targets.py, trainers/token_weights.py, trainers/turn_stats.py.
 """
 
 from __future__ import annotations
@@ -64,9 +71,8 @@ class Blend:
         return blend_alpha(step, total_steps, self.start, self.end)
 
 
-# How many turns the student plays: TurnOPD's adaptive rollout depth, and a fixed one.
-
 MASS_EPS = 1e-8
+"""Added to the divergence mass before it divides, so that no mass at all gives depth 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +227,7 @@ def build(config: TurnOpdConfig, distill: DistillConfig, run: RunConfig) -> Algo
     Depth: `AdaptiveDepth`, cap_k = clip(round(Hbar_{k-1}) + 1, H_min, H_max); full-depth probes at steps 1..3 and every
     8th set Hbar_k = 0.7 Hbar_{k-1} + 0.3 max(H_eff, H_cov).
     Weights: w = (1 - alpha_k) w_traj + alpha_k w_turn, alpha_k = k / K_total; w_turn gives every turn that enough
-    episodes reach the same share. Token loss: `opd.distillation`, loss = sum_i w_i l_i.
+    episodes reach the same share. Token loss: `targets.distillation`, loss = sum_i w_i l_i.
     Source: [turnopd] Algorithm 1, Table 5, Table 6, Table 7; docs/algorithms.md#turnopd.
     Differs from the paper: a tail bin in the KL (the controller and K_t use the paper's raw form), and H_cov counts
     last turn indices (`depth.cov_base=1` for the literal reading); probes may play only a share of the episodes to full

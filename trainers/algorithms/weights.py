@@ -1,4 +1,4 @@
-"""How much each supervised token counts: weights over a whole optimizer batch that sum to 1."""
+"""The token weights by the names that settings use; `token_weights` and `turnopd` compute them."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ WEIGHTS: Mapping[str, Weight] = MappingProxyType(
         "turn_mean": Static(turn_mean),
     }
 )
-"""The weightings by the name that settings use."""
+"""Each gives weights over a whole optimizer batch that sum to 1."""

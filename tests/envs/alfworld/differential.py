@@ -24,8 +24,8 @@ import tyro
 
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.env import open_split
-from turngym.envs.alfworld.game import SPLITS, VARIABLE, Game
-from turngym.envs.alfworld.games import GameSource
+from turngym.envs.alfworld.game import Game
+from turngym.envs.alfworld.games import SPLITS, VARIABLE, GameSource
 from turngym.envs.alfworld.textworld import Reference
 from turngym.envs.core.errors import TaskError
 

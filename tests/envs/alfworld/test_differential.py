@@ -14,8 +14,8 @@ import differential
 import pytest
 from differential import SCRIPTS, Play, compare, plan, run, summary
 
+from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.env import ALFWorldEnv
-from turngym.envs.alfworld.game import GameFolder
 from turngym.envs.alfworld.games import RealGames
 from turngym.envs.alfworld.textworld import Reference, acquire, release
 from turngym.envs.core.errors import TurngymError
@@ -61,7 +61,7 @@ def test_words_before_release_04_and_names_without_numbers(reference: Reference)
 
 
 def test_six_real_games(reference: Reference, alfworld_data: Path) -> None:
-    source = RealGames(GameFolder(alfworld_data, "valid_unseen"))
+    source = RealGames(alfworld_data, "valid_unseen")
     ids: dict[str, list[str]] = {}
     for task_id in source.task_ids:
         ids.setdefault(source.category(task_id) or "?", []).append(task_id)
@@ -108,7 +108,12 @@ def test_the_environment_is_the_same_with_both_engines(reference: Reference) -> 
 def test_a_difference_is_found_and_a_finished_game_is_not_played_again(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("turngym.envs.alfworld.engine.NativeEngine._open", lambda self, r, _: "Sesame.")
+    play_right = NativeEngine._play
+
+    def play_wrong(self: NativeEngine, verb: str, first: int, second: int) -> str:
+        return "Sesame." if verb == "open" else play_right(self, verb, first, second)
+
+    monkeypatch.setattr(NativeEngine, "_play", play_wrong)
     monkeypatch.setattr(differential, "Reference", lambda: reference)
     log = tmp_path / "log.jsonl"
     data = house() | {"walkthrough": ["go to fridge 1", "open fridge 1", "look"]}

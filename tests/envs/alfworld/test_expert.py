@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.game import Game, game_texts, load_game
 from turngym.envs.alfworld.generate import House, Receptacle, Thing, generate, problem_text, task_sentence
-from turngym.envs.alfworld.players import SearchingExpert, next_action, search_order
+from turngym.envs.alfworld.players import SearchingPlayer, next_action, search_order
 from turngym.envs.alfworld.priors import PRESETS, SMALL, TaskRow, load_priors
 
 KITCHEN = (  # (type, opens, location); numbers count down: the first cabinet is cabinet 2
@@ -45,13 +45,13 @@ def privileged(engine: NativeEngine) -> list[str]:
     return actions
 
 
-def searching(engine: NativeEngine, expert: SearchingExpert | None = None, limit: int = 100) -> list[str]:
-    expert = expert or SearchingExpert(engine)
+def searching(engine: NativeEngine, expert: SearchingPlayer | None = None, limit: int = 100) -> list[str]:
+    expert = expert or SearchingPlayer(engine)
     actions: list[str] = []
-    while (action := expert.next_action(engine)) is not None:
+    while (action := expert.act()) is not None:
         assert action in engine.admissible()
         engine.step(action)
-        expert.observe(action, engine)
+        expert.observe(action)
         actions.append(action)
         assert len(actions) <= limit
     assert engine.won
@@ -137,23 +137,23 @@ def test_the_searching_expert_opens_what_is_closed_and_remembers() -> None:
 
 def test_the_searching_expert_looks_into_open_places_beside_it() -> None:
     engine = kitchen("pick_and_place_simple", "Mug", "SideTable", [("Mug", "cabinet 1")])
-    expert = SearchingExpert(engine)
+    expert = SearchingPlayer(engine)
     for command in ("go to cabinet 2", "open cabinet 2", "open cabinet 1", "close cabinet 1", "go to fridge 1"):
         engine.step(command)  # not observed: it has seen nothing
     for command in ("go to cabinet 1", "go to cabinet 2"):
         engine.step(command)
-        expert.observe(command, engine)
-    assert expert.next_action(engine) == "examine cabinet 2"
+        expert.observe(command)
+    assert expert.act() == "examine cabinet 2"
 
 
 def test_a_failed_command_teaches_nothing() -> None:
     engine = kitchen("pick_and_place_simple", "Mug", "SideTable", [("Mug", "countertop 1")])
-    expert = SearchingExpert(engine)
+    expert = SearchingPlayer(engine)
     for command in ("examine countertop 1", "open fridge 1", "go to countertop 9", "heat mug 1 with microwave 1", ""):
         assert engine.step(command)[0] == "Nothing happens."
-        expert.observe(command, engine)
-    assert expert.memory.known.contents == {}
-    assert not expert.memory.known.hot
+        expert.observe(command)
+    assert expert.known.contents == {}
+    assert not expert.known.hot
 
 
 def test_the_searching_expert_does_not_know_what_it_has_not_seen() -> None:
@@ -165,13 +165,13 @@ def test_the_searching_expert_does_not_know_what_it_has_not_seen() -> None:
     assert len({tuple(play) for play in plays}) == 3
 
 
-def wander(engine: NativeEngine, seed: int, steps: int, expert: SearchingExpert) -> None:
+def wander(engine: NativeEngine, seed: int, steps: int, expert: SearchingPlayer) -> None:
     """Random commands, possible and not."""
     rng = random.Random(seed)
     for _ in range(steps):
         action = rng.choice([*engine.admissible(), "open fridge 1", "go to cabinet 1", "take mug 1 from fridge 1"])
         engine.step(action)
-        expert.observe(action, engine)
+        expert.observe(action)
 
 
 @given(
@@ -184,7 +184,7 @@ def wander(engine: NativeEngine, seed: int, steps: int, expert: SearchingExpert)
 @settings(max_examples=60, deadline=None)
 def test_both_win_from_any_state(config: str, number: int, seed: int, steps: int, observed: bool) -> None:
     engine = NativeEngine(Game(generate(PRESETS[config], "train", number)))
-    expert = SearchingExpert(engine)
+    expert = SearchingPlayer(engine)
     wander(engine, seed, steps, expert)
     state = engine.get_state()
     assert len(privileged(engine)) <= 20
@@ -195,12 +195,12 @@ def test_both_win_from_any_state(config: str, number: int, seed: int, steps: int
 def test_the_same_history_gives_the_same_choice() -> None:
     for number in range(10):
         engine = NativeEngine(Game(generate(SMALL, "train", number)))
-        experts = [SearchingExpert(engine), SearchingExpert(engine)]
-        while (action := experts[0].next_action(engine)) is not None:
-            assert experts[1].next_action(engine) == action
+        experts = [SearchingPlayer(engine), SearchingPlayer(engine)]
+        while (action := experts[0].act()) is not None:
+            assert experts[1].act() == action
             engine.step(action)
             for expert in experts:
-                expert.observe(action, engine)
+                expert.observe(action)
 
 
 @pytest.mark.parametrize(("split", "count"), [("valid_unseen", 134), ("valid_seen", 140), ("train", 100)])

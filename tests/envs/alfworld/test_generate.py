@@ -14,8 +14,9 @@ import pytest
 
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.game import Game, load_game
-from turngym.envs.alfworld.generate import generate, parse_task_id, task_ids
-from turngym.envs.alfworld.players import SearchingExpert
+from turngym.envs.alfworld.games import GeneratedIds
+from turngym.envs.alfworld.generate import generate, parse_task_id
+from turngym.envs.alfworld.players import SearchingPlayer
 from turngym.envs.alfworld.priors import (
     FULL,
     PRESETS,
@@ -112,12 +113,12 @@ def test_a_player_without_privileges_needs_at_most_thirty_steps_in_small_houses(
     steps = []
     for number in range(150):
         engine = NativeEngine(Game(game(SMALL, "train", number)))
-        expert, count = SearchingExpert(engine), 0
+        expert, count = SearchingPlayer(engine), 0
         while not engine.won:
-            action = expert.next_action(engine)
+            action = expert.act()
             assert action is not None
             engine.step(action)
-            expert.observe(action, engine)
+            expert.observe(action)
             count += 1
         steps.append(count)
     assert max(steps) <= 30
@@ -157,10 +158,10 @@ def test_the_mix_is_settable() -> None:
 
 
 def test_ids_are_listed_without_generating() -> None:
-    assert (len(task_ids(SMALL, "train")), len(task_ids(SMALL, "eval"))) == (5000, 300)
-    assert task_ids(SMALL, "eval")[299] == "generated/small/eval/299"
+    assert (len(GeneratedIds(SMALL, "train")), len(GeneratedIds(SMALL, "eval"))) == (5000, 300)
+    assert GeneratedIds(SMALL, "eval")[299] == "generated/small/eval/299"
     assert parse_task_id("generated/small/eval/299") == ("small", "eval", 299)
-    assert len(task_ids(dataclasses.replace(SMALL, train_size=12), "train")) == 12
+    assert len(GeneratedIds(dataclasses.replace(SMALL, train_size=12), "train")) == 12
 
 
 @pytest.mark.parametrize("task_id", ["generated/small/test/1", "generated/small/train/x", "small/train/1", ""])
@@ -192,7 +193,7 @@ def test_what_cannot_be_generated_is_an_error() -> None:
         generate(SMALL, "test", 0)  # type: ignore[arg-type]
     with pytest.raises(TaskError, match="the number 0 or more"):
         generate(SMALL, "train", -1)
-    with pytest.raises(TaskError, match="did you mean 'small'"):
+    with pytest.raises(TaskError, match="Did you mean 'small'"):
         preset("smal")
 
 

@@ -135,7 +135,7 @@ def test_blunders_are_plausible_and_never_end_the_episode() -> None:
     for task_id in env.task_ids()[:40]:
         env.reset(options={"task": task_id})
         env.step(env.expert_action() or "")
-        verb, text = read_action(players.plausible_mistake(env, rng) or "") or ("", "")
+        verb, text = read_action(players.plausible_mistake(env.scene, rng) or "") or ("", "")
         assert verb == "search"
         named = text in {passage.title for passage in env.source.corpus(env.question).passages}  # type: ignore[union-attr]
         seen.add("name" if named else "nothing" if not text else "words")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +13,6 @@ import pytest
 
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.memo import SizedMemo
 from turngym.envs.webshop.shop import Shop, open_shop
 
 PROFILE = "embedded-small"
@@ -116,32 +116,42 @@ def test_shops_travel_themselves(tiny_shop: Shop) -> None:
     opened.close()
 
 
-def test_the_memo_of_searches_is_bounded_in_bytes() -> None:
+def test_the_memo_of_searches_is_bounded_in_bytes_and_in_number(
+    tiny_shop: Shop, make_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turngym.envs.webshop.shop.MEMO_BYTES", 64_000)
     asked: list[str] = []
 
-    def find(query: str) -> tuple[str, ...]:
-        asked.append(query)
-        return (query[:10],)
+    class Index:
+        def search(self, query: str, k: int) -> list[tuple[str, float]]:
+            asked.append(query)
+            return [(query[:10], 1.0)]
 
-    memo = SizedMemo(find, entries=100, size=64_000)
+    catalog = make_shop().products
+    monkeypatch.setattr(catalog, "engine", Index)
+    shop = Shop(catalog, tiny_shop.profile, tagger="all-words", memo=100)
+    memo = shop._search.cache
     for number in range(200):
-        assert memo(f"{number} " + "x" * 1000) == ((f"{number} " + "x" * 1000)[:10],)
-        assert memo.bytes <= 64_000
+        assert shop.search(f"{number} " + "x" * 1000) == ((f"{number} " + "x" * 1000)[:10],)
+        assert memo.currsize <= 64_000
     assert 40 < len(memo) < 64
     count = len(asked)
-    memo("199 " + "x" * 1000)
+    shop.search("199 " + "x" * 1000)
     assert len(asked) == count, "what was asked last is forgotten"
-    memo("0 " + "x" * 1000)
+    shop.search("0 " + "x" * 1000)
     assert len(asked) == count + 1
-    kept, held = len(memo), memo.bytes
-    memo("y" * 10_000)
-    assert (len(memo), memo.bytes) == (kept, held), "one long query drove out others"
-    few = SizedMemo(find, entries=3, size=64_000)
+    kept, held = len(memo), memo.currsize
+    shop.search("y" * 10_000)
+    assert (len(memo), memo.currsize) == (kept, held), "one long query drove out others"
+
+    few = Shop(catalog, tiny_shop.profile, tagger="all-words", memo=3)
+    none = Shop(catalog, tiny_shop.profile, tagger="all-words", memo=0)
     for number in range(9):
-        few(str(number))
-    assert len(few) == 3
-    few.cache_clear()
-    assert (len(few), few.bytes) == (0, 0)
+        few.search(str(number))
+        assert none.search(str(number)) == (str(number),)
+    assert (len(few._search.cache), len(none._search.cache)) == (3, 0)
+    few.close()
+    assert (len(few._search.cache), few._search.cache.currsize) == (0, 0)
 
 
 def test_shops_remember_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +160,8 @@ def test_shops_remember_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     try:
         for number in range(40):
             shop.search(f"mug {number} " + "x" * 20_000)
-        memo: Any = shop._search
-        assert memo.bytes <= 400_000
+        memo = shop._search.cache
+        assert memo.currsize <= 400_000
         assert 0 < len(memo) < 20
     finally:
         shop.close()
