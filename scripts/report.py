@@ -18,7 +18,7 @@ from typing import Annotated
 
 import tyro
 
-from turngym.agents.evaluation.compare import decisive, differing, describe
+from turngym.agents.evaluation.compare import decisive, describe, differing
 from turngym.agents.evaluation.scores import Scores, behavior_table, compare, score, success_table
 from turngym.agents.evaluation.statistics import ScoreError, least_time, same_step
 from turngym.envs.core.tables import Table, markdown

@@ -20,12 +20,12 @@ from turngym.agents.endpoint.client import (
     Sent,
 )
 from turngym.agents.endpoint.messages import NOTE, Answer, Prices, Transcript, Usage, add_ids, content_of, response_of
-from turngym.agents.event_loop import LoopThread
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.conversation import ALL, Memory, memory_of
 from turngym.envs.channels import Channel, make_channel
 from turngym.envs.core.episode import Origin, Status
 from turngym.envs.core.errors import AgentError
+from turngym.envs.core.event_loop import LoopThread
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import ToolSpec
 

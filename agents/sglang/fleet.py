@@ -15,7 +15,6 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from turngym.agents.event_loop import LoopThread
 from turngym.agents.sglang.client import (
     Connection,
     ServerDown,
@@ -25,6 +24,7 @@ from turngym.agents.sglang.client import (
     VersionSpan,
     WrongWeights,
 )
+from turngym.envs.core.event_loop import LoopThread
 
 # Reads a server's release, model and limits, and checks that it is supported.
 

@@ -13,7 +13,7 @@ import numpy as np
 from turngym.agents.sglang.client import PolicyServer, ServerError, SglangSettings, TrainServers
 from turngym.agents.sglang.fleet import Fleet, check_model, check_names, check_tokenizer, model_config
 from turngym.agents.sglang.policy import SglangPolicy, SglangScorer, StopFinder
-from turngym.agents.sglang.weights import DiskSync, LivePolicy, SyncedPolicy
+from turngym.agents.sglang.weights import BroadcastSync, DiskSync, LivePolicy, SyncedPolicy
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.protocols import Scorer, WeightSink, WeightSource
 
@@ -156,8 +156,6 @@ def _sink(options: TrainServers, fleet: Fleet, weights: WeightSource, out: Path)
     if options.weight_sync == "disk":
         folder = options.weight_folder or out / "weights"
         return DiskSync(fleet=fleet, save=weights.save, folder=folder, busy=options.when_busy)
-    from turngym.agents.sglang.weights import BroadcastSync
-
     return BroadcastSync(
         fleet=fleet,
         weights=weights.named_weights,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turngym.agents.evaluation.compare import decisive, differing, describe, recorded
+from turngym.agents.evaluation.compare import decisive, describe, differing, recorded
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.scripts.main import main
 

@@ -78,6 +78,26 @@ def circles(edges: Graph) -> list[list[str]]:
     return [list(group) for group in sorted(groups)]
 
 
+def folders(edges: Graph) -> Graph:
+    """The graph of folders: an edge wherever a file of one imports a file of another."""
+    found: dict[str, set[str]] = {}
+    for name, targets in edges.items():
+        here = str(modules()[name].parent)
+        found.setdefault(here, set()).update(str(modules()[other].parent) for other in targets)
+    return {here: frozenset(others - {here}) for here, others in found.items()}
+
+
+def longest_chain(edges: Graph) -> list[str]:
+    """The longest path in a graph without circles."""
+
+    @cache
+    def chain(name: str) -> tuple[str, ...]:
+        below = [chain(other) for other in edges.get(name, ())]
+        return (name, *max(below, key=len, default=()))
+
+    return list(max((chain(name) for name in edges), key=len))
+
+
 def foreign(name: str) -> set[str]:
     """Top-level names of the packages that are loaded when `name` is imported, through the rooms' own modules too."""
     seen, waiting, packages = {name}, [name], set()
