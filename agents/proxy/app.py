@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from turngym.agents.proxy.config import ApiError, ProxyError, invalid
 from turngym.agents.proxy.conversation import Delta
-from turngym.agents.proxy.openai_api import Headers, read_json, read_messages, read_request, read_session, shown
+from turngym.agents.proxy.openai_api import read_json, read_messages, read_request, read_session, shown
 from turngym.agents.proxy.service import Finished, InflightRequest, ProxyService, answer_id
 from turngym.agents.proxy.sessions import Feedback
 from turngym.envs.core.errors import did_you_mean
@@ -185,7 +185,7 @@ class EventStream:
         text = finished.record.text
         if not text.startswith(self._text.text):
             # the engine failed on a batch; the retry with a smaller batch sampled other ids than were streamed
-            self._service.count("streams_torn")
+            self._service.tally.add("streams_torn")
             torn = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
             yield _data(torn.as_json())
             return
@@ -317,7 +317,7 @@ def add_session_routes(app: Flask, service: ProxyService) -> None:
     @app.post("/v1/sessions/done")
     def done() -> Response:
         fields = read_json(request.get_data(cache=False))
-        session = read_session(fields, request.headers)
+        session = read_session(fields, dict(request.headers))
         if session is None:
             raise invalid("which session is done? Set the header X-Session-Id or session_id", "session_id")
         given = fields.get("messages")
@@ -328,12 +328,12 @@ def add_session_routes(app: Flask, service: ProxyService) -> None:
     def feedback() -> Response:
         if service.stopping:
             raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
-        said, place = read_feedback(read_json(request.get_data(cache=False)), request.headers)
+        said, place = read_feedback(read_json(request.get_data(cache=False)), dict(request.headers))
         outcome = service.feedback(said, **place)
         return json_response({"object": "feedback", "score": said.score, "status": outcome}, 200)
 
 
-def read_feedback(fields: Mapping[str, Any], headers: Headers) -> tuple[Feedback, dict[str, Any]]:
+def read_feedback(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Feedback, dict[str, Any]]:
     """(what is thought of a turn, which turn: the arguments of `ProxyService.feedback`).
 
     Raises ApiError (400) with the field at fault.
@@ -352,7 +352,7 @@ def read_feedback(fields: Mapping[str, Any], headers: Headers) -> tuple[Feedback
     return Feedback(score=int(score), text=text or ""), _place(fields, headers)
 
 
-def _place(fields: Mapping[str, Any], headers: Headers) -> dict[str, Any]:
+def _place(fields: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
     """Which turn is meant: `session_id` and `turn`, or `answer`."""
     session, turn, answer = read_session(fields, headers), fields.get("turn"), fields.get("answer")
     if answer is not None and not isinstance(answer, str):
@@ -425,7 +425,9 @@ def _add_chat(app: Flask, service: ProxyService) -> None:
 
     @app.post("/v1/chat/completions")
     def chat() -> Response:
-        asked = read_request(read_json(request.get_data(cache=False)), request.headers, service.settings, service.name)
+        asked = read_request(
+            read_json(request.get_data(cache=False)), dict(request.headers), service.settings, service.name
+        )
         inflight = service.begin(asked)
         if asked.stream:
             return _stream(inflight)
