@@ -1,8 +1,8 @@
 """The queue in front of the engine: one thread generates waiting requests in batches and can be paused for updates.
 
 A request goes through it as a `PendingRequest`: waited for, streamed from, cancelled, or interrupted while new weights
-are put in place and then continued by them. `ServingCopy` puts them in place. `EngineRequests` makes the engine's request
-from a client's.
+are put in place and then continued by them. `ServingCopy` puts them in place. `EngineRequests` makes the engine's
+request from a client's.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PartialResponse:
         return replace(request, prompt_ids=ids, sampling=sampling, stream=(*request.stream, self.length))
 
     def ended_by(self, last: Generation, request: GenerateRequest, stops: StopFinder | None) -> Generation:
-        """The whole response, which ends with `last`. A stop text across two parts ends it as in an unbroken response."""
+        """The whole response, which ends with `last`. A stop text across two parts ends it, too."""
         if not self.length:
             return last
         before = self.length

@@ -1,8 +1,8 @@
 """Reads requests in the form of the OpenAI API and says exactly what is wrong with a bad one.
 
 A field that would change nothing is ignored; one that asks for another distribution or form than the policy's own is
-refused, because the policy learns from what it draws; the rest is counted as ignored. Headers are looked up by the names
-that are written here (`X-Session-Id`).
+refused, because the policy learns from what it draws; the rest is counted as ignored. Headers are looked up by the
+names that are written here (`X-Session-Id`).
 """
 
 from __future__ import annotations

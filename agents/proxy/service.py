@@ -20,7 +20,7 @@ from typing import Any
 
 from turngym.agents.proxy.config import ProxySettings, busy
 from turngym.agents.proxy.conversation import AnswerReader, ChatHistory, ChatListRenderer, Prompt, reply_of
-from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, EngineRequests, PendingRequest, engine_queue
+from turngym.agents.proxy.engine_queue import STOPPING, EngineRequests, PendingRequest, engine_queue
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.restore import episode_of, restore, usage_record
 from turngym.agents.proxy.sessions import Feedback, HeardFeedback, Outcome, ProxySession, SessionTable, session_name
@@ -225,7 +225,7 @@ class ProxyService:
         max_context: most ids of prompt and answer together.
         temperature: of main turns, whatever clients ask for: the trainer's own, so that log-probabilities as sampled
             mean the same to it. None: what the client asks for, as side turns always get.
-        resumed_from: step of the checkpoint that training goes on from; sessions that later steps used are unused again.
+        resumed_from: step of the checkpoint that training goes on from; what later steps used is unused again.
         on_episode: gets every session that ended with at least one main turn.
         on_turn: gets every session, as it is by then, when a turn has been added behind another one.
         on_feedback: gets what users say of turns, with the arguments that `HeardFeedback` describes.
@@ -329,7 +329,7 @@ class ProxyService:
     def feedback(
         self, feedback: Feedback, *, session_id: str | None = None, turn: int | None = None, answer: str | None = None
     ) -> Outcome:
-        """Take in what a user thinks of a turn, named by session and number (None: the last) or by the id of its answer.
+        """Take in feedback on a turn, named by session and number (None: the last) or by the id of its answer.
 
         Returns what becomes of the feedback. Raises ApiError: 404 for a turn that is not known.
         """
@@ -388,7 +388,7 @@ class ProxyService:
     ) -> None:
         """End `session`, or a part of it, in the records, for the engine and for the trainer.
 
-        `why` is as in `episode_of`; `final` are messages after the last answer; `following` is the key of the next part.
+        `why` is as in `episode_of`; `final` are messages after the last answer; `following` is the next part's key.
         """
         if not session.turns:
             return
