@@ -1,4 +1,16 @@
-"""One line per minute on standard output: what a proxy serves, judges and learns."""
+"""Serve a policy to any OpenAI client and train it on what they do with it.
+
+Examples:
+    turngym serve proxy --student models/student --out runs/live --judge http://127.0.0.1:9000/v1
+    turngym serve proxy --student models/student --out runs/live --algorithm opd-hints --port 8081
+    turngym serve proxy --student models/student --out runs/log --no-train
+
+Clients take http://127.0.0.1:8080/v1 as their base URL and name their conversation in the header X-Session-Id; turns
+with a session are trained on unless X-Turn-Type says side. Every finished turn is written to OUT/records.jsonl, every
+judged session to OUT/sessions.jsonl (read it with `turngym trace`). --judge auto means words here: it looks for words
+of failure or thanks in the next message and needs no model; a judge model or endpoint sees far more. SIGTERM or Ctrl-C
+answers what was accepted, saves and ends; the same command goes on from there. A second one ends at once.
+"""
 
 from __future__ import annotations
 
@@ -21,82 +33,6 @@ if TYPE_CHECKING:
     from turngym.agents.proxy.service import ProxyService
     from turngym.trainers.live.run import Training
 
-
-def proxy_front(app: Flask) -> Front:
-    """Of `agents.proxy.app.create_app`; ends idle sessions while it runs."""
-    from turngym.agents.proxy.config import ApiError
-
-    service: ProxyService = app.extensions["proxy"]
-    settings = service.settings
-    return Front(
-        app=app,
-        path="/v1",
-        threads=settings.max_waiting + SPARE,
-        connections=4 * settings.max_waiting + 100,
-        max_body=settings.max_body,
-        refuse=lambda status, text: json.dumps(ApiError(status, text).as_json()).encode(),
-        leave=service.drain,
-        sweep=service.sweep,
-        sweep_every=min(settings.idle / 4, 5.0),
-    )
-
-
-EVERY = 60.0
-"""Seconds."""
-
-
-def minute_line(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """What /healthz says `now`, and what has come since `before`."""
-    turns, engine = now["turns"], now["engine"]
-    earlier = before.get("turns", {"main": 0, "side": 0})
-    parts = [
-        f"served {turns['main'] - earlier['main']} main and {turns['side'] - earlier['side']} side turns, "
-        f"{now['sessions']['open']} sessions open, {engine['waiting']} requests waiting"
-    ]
-    training, former = now.get("training"), before.get("training", {})
-    if training is not None:
-        judged = training.get("turns_judged", 0) - former.get("turns_judged", 0)
-        failed = training.get("judge_failed", 0) - former.get("judge_failed", 0)
-        error = f" ({training['judge_error']})" if failed and training.get("judge_error") else ""
-        trained = training.get("turns_trained", 0) - former.get("turns_trained", 0)
-        parts.append(f"judged {judged} turns, {failed} failed{error}, {training.get('to_judge', 0)} wait")
-        parts.append(
-            f"learned from {trained} turns, {training['ready_turns']} ready, "
-            f"step {training['step']} {training['state']}"
-        )
-    return "; ".join(parts)
-
-
-def every_minute(
-    health: Callable[[], Mapping[str, Any]], over: threading.Event, say: Callable[[str], None], seconds: float = EVERY
-) -> threading.Thread:
-    """Say it in a thread of its own until `over` is set."""
-
-    def run() -> None:
-        before: Mapping[str, Any] = {}
-        while not over.wait(seconds):
-            now = health()
-            say(minute_line(now, before))
-            before = now
-
-    thread = threading.Thread(target=run, name="proxy-minute", daemon=True)
-    thread.start()
-    return thread
-
-
-# Serve a policy to any OpenAI client and train it on what they do with it.
-#
-# Examples:
-#     turngym serve proxy --student models/student --out runs/live --judge http://127.0.0.1:9000/v1
-#     turngym serve proxy --student models/student --out runs/live --algorithm opd-hints --port 8081
-#     turngym serve proxy --student models/student --out runs/log --no-train
-#
-# Clients take http://127.0.0.1:8080/v1 as their base URL and name their conversation in the header X-Session-Id; turns
-# with a session are trained on unless X-Turn-Type says side. Every finished turn is written to OUT/records.jsonl, every
-# judged session to OUT/sessions.jsonl (read it with `turngym trace`). --judge auto means words here: it looks for words
-# of failure or thanks in the next message and needs no model; a judge model or endpoint sees far more. SIGTERM or Ctrl-C
-# answers what was accepted, saves and ends; the same command goes on from there. A second one ends at once.
-
 try:
     from turngym.trainers.live.config import ServeProxy
 except ImportError as error:
@@ -104,7 +40,7 @@ except ImportError as error:
 KEY = "TURNGYM_PROXY_KEY"
 """Environment variable with the key that clients must send; on a command line everybody could read it."""
 SWITCH = 0.0005
-"""Seconds after which a thread lets others of this process go on."""
+"""Seconds after which a thread lets other threads of this process go on, in place of Python's 0.005."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -138,7 +74,7 @@ def serve(config: ServeProxy, *, prepare: Callable[[Training], None] | None = No
         )
         service.tally.notice = lambda text: _say(f"note: {text}")
         server.stop_on_signals()
-        print(f"ready: {server.url}, model {service.name!r}, {_what(config)}", flush=True)
+        print(f"ready: {server.url}, model {service.name!r}, {_mode(config)}", flush=True)
         if training is not None:
             if prepare is not None:
                 prepare(training)
@@ -164,7 +100,69 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _what(config: ServeProxy) -> str:
+def _mode(config: ServeProxy) -> str:
     if not config.train:
         return "records only"
     return f"trains with {config.algorithm} whenever {config.batch_turns} turns of ended sessions are ready"
+
+
+def proxy_front(app: Flask) -> Front:
+    """The front of `agents.proxy.app.create_app`; it ends idle sessions while the server runs."""
+    from turngym.agents.proxy.config import ApiError
+
+    service: ProxyService = app.extensions["proxy"]
+    settings = service.settings
+    return Front(
+        app=app,
+        path="/v1",
+        threads=settings.max_waiting + SPARE,
+        connections=4 * settings.max_waiting + 100,
+        max_body=settings.max_body,
+        refuse=lambda status, text: json.dumps(ApiError(status, text).as_json()).encode(),
+        leave=service.drain,
+        sweep=service.sweep,
+        sweep_every=min(settings.idle / 4, 5.0),
+    )
+
+
+EVERY = 60.0
+"""Seconds between two lines on standard output."""
+
+
+def status_line(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """What the proxy serves, judges and learns, from /healthz `now` and at the line `before`."""
+    turns, engine = now["turns"], now["engine"]
+    earlier = before.get("turns", {"main": 0, "side": 0})
+    parts = [
+        f"served {turns['main'] - earlier['main']} main and {turns['side'] - earlier['side']} side turns, "
+        f"{now['sessions']['open']} sessions open, {engine['waiting']} requests waiting"
+    ]
+    training, former = now.get("training"), before.get("training", {})
+    if training is not None:
+        judged = training.get("turns_judged", 0) - former.get("turns_judged", 0)
+        failed = training.get("judge_failed", 0) - former.get("judge_failed", 0)
+        error = f" ({training['judge_error']})" if failed and training.get("judge_error") else ""
+        trained = training.get("turns_trained", 0) - former.get("turns_trained", 0)
+        parts.append(f"judged {judged} turns, {failed} failed{error}, {training.get('to_judge', 0)} wait")
+        parts.append(
+            f"learned from {trained} turns, {training['ready_turns']} ready, "
+            f"step {training['step']} {training['state']}"
+        )
+    return "; ".join(parts)
+
+
+def every_minute(
+    health: Callable[[], Mapping[str, Any]], over: threading.Event, say: Callable[[str], None], seconds: float = EVERY
+) -> threading.Thread:
+    """Write a status line every `seconds` until `over` is set, in a thread of its own."""
+
+    def run() -> None:
+        before: Mapping[str, Any] = {}
+        while not over.wait(seconds):
+            now = health()
+            say(status_line(now, before))
+            before = now
+
+    thread = threading.Thread(target=run, name="proxy-minute", daemon=True)
+    thread.start()
+    return thread

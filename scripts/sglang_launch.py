@@ -40,7 +40,7 @@ class LocalOnly:
 
 
 def load_access() -> Any:
-    """The module `web/access.py` beside this file."""
+    """The module `agents/access.py`, loaded by its path."""
     path = Path(__file__).resolve().parents[1] / "agents" / "access.py"
     spec = importlib.util.spec_from_file_location("turngym_access", path)
     assert spec is not None

@@ -1,4 +1,12 @@
-"""The Flask application: chat completions, models, the end of a session, health. Errors are JSON as OpenAI words it."""
+"""The Flask application of the proxy: its routes, its answers in the OpenAI form, and its page to watch.
+
+    POST /v1/chat/completions   a turn, whole or as server-sent events
+    POST /v1/sessions/done      ends a session
+    POST /v1/feedback           what a user thinks of a turn
+    GET  /v1/models, /healthz, /metrics (Prometheus), /watch (a page)
+
+Errors are JSON with the four fields that OpenAI clients read. `create_app` at the end puts it together.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from turngym.agents.proxy.config import ApiError, ProxyError, invalid
 from turngym.agents.proxy.conversation import Delta
-from turngym.agents.proxy.openai_api import Headers, read_json, read_messages, read_request, read_session, shown
+from turngym.agents.proxy.openai_api import read_json, read_messages, read_request, read_session, shown
 from turngym.agents.proxy.service import Finished, InflightRequest, ProxyService, answer_id
 from turngym.agents.proxy.sessions import Feedback
 from turngym.envs.core.errors import did_you_mean
@@ -20,14 +28,14 @@ from turngym.envs.core.errors import did_you_mean
 if TYPE_CHECKING:
     from flask import Flask, Response
 
-# What /healthz says, in the text form that Prometheus reads.
+# /metrics: the numbers of /healthz in the text form of Prometheus.
 
 LABELED = ("unnamed", "ignored", "left_out")
-"""Tables whose names are anybody's words: a label, not a part of the metric's name."""
+"""Tables whose keys clients choose: they become a label, not a part of the metric's name."""
 
 
 def prometheus(health: Mapping[str, Any]) -> str:
-    """One line per number, `turngym_` and its path in /healthz with underscores; what is no number is left out."""
+    """One line per number, named `turngym_` and its path in /healthz with underscores; other values are left out."""
     return "".join(f"{name} {value:.12g}\n" for name, value in _numbers("turngym", health))
 
 
@@ -46,7 +54,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-# A page to watch the proxy by: what /healthz says, every two seconds. It loads nothing from elsewhere.
+# /watch: a page that shows /healthz every two seconds. It loads nothing from elsewhere.
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>turngym proxy</title>
@@ -84,7 +92,7 @@ look(); setInterval(look, 2000);
 </script></html>
 """
 
-# Routes beside the chat: numbers for Prometheus, a page to watch, and what this server does not do, said clearly.
+# Routes that this server does not have: the error names the one to use.
 
 OTHERS = {
     "/v1/responses": "the Responses API",
@@ -94,7 +102,7 @@ OTHERS = {
 
 
 def add_routes(app: Flask, health: Callable[[], Mapping[str, Any]]) -> None:
-    """Add them to the application; `health` is what /healthz says."""
+    """Add /metrics, /watch and the refusals; `health` gives the content of /healthz."""
     app.add_url_rule("/metrics", "metrics", lambda: _text(prometheus(health()), "text/plain; version=0.0.4"))
     app.add_url_rule("/watch", "watch", lambda: _text(PAGE, "text/html; charset=utf-8"))
     for path, what in OTHERS.items():
@@ -119,7 +127,7 @@ def _refuse(path: str, what: str) -> Callable[[], Response]:
     return refuse
 
 
-# Completions in the form that OpenAI clients read: whole, or as server-sent events.
+# Completions in the OpenAI form: whole, or as server-sent events.
 
 POLL_SECONDS = 0.5
 """Seconds between keep-alive comments to a client: a lost connection is noticed only on a write."""
@@ -127,7 +135,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def completion(finished: Finished, inflight: InflightRequest, pieces: Sequence[str] | None) -> dict[str, Any]:
-    """The whole answer; `pieces` are the texts of the sampled ids where log-probabilities were asked for."""
+    """The whole answer; `pieces` are the texts of the sampled ids if log-probabilities were asked for."""
     message = {**finished.reply.as_json(), "refusal": None}
     choice = {
         "index": 0,
@@ -185,7 +193,7 @@ class EventStream:
         text = finished.record.text
         if not text.startswith(self._text.text):
             # the engine failed on a batch; the retry with a smaller batch sampled other ids than were streamed
-            self._service.count("streams_torn")
+            self._service.tally.add("streams_torn")
             torn = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
             yield _data(torn.as_json())
             return
@@ -224,7 +232,7 @@ class EventStream:
         return _data({**self._head, "choices": [choice], **usage})
 
     def _logprobs(self) -> dict[str, Any] | None:
-        """Of the ids that were drawn since the last event, where the client asked for them."""
+        """Log-probabilities of the ids drawn since the last event, if the client asked for them."""
         if not self._inflight.request.logprobs or not self._drawn:
             return None
         drawn, self._drawn = self._drawn, []
@@ -267,7 +275,7 @@ def _logprobs(drawn: Sequence[tuple[int, float]], pieces: Sequence[str]) -> dict
     return {"content": rows, "refusal": None}
 
 
-# Answers in JSON, and what a request that fails is told.
+# Answers in JSON, errors included.
 
 ROUTES = (
     "POST /v1/chat/completions, GET /v1/models, POST /v1/sessions/done, POST /v1/feedback, GET /healthz, GET /metrics, "
@@ -302,10 +310,10 @@ def json_response(value: Mapping[str, Any], status: int, headers: dict[str, str]
     return Response(json.dumps(value).encode(), status=status, headers=headers, mimetype="application/json")
 
 
-# Routes about sessions and turns that are there: the end of a session, and what users think of a turn.
+# Routes about existing sessions: their end, and feedback on their turns.
 
 MAX_TEXT = 4000
-"""Characters of a user's words about a turn."""
+"""Most characters of a user's comment on a turn."""
 NAMING = ("session_id", "metadata", "conversation", "conversation_id")
 FIELDS = ("score", "text", "turn", "answer", *NAMING)
 
@@ -317,7 +325,7 @@ def add_session_routes(app: Flask, service: ProxyService) -> None:
     @app.post("/v1/sessions/done")
     def done() -> Response:
         fields = read_json(request.get_data(cache=False))
-        session = read_session(fields, request.headers)
+        session = read_session(fields, dict(request.headers))
         if session is None:
             raise invalid("which session is done? Set the header X-Session-Id or session_id", "session_id")
         given = fields.get("messages")
@@ -328,13 +336,13 @@ def add_session_routes(app: Flask, service: ProxyService) -> None:
     def feedback() -> Response:
         if service.stopping:
             raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
-        said, place = read_feedback(read_json(request.get_data(cache=False)), request.headers)
+        said, place = read_feedback(read_json(request.get_data(cache=False)), dict(request.headers))
         outcome = service.feedback(said, **place)
         return json_response({"object": "feedback", "score": said.score, "status": outcome}, 200)
 
 
-def read_feedback(fields: Mapping[str, Any], headers: Headers) -> tuple[Feedback, dict[str, Any]]:
-    """(what is thought of a turn, which turn: the arguments of `ProxyService.feedback`).
+def read_feedback(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Feedback, dict[str, Any]]:
+    """(The feedback; the turn that is meant, as arguments of `ProxyService.feedback`.)
 
     Raises ApiError (400) with the field at fault.
     """
@@ -352,8 +360,8 @@ def read_feedback(fields: Mapping[str, Any], headers: Headers) -> tuple[Feedback
     return Feedback(score=int(score), text=text or ""), _place(fields, headers)
 
 
-def _place(fields: Mapping[str, Any], headers: Headers) -> dict[str, Any]:
-    """Which turn is meant: `session_id` and `turn`, or `answer`."""
+def _place(fields: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    """The turn that is meant: `session_id` and `turn`, or `answer`."""
     session, turn, answer = read_session(fields, headers), fields.get("turn"), fields.get("answer")
     if answer is not None and not isinstance(answer, str):
         raise invalid(f"answer is {shown(answer)}; it must be the id of an answer (chatcmpl-...)", "answer")
@@ -365,6 +373,8 @@ def _place(fields: Mapping[str, Any], headers: Headers) -> dict[str, Any]:
         raise invalid("answer names the turn already: leave turn out", "turn")
     return {"session_id": session, "turn": turn, "answer": answer}
 
+
+# The application.
 
 OPEN = ("/healthz", "/watch")
 """Paths that need no key."""
@@ -405,7 +415,7 @@ def create_app(
 
 
 def _add_checks(app: Flask, api_key: str | None) -> None:
-    """Who may ask, and in what form."""
+    """Check the key and the content type of every request."""
     from flask import request
 
     @app.before_request
@@ -425,7 +435,9 @@ def _add_chat(app: Flask, service: ProxyService) -> None:
 
     @app.post("/v1/chat/completions")
     def chat() -> Response:
-        asked = read_request(read_json(request.get_data(cache=False)), request.headers, service.settings, service.name)
+        asked = read_request(
+            read_json(request.get_data(cache=False)), dict(request.headers), service.settings, service.name
+        )
         inflight = service.begin(asked)
         if asked.stream:
             return _stream(inflight)

@@ -1,4 +1,4 @@
-"""Errors of the proxy in the JSON form of the OpenAI API."""
+"""Settings of the proxy, and its errors in the JSON form of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -39,17 +39,14 @@ KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_una
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that will never work: 400."""
+    """The error of a request that will never work: 400."""
     return ApiError(400, message, param=param, code=code)
 
 
 def busy(message: str, *, status: int = 429, seconds: int = 1) -> ApiError:
-    """A request that will work later: 429 for too many at once, 503 for a server that cannot answer now."""
+    """The error of a request that will work later: 429 if there are too many, 503 if the server cannot answer now."""
     code = "too_many_requests" if status == 429 else "unavailable"
     return ApiError(status, message, code=code, retry_after=seconds)
-
-
-# Settings of the proxy.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,10 @@
-"""Parses a model's answer into text and tool calls, incrementally: the same result in one piece or id by id."""
+"""How a chat session becomes token ids, and the sampled ids an answer.
+
+1. `IncrementalDecoder`: ids that come one by one become text; a character is given out when all its bytes are there.
+2. `AnswerReader`: the text becomes text and tool calls for the client, the same in one piece or in many.
+3. `ChatListRenderer`: a list of messages becomes a prompt. What a session has sampled stays as it is, and only new
+   messages are tokenized: `ChatHistory` is what is known, `Prompt` how a request extends it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 THINK, THOUGHT = "<think>", "</think>"
 UNKNOWN = "\ufffd"
-"""What a decoder writes for bytes that are no character, or not yet."""
+"""The character that a decoder writes for bytes that are no character, or not a complete one yet."""
 LONGEST = 8
 """Most ids that are held back for an incomplete character: four of one byte each, and as many that are no text."""
 Delta = str | ToolCall
@@ -47,13 +53,13 @@ class IncrementalDecoder:
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._emitted: list[int] = []
-        """The last ids whose text was given: what a tokenizer does at the seam must not show."""
+        """The last ids whose text was given out. They are decoded again: a tokenizer may change text at a seam."""
         self._pending: list[int] = []
         self._parts: list[str] = []
 
     @property
     def text(self) -> str:
-        """All that was given so far."""
+        """All text so far."""
         return "".join(self._parts)
 
     def feed(self, token: int) -> str:
@@ -80,7 +86,7 @@ def text_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> str:
     whole = decode(list(ids))
     if UNKNOWN not in whole:
         return whole
-    # Some decoders spoil a whole run for one bad byte; what was streamed before it came must stay true.
+    # some decoders spoil a whole run of ids for one bad byte, but what was streamed before that byte must stay true
     decoder = IncrementalDecoder(decode)
     return "".join([*map(decoder.feed, ids), decoder.end()])
 
@@ -127,11 +133,11 @@ class AnswerReader:
         return self._split(self._clean("", last=True), last=True)
 
     def _clean(self, text: str, *, last: bool) -> str:
-        """`text` without control tokens, up to a stop text; what may become either is held back."""
+        """`text` up to a stop text, without control tokens; a possible beginning of either is held back."""
         if self._stopped:
             return ""
         raw = self._raw + text
-        # the first to be complete, not the first to begin: what was sampled after it is not the answer
+        # the stop text that is complete first, not the one that begins first: what was sampled after it is no answer
         ends = [(place + len(stop), place) for stop in self._stops if (place := raw.find(stop)) >= 0]
         self._stopped = bool(ends)
         cut = min(ends)[1] if ends else len(raw) if last else len(raw) - _partial_suffix(raw, self._prefixes)
@@ -162,7 +168,7 @@ class AnswerReader:
         return deltas
 
     def _step(self, deltas: list[Delta]) -> bool:
-        """Consume the text up to the next tag that is valid here; whether there is one."""
+        """Consume the text up to the next tag that is valid here. Returns whether there is one."""
         found = [(place, tag) for tag in TAGS[self._open_tag][0] if (place := self._rest.find(tag)) >= 0]
         if not found:
             return False
@@ -218,7 +224,7 @@ TAGS = {
 }
 """By the tag that is open: the tags that mean something, and their beginnings."""
 
-# Renders a client's list of chat messages to token ids: sampled ids are kept, only new messages are tokenized.
+# From a client's list of messages to a prompt.
 
 _PROBE_TOOL = {
     "type": "function",
@@ -229,18 +235,18 @@ _PROBE_RESULT = "turngymresult"
 
 @dataclass(slots=True)
 class ChatHistory:
-    """The history of one chat session: token ids, and the messages that they stand for."""
+    """What is known of one chat session: token ids, and the messages that they stand for."""
 
     segments: list[IdBuffer] = field(default_factory=list)
     client_messages: list[ChatMessage] = field(default_factory=list)
     """The conversation as the client has it, the last answer included."""
     template_messages: list[Message] = field(default_factory=list)
-    """The same as the template gets it: answers as they were sampled."""
+    """The same conversation for the chat template, with answers as they were sampled."""
     tools: Tools = ()
     last_id: int | None = None
-    """The stop id that ended the last answer; None if it was cut."""
+    """The stop id that ended the last answer; None if the answer was cut."""
     text: str | None = None
-    """The current segment as text; None: not known, to be rendered again."""
+    """The current segment as text; None if it must be rendered again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,13 +256,13 @@ class Prompt:
     ids: NDArray[np.int32]
     """The whole prompt, int32 [P]."""
     added: NDArray[np.int32]
-    """The part of it that is not in the history yet; all of it where a segment opens."""
+    """The part of the prompt that is not in the history yet; all of it if a segment opens."""
     opens: bool
-    """Whether a new segment opens: at the start, and where the client or the template rewrote the past."""
+    """Whether a new segment opens: at the start, and when the client or the template rewrote earlier messages."""
     retry: bool
-    """Whether the client asks again for the answer it was given before."""
+    """Whether the client asks again for its last answer."""
     kept: int
-    """How many messages of the history are repeated, from its start."""
+    """Number of messages that the request repeats from the start of the history."""
     new_messages: tuple[ChatMessage, ...]
     """The messages after those."""
     tools: Tools
@@ -288,7 +294,7 @@ class ChatListRenderer:
         self.stop_ids = tuple(dict.fromkeys((*self.template.stop_ids, *stop_ids)))
         """Ids that end an answer."""
         self.tokenizer: Any = tokenizer
-        # Fast tokenizers refuse to be used by two threads at once.
+        # fast tokenizers refuse to be used by two threads at once
         self._lock = threading.Lock()
         added = getattr(tokenizer, "added_tokens_decoder", {})
         special = {str(token) for token in tokenizer.all_special_tokens}
@@ -298,7 +304,7 @@ class ChatListRenderer:
         self._shows_results = self._probe_results()
 
     def prompt(self, history: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
-        """What `messages` ask for, given what `history` holds; changes nothing.
+        """The prompt for `messages` after `history`, which is not changed.
 
         Raises:
             ApiError: control tokens in the text, or roles that the template refuses (400).
@@ -326,7 +332,7 @@ class ChatListRenderer:
         )
 
     def apply(self, history: ChatHistory, record: TurnRecord, text: str | None = None) -> tuple[Span, Span]:
-        """Append a finished turn to the history; the spans of its prompt and answer. `text`: the prompt's, if known."""
+        """Append a turn to the history; returns the spans of prompt and answer. `text` is the prompt's, if known."""
         if record.opens:
             history.segments.append(IdBuffer())
         spans = history.segments[-1].extend(record.prompt_ids), history.segments[-1].extend(record.ids)
@@ -349,7 +355,7 @@ class ChatListRenderer:
             return self._encode(self._render(given, tools))
 
     def decode(self, ids: NDArray[np.int32]) -> tuple[str, int | None]:
-        """(the answer as text, without the stop id that ended it; that id or None)."""
+        """(The answer as text without the stop id that ended it, that id or None.)"""
         listed = ids.tolist()
         last = listed[-1] if listed and listed[-1] in self.stop_ids else None
         with self._lock:
@@ -360,7 +366,7 @@ class ChatListRenderer:
         return IncrementalDecoder(self._decode_locked)
 
     def reader(self, prompt: Prompt, *, stops: Sequence[str] = (), tools: bool = False, salt: str = "") -> AnswerReader:
-        """Reads the text of an answer to `prompt`."""
+        """A reader for the text of an answer to `prompt`."""
         thinking = prompt.text.rstrip().endswith(THINK)
         return AnswerReader(stops=stops, control=self.control, tools=tools, salt=salt, thinking=thinking)
 
@@ -393,7 +399,7 @@ class ChatListRenderer:
             raise invalid(str(error), "messages") from error
 
     def template_message(self, message: ChatMessage) -> Message:
-        """The message as the template gets it."""
+        """The message for the chat template."""
         if message.role == "tool" and not self._shows_results:
             return _user(f"<tool_response>\n{message.content}\n</tool_response>")
         return {"role": message.role, "content": message.text}

@@ -1,4 +1,9 @@
-"""A queue in front of the engine: one thread generates waiting requests in batches and can be paused for updates."""
+"""The queue in front of the engine: one thread generates waiting requests in batches and can be paused for updates.
+
+A request goes through it as a `PendingRequest`: waited for, streamed from, cancelled, or interrupted while new weights
+are put in place and then continued by them. `ServingCopy` puts them in place. `EngineRequests` makes the engine's
+request from a client's.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +34,12 @@ from turngym.envs.core.protocols import (
     WeightSource,
 )
 
-# A response that was broken off: the ids drawn so far, and by which weights.
-
-Span = tuple[int, int, int]
+# A response that was interrupted: the ids drawn so far, and by which weights.
 
 
 @dataclass(slots=True)
-class HeldResponse:
-    """Parts of one response, each drawn by other weights, and what they are together."""
+class PartialResponse:
+    """Parts of one response, each drawn by other weights."""
 
     parts: list[Generation] = field(default_factory=list)
 
@@ -53,7 +56,7 @@ class HeldResponse:
         return [pair for part in self.parts for pair in zip(part.ids.tolist(), part.logprobs.tolist(), strict=True)]
 
     def rest_of(self, request: GenerateRequest) -> GenerateRequest:
-        """What is left to ask for: what was drawn becomes prompt. The rest has a random stream of its own."""
+        """A request for the rest: the drawn ids become prompt, and the random stream is a new one."""
         if not self.length:
             return request
         ids = np.concatenate([request.prompt_ids, *(part.ids for part in self.parts)]).astype(np.int32)
@@ -61,7 +64,7 @@ class HeldResponse:
         return replace(request, prompt_ids=ids, sampling=sampling, stream=(*request.stream, self.length))
 
     def ended_by(self, last: Generation, request: GenerateRequest, stops: StopFinder | None) -> Generation:
-        """The whole response; `last` is its end. A stop text across a seam ends it there, as it would have without."""
+        """The whole response, which ends with `last`. A stop text across two parts ends it, too."""
         if not self.length:
             return last
         before = self.length
@@ -72,12 +75,12 @@ class HeldResponse:
         return whole if length is None else _first(whole, length)
 
     def aborted(self) -> Generation:
-        """What there is, for a client that is gone."""
+        """The ids so far, for a client that is gone."""
         return _joined(self.parts, "aborted")
 
 
 def _joined(parts: list[Generation], finish: str) -> Generation:
-    spans: list[Span] = []
+    spans: list[tuple[int, int, int]] = []
     place = 0
     for part in parts:
         own = part.version_spans or ((part.policy_version, 0, len(part.ids)),)
@@ -108,14 +111,12 @@ def _first(whole: Generation, length: int) -> Generation:
     )
 
 
-# A request to the engine: waited for, streamed from, cancelled, or broken off and continued by newer weights.
-
-
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """One request to the engine. Cancel it and it is not generated, or, if it is being generated, no further.
+    """One request to the engine.
 
-    Broken off, it goes back into the queue with what was drawn, and is continued by the weights that come then.
+    A cancelled request is not generated, or no further. An interrupted one goes back into the queue with the ids so far
+    and is continued by the next weights.
     """
 
     request: GenerateRequest
@@ -126,7 +127,7 @@ class PendingRequest:
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _cancelled: bool = field(default=False, init=False)
     _broken: bool = field(default=False, init=False)
-    _held: HeldResponse = field(default_factory=HeldResponse, init=False)
+    _held: PartialResponse = field(default_factory=PartialResponse, init=False)
 
     def __post_init__(self) -> None:
         if self.streaming:
@@ -138,16 +139,16 @@ class PendingRequest:
         self.answer.cancel()
 
     def break_off(self) -> None:
-        """The engine is to stop here; what was drawn is held, and continued when it goes on."""
+        """Make the engine stop here; the request goes on with the ids so far when the engine does."""
         self._broken = True
 
     def begin(self) -> GenerateRequest:
-        """What to ask the engine now; a second time if the batch that this request was in failed, or was broken off."""
+        """The request to the engine. Called again if the batch failed or was interrupted."""
         self._drawn = self._held.drawn()
         return self._held.rest_of(self.request)
 
     def may_begin(self) -> bool:
-        """Whether to generate it (on); one that was cancelled is answered with what is held."""
+        """Whether to generate it, or go on with it. A cancelled request is answered with the ids so far."""
         if not self.answer.running():
             return self.answer.set_running_or_notify_cancel()
         if self._cancelled:
@@ -155,7 +156,7 @@ class PendingRequest:
         return not self._cancelled
 
     def take(self, generation: Generation, stops: StopFinder | None) -> Generation | None:
-        """The whole response that `generation` ends; None where it was broken off and has to go on."""
+        """The whole response that `generation` ends; None if it was interrupted and has to go on."""
         if self._broken and not self._cancelled and generation.finish == "aborted":
             self._broken = False
             self._held.add(generation)
@@ -163,7 +164,7 @@ class PendingRequest:
         return self._held.ended_by(generation, self.request, stops)
 
     def drawn(self, token: int, logprob: float) -> bool:
-        """The engine has drawn an id. A `Watch`."""
+        """Called by the engine for each id. Returns whether to go on."""
         if self.streaming:
             with self._changed:
                 self._drawn.append((token, logprob))
@@ -200,7 +201,7 @@ class EngineQueue:
         stops: StopFinder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stops` finds stop texts that began before a response was broken off, and end behind."""
+        """`stops` finds stop texts that begin before an interruption and end behind it."""
         self._policy, self._max_batch, self._max_waiting = policy, max_batch, max_waiting
         self._stops = stops
         self._window, self._clock = window, clock
@@ -219,7 +220,7 @@ class EngineQueue:
         self.aborted = 0
         """Answers that were cancelled before their end, because the client had disconnected."""
         self.broken_off = 0
-        """Answers that were held while the weights changed, and continued by the new ones."""
+        """Answers that were interrupted while the weights changed, and continued by the new ones."""
         self._thread = threading.Thread(target=self._work, name="proxy-engine", daemon=True)
         self._thread.start()
 
@@ -234,7 +235,7 @@ class EngineQueue:
 
     @property
     def streams(self) -> bool:
-        """Whether the engine says what it draws while it draws."""
+        """Whether the engine gives out ids while it draws."""
         return isinstance(self._policy, StreamingPolicy)
 
     def submit(self, request: GenerateRequest, *, streaming: bool = False) -> PendingRequest:
@@ -258,8 +259,8 @@ class EngineQueue:
     def pause(self, patience: float | None = None) -> None:
         """Return when nothing is being generated; nothing will be until `resume`. Pauses add up.
 
-        After `patience` seconds responses that are being drawn are broken off, and continued after `resume`, by an
-        engine that streams; another one ends them first. None waits for them.
+        After `patience` seconds an engine that streams is interrupted and continues its responses after `resume`; other
+        engines finish them. None waits until all are finished.
         """
         with self._changed:
             self._pauses += 1
@@ -311,7 +312,7 @@ class EngineQueue:
                     pending = self._queue.popleft()
                     if pending.may_begin():
                         batch.append(pending)
-                # a turn that only released sessions says nothing about how many clients are busy
+                # a round that only released sessions says nothing about how many clients are busy
                 self._last_batch_size = len(batch) or self._last_batch_size
                 self._running = batch
                 return batch
@@ -355,7 +356,7 @@ class EngineQueue:
         self._resolve(batch, generations)
 
     def _resolve(self, batch: list[PendingRequest], generations: Sequence[Generation | BaseException]) -> None:
-        """Resolve every request with its generation or with its own error; those broken off wait first in the queue."""
+        """Resolve each request with its generation or its own error; interrupted ones go to the front of the queue."""
         again: list[PendingRequest] = []
         for pending, result in zip(batch, generations, strict=True):
             if isinstance(result, BaseException):
@@ -405,9 +406,10 @@ def _fail(pending: PendingRequest, error: Exception) -> None:
         pending.answer.set_exception(error)
 
 
-# From a chat request to what the engine is asked: room, sampling, random stream.
+# The engine's request from a client's: room, sampling, random stream.
 
 MAX_TOKENS = 512
+"""Most tokens of an answer where neither request nor settings say."""
 
 
 def engine_queue(policy: Policy, settings: ProxySettings, renderer: ChatListRenderer) -> EngineQueue:
@@ -432,7 +434,7 @@ class EngineRequests:
     seed: int
 
     def make(self, request: ChatRequest, prompt: Prompt, session: ProxySession | None, number: int) -> GenerateRequest:
-        """What to draw for the `number`th request. Raises ApiError (400) where no id fits behind the prompt."""
+        """The engine's form of the `number`th request. Raises ApiError (400) if no id fits behind the prompt."""
         name, stream = self._stream(request, prompt, session, number)
         return GenerateRequest(
             session=name, prompt_ids=prompt.ids, sampling=self._sampling(request, prompt), stream=stream
@@ -458,7 +460,7 @@ class EngineRequests:
     def _stream(
         self, request: ChatRequest, prompt: Prompt, session: ProxySession | None, number: int
     ) -> tuple[str, tuple[int, ...]]:
-        """(the session as the engine knows it, the random stream of the answer)."""
+        """(The engine's name of the session, the random stream of the answer.)"""
         stream: tuple[int, ...]
         if session is None or not request.main:
             # a seed alone decides the draws of a turn without a session, whatever was asked before
@@ -473,34 +475,28 @@ class EngineRequests:
         return name, stream
 
 
-# A copy of a model in training that answers while the model learns; new weights are swapped in between two tokens.
-
-
-class Follower(Protocol):
-    """An engine over the copy's parameters."""
-
-    def weights_changed(self, version: int) -> None:
-        """The parameters have other values; what is generated from now on is theirs, as `version`."""
+# A copy of a model in training that answers meanwhile; new weights are swapped in between two tokens.
 
 
 @dataclass(slots=True, kw_only=True)
 class ServingCopy:
     """Publishes the weights of a model in training to the copy that answers.
 
-    Only copying happens while nothing is generated; what must be computed first (adapters merged in) is computed
-    before. Called in the trainer's thread, between two updates.
+    Adapters are merged before the engine is paused, so that only the copying happens during the pause. Called in the
+    trainer's thread between two updates.
     """
 
-    engine: Follower
+    engine: Any
+    """The engine that answers; `weights_changed(version)` tells it that the parameters of `copy` have other values."""
     copy: Any
     """The model that `engine` runs."""
     weights: WeightSource
-    """Of the model in training."""
+    """The weights of the model in training."""
     patience: float = 0.5
-    """Seconds that responses being drawn get to end; then they are held, and continued by the new weights."""
+    """Seconds that responses being drawn get to end; then they are interrupted and continued by the new weights."""
     clock: Callable[[], float] = time.monotonic
     queue: EngineQueue | None = None
-    """In front of `engine`; nothing may be published without it."""
+    """The queue in front of `engine`; `publish` needs it."""
     swaps: int = field(default=0, init=False)
     last_pause: float = field(default=0.0, init=False)
     """Seconds for which requests waited at the last swap, `patience` included."""

@@ -1,4 +1,10 @@
-"""Prompts with hints: each turn's prompt again, with a judge's hint inserted, as token ids."""
+"""From finished chat sessions to a training step: turns are judged, sessions are buffered, hints go into prompts.
+
+1. `TurnJudging`: a queue of turns in front of a `TurnJudge`. A turn is judged as soon as what came next is known; a
+   judge that fails is asked again, after longer and longer waits.
+2. `SessionBuffer`: holds judged sessions until a training step has enough turns.
+3. `SessionHints`: tokenizes each turn's prompt again, with the judge's hint in it.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +75,7 @@ class SessionHints:
         return self.renderer.ids(messages, tools)
 
 
-# A buffer of judged sessions, handed to the trainer when a step has enough turns.
+# Judged sessions, until a training step has enough turns.
 
 
 class SessionBuffer:
@@ -138,7 +144,7 @@ class SessionBuffer:
                 self._changed.notify_all()
 
     def amend(self, key: str, change: Callable[[Episode], Episode]) -> bool:
-        """Change a session that waits for the trainer; False where none of this key does."""
+        """Change a session that waits for the trainer. Returns False if none with this key does."""
         with self._changed:
             for place, (episode, turns) in enumerate(self._ready):
                 if episode.task.task_id == key:
@@ -152,7 +158,7 @@ class SessionBuffer:
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         """Wait for a step's sessions, at most `request.episodes`; the engine is then paused, unless `live`.
 
-        Raises KeyboardInterrupt, which the training loop takes as the wish to save and stop, once closed.
+        Raises KeyboardInterrupt once closed: the training loop then saves and stops.
         """
         if self._paused:
             self._set_version(request.step - 1)
@@ -176,7 +182,7 @@ class SessionBuffer:
         self.resume()
 
     def close(self) -> None:
-        """The trainer is told to stop when it next asks. Nothing is lost: what was not trained on is in the records."""
+        """Stop the trainer when it next asks. Nothing is lost: sessions that were not trained on are in the records."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -197,7 +203,7 @@ class SessionBuffer:
             self._resume_engine()
 
     def _grow_old(self, version: int) -> None:
-        """The student has another version: what waits is looked at again."""
+        """Exclude the turns that a new version of the student makes too old."""
         with self._changed:
             self._version = version
             if self._staleness is None:
@@ -221,11 +227,11 @@ class SessionBuffer:
         return taken
 
 
-# What a queue of turns asks of a judge.
+# The judge of turns, and the queue in front of it.
 
 
 class TurnJudge(Protocol):
-    """What is asked about turns, and what an answer means."""
+    """Asks about turns and reads the answers; `trainers.live.turns` has the one for training."""
 
     @property
     def workers(self) -> int:
@@ -254,18 +260,17 @@ class TurnJudge(Protocol):
         """A session that has ended, all of whose turns were judged."""
 
 
-# Judges turns as soon as what came next is known: many sessions at once, and what failed again, with back-off.
-
 FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
-"""Seconds before a turn whose votes all failed is asked about again: doubled each time, up to the longest."""
+"""Seconds before a turn whose votes all failed is judged again: doubled each time, up to the longest."""
 GIVE_UP = 8
-"""So often a turn may fail while others are judged; when all fail the judge is down, and nothing is given up."""
+"""Failures after which a turn is given up. Only those count during which other turns were judged: if all fail, the
+judge is down, and nothing is given up."""
 
 
 @dataclass(slots=True)
 class _Session:
     episode: Episode
-    """As it was last heard of."""
+    """The newest state of the session."""
     votes: dict[int, Judgment] = field(default_factory=dict)
     ended: bool = False
 
@@ -315,7 +320,7 @@ class TurnJudging:
         self._closed = False
         self.counts: Counter[str] = Counter()
         self.error = ""
-        """Of the judge, the last one."""
+        """The judge's last error."""
         self._threads = [
             threading.Thread(target=self._work, name=f"proxy-judge-{number}", daemon=True)
             for number in range(judge.workers)
@@ -324,13 +329,13 @@ class TurnJudging:
             thread.start()
 
     def update(self, episode: Episode) -> None:
-        """A session has another turn: the one before it can be judged."""
+        """Take in a session that has another turn: the turn before it can be judged now."""
         with self._changed:
             self._take(episode)
             self._changed.notify_all()
 
     def put(self, episode: Episode) -> None:
-        """A session has ended."""
+        """Take in a session that has ended."""
         with self._changed:
             self._take(episode).ended = True
             waiting = [key for key, session in self._sessions.items() if session.ended]
@@ -341,7 +346,7 @@ class TurnJudging:
         self._complete(episode.task.task_id)
 
     def hear(self, key: str, turn: int, feedback: Feedback | None, is_open: bool) -> bool:
-        """A user has said something of a turn; None takes it back. False where its session was judged already."""
+        """Take in a user's feedback; None takes it back. Returns False if the session was handed on already."""
         with self._changed:
             if not is_open and key not in self._sessions:
                 return False
@@ -444,7 +449,7 @@ class TurnJudging:
         self._complete(job.key)
 
     def _given_up(self, job: _Job, judgment: Judgment) -> bool:
-        """Count a failure; False where the turn is to be asked about again."""
+        """Count a failure. Returns False if the turn is to be judged again."""
         self.counts["judge_failed"] += 1
         self.error = judgment.error or self.error
         job.failures += 1

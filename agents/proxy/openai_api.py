@@ -1,22 +1,27 @@
-"""Which conversation a request belongs to, as far as the client says so, and what the client calls itself."""
+"""Reads requests in the form of the OpenAI API and says exactly what is wrong with a bad one.
+
+A field that would change nothing is ignored; one that asks for another distribution or form than the policy's own is
+refused, because the policy learns from what it draws; the rest is counted as ignored. Headers are looked up by the
+names that are written here (`X-Session-Id`).
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from turngym.agents.proxy.config import ApiError, ProxySettings, invalid
 from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall
 from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.settings import JsonError, strict_json
 
-# Reads the messages of a request: roles, content in parts, tool calls.
+# Messages: roles, content in parts, tool calls.
 
 
 def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, ...]:
-    """Checked messages: developers are systems, content is text. Raises ApiError naming message and field."""
+    """The messages, with role system for developer and text content. Raises ApiError that names message and field."""
     if not isinstance(messages, list) or not messages:
         raise invalid(f"messages is {shown(messages)}; it must be a list of at least one message", "messages")
     if len(messages) > settings.max_messages:
@@ -25,7 +30,7 @@ def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, 
 
 
 def shown(value: Any) -> str:
-    """A value of the client's, short enough for an error text."""
+    """A value that the client sent, cut to fit in an error text."""
     text = json.dumps(value, ensure_ascii=True, default=str)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -97,17 +102,13 @@ def _call(call: Any, where: str) -> ToolCall:
     return ToolCall(id=identity if isinstance(identity, str) else "", name=name, arguments=_clean(arguments, where))
 
 
+# Which conversation a request belongs to, and what the client calls itself.
+
 SESSION = "X-Session-Id"
 MAX_SESSION_ID = 256
 
 
-class Headers(Protocol):
-    """HTTP headers, whatever their case."""
-
-    def get(self, key: str, /) -> str | None: ...
-
-
-def read_session(fields: Mapping[str, Any], headers: Headers) -> str | None:
+def read_session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
     """The session's id, None without one: the header, else `session_id`, `metadata.session_id`,
     `metadata.conversation_id`, `conversation` (an id, or an object with one), `conversation_id`.
 
@@ -132,13 +133,13 @@ def read_session(fields: Mapping[str, Any], headers: Headers) -> str | None:
 
 
 def read_user(fields: Mapping[str, Any]) -> str:
-    """OpenAI's `user`, or `metadata.user_id`: whose conversations are told apart by their history. "" without one."""
+    """The user whose conversations are matched by history: OpenAI's `user`, or `metadata.user_id`; "" without one."""
     value = fields.get("user") or (fields.get("metadata") or {}).get("user_id")
     return "" if value is None else _short(value, "user")
 
 
-def client_name(headers: Headers) -> str:
-    """What the client says that it is, in at most 60 printable characters."""
+def client_name(headers: Mapping[str, str]) -> str:
+    """The client's User-Agent in at most 60 printable characters."""
     said = headers.get("User-Agent") or "a client without a name"
     return "".join(char if char.isprintable() else " " for char in said)[:60].strip()
 
@@ -149,7 +150,7 @@ def _short(value: Any, name: str) -> str:
     return value
 
 
-# Fields that ask for another distribution or form than the policy's own: refused, unless they change nothing.
+# Sampling: fields that ask for another distribution or form are refused, unless their value changes nothing.
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
@@ -160,11 +161,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "logit_bias": ({},),
 }
-"""Fields of the sampling, and the values that change nothing."""
+"""Fields of the sampling, and their values that change nothing."""
 
 
 def check_sampling(fields: Mapping[str, Any]) -> None:
-    """Raises ApiError (400) for what would be drawn or written otherwise than the policy does."""
+    """Raises ApiError (400) for fields that ask for another distribution or form than the policy's own."""
     for name, neutral in NEUTRAL.items():
         value = fields.get(name)
         # True equals 1
@@ -191,7 +192,7 @@ def check_sampling(fields: Mapping[str, Any]) -> None:
         )
 
 
-# Reads a chat completion request and says exactly what is wrong with a bad one.
+# The whole request.
 
 USED = (
     *("messages", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "stop"),
@@ -211,13 +212,13 @@ class ChatRequest:
 
     messages: tuple[ChatMessage, ...]
     session_id: str | None
-    """As the client names it; None where it names none."""
+    """The client's own id; None if the client names no session."""
     main: bool
     """Whether the turn is trained on."""
     user: str = ""
-    """Whom a conversation without a name belongs to, as far as the client says."""
+    """The user that a conversation without a session id belongs to; "" if the client does not say."""
     client: str = ""
-    """What the client calls itself, to name it in the log."""
+    """The client's name for the log."""
     done: bool
     """Whether the session ends with this turn."""
     stream: bool = False
@@ -229,9 +230,9 @@ class ChatRequest:
     seed: int | None = None
     logprobs: bool = False
     token_ids: bool = False
-    """Whether the answer brings the ids of prompt and response, in the fields that vLLM has."""
+    """Whether the answer contains the ids of prompt and response, in vLLM's fields."""
     ignored: tuple[str, ...] = ()
-    """Fields that ask for something this engine does not do."""
+    """Fields that this server does not honor."""
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -245,7 +246,9 @@ def read_json(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def read_request(fields: Mapping[str, Any], headers: Headers, settings: ProxySettings, name: str) -> ChatRequest:
+def read_request(
+    fields: Mapping[str, Any], headers: Mapping[str, str], settings: ProxySettings, name: str
+) -> ChatRequest:
     """The request; headers win over fields of the body. `name` is the only model there is.
 
     Raises:
@@ -290,7 +293,7 @@ def read_request(fields: Mapping[str, Any], headers: Headers, settings: ProxySet
     )
 
 
-def read_done(fields: Mapping[str, Any], headers: Headers) -> bool:
+def read_done(fields: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
     """Whether the client says that the session is over."""
     said = headers.get(SESSION_DONE)
     if said is not None:

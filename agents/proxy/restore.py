@@ -1,4 +1,8 @@
-"""Restores sessions from the records of an earlier process: open ones continue, unused finished ones are returned."""
+"""What a session leaves behind: the episode to train on, and its state after a restart.
+
+`episode_of` turns a session into an `Episode`. `restore` reads the records of earlier processes: open sessions go on,
+and sessions that have ended but were not trained on are returned.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +29,21 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import Judgment
 from turngym.envs.core.task import Task, Verdict, content_hash
 
-# Converts a finished chat session to an `Episode` for training.
-
 ENV_ID = "proxy"
 
 
 def episode_of(
     session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), *, temperature: float | None = None
 ) -> Episode:
-    """The session's main turns in order; `final` is what came after the last answer, if anything did.
+    """The session's main turns in order; `final` are messages after the last answer.
 
-    The observation of turn t + 1 is the next state of turn t. `meta["chat"]` holds what a prompt can be rebuilt from:
-    per turn how many messages were kept and which were added, and tools where they
-    changed, after what `meta["before"]` holds; `meta["ended"]` says `done` (the client
-    said so), `idle`, `room` (others needed its place) or `part` (it goes on under another key). Turns that were sampled
-    at another `temperature` than the trainer's are excluded: their log-probabilities are of another policy.
+    The observation of turn t + 1 is the next state of turn t. Turns that were sampled at another `temperature` than the
+    trainer's are excluded: their log-probabilities are those of another policy. In `meta`,
+
+    - `chat` holds what prompts can be rebuilt from, after the messages of `before`: per turn the number of messages
+      that were kept, the messages that were added, and the tools where they changed;
+    - `ended` is `done` (the client said so), `idle`, `room` (another session needed its place) or `part` (the session
+      goes on under another key).
     """
     following = [*(turn.has_new_messages for turn in session.turns[1:]), True]
     turns = tuple(
@@ -123,9 +127,9 @@ class RestoredSessions:
     ended: list[Episode] = field(default_factory=list)
     """Sessions that no trainer has used, in the order in which they ended."""
     votes: dict[tuple[str, int], Judgment] = field(default_factory=dict)
-    """What a judge said about turns of `open` and `ended`, by session and turn."""
+    """Judgments of turns of `open` and `ended`, by session and turn."""
     feedback: dict[tuple[str, int], Feedback] = field(default_factory=dict)
-    """What users said about turns of `open` and `ended`."""
+    """Users' feedback on turns of `open` and `ended`."""
     serial: int = 0
     """Highest number of a session."""
     damaged: list[RecordProblem] = field(default_factory=list)
@@ -139,9 +143,9 @@ def restore(
 ) -> RestoredSessions:
     """Read the records twice: first which sessions were trained on, then all turns.
 
-    `want_ended=False` leaves `RestoredSessions.ended` empty. A damaged line may have been a turn, an end or the note
-    that a session was trained on, of any session: all that were under way or waited there are set aside, with a
-    warning, and what began later is whole. Trained on is only what is known to be as it was.
+    `want_ended=False` leaves `RestoredSessions.ended` empty. A damaged line may have been a turn, the end or the use of
+    any session. So all sessions that were open or waiting at that line are set aside, with a warning; sessions that
+    began later are complete. Only sessions whose records are complete are trained on.
     """
     reading = _Reading(renderer, temperature, _used(folder) if want_ended else None)
     for record in iter_records(folder):
@@ -179,12 +183,12 @@ def restore(
 
 @dataclass(slots=True)
 class _Reading:
-    """Where a pass through the records is."""
+    """The state of a pass through the records."""
 
     renderer: ChatListRenderer
     temperature: float | None
     used: set[str] | None
-    """None: ended sessions are not asked for."""
+    """Sessions that were trained on; None if ended sessions are not wanted."""
     restored: RestoredSessions = field(default_factory=RestoredSessions)
     under_way: dict[str, ProxySession] = field(default_factory=dict)
     doubtful: set[str] = field(default_factory=set)
@@ -196,13 +200,13 @@ class _Reading:
         elif record["main"]:
             turn = TurnRecord.from_json(record)
             self._count(key)
-            # a first turn repeats nothing: those before it are in a damaged line
+            # a first turn repeats no messages: if this one does, those before it are in a damaged line
             if self.restored.damaged and key not in self.under_way and turn.kept and key not in self.doubtful:
                 self._set_aside([key])
             if key not in self.doubtful:
                 session = self.under_way.setdefault(key, ProxySession(key=key, name=key.rpartition("-")[0]))
                 if turn.retry:
-                    # what was said of the answer before says nothing of this one
+                    # feedback on the superseded answer is no feedback on this one
                     self.restored.feedback.pop((key, len(session.turns) - 1), None)
                 session.apply(self.renderer, turn)
 
@@ -249,13 +253,13 @@ def serial_of(key: str) -> int:
 
 
 def _used(folder: Path) -> set[str]:
-    """Sessions that need not be handed on: trained on, or found to hold nothing to train on."""
+    """Sessions that need not be handed on: trained on, or with nothing to train on."""
     steps: dict[str, int] = {}
     for record in read_records(folder):
         if record["kind"] in ("trained", "unused"):
             steps.update(dict.fromkeys(record["sessions"], record["step"]))
         elif record["kind"] == "resumed":
-            # the checkpoint was older than these steps: what they learned is gone
+            # the checkpoint is older than these steps, whose training is lost
             steps = {key: step for key, step in steps.items() if step <= record["step"]}
     return set(steps)
 

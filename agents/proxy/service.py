@@ -1,4 +1,9 @@
-"""The proxy's service: for each chat request it finds the session, generates, records and answers."""
+"""What happens to a chat request: its session is found, an answer generated, recorded and given out.
+
+`ProxyService.begin` accepts a request and returns an `InflightRequest`, whose `wait` gives the answer. Order matters: a
+turn is written to the records before its client gets it, so that no client has an answer that a restarted server would
+not know; and a session's next request begins only when the one before it is over.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from turngym.agents.proxy.config import ProxySettings, busy
 from turngym.agents.proxy.conversation import AnswerReader, ChatHistory, ChatListRenderer, Prompt, reply_of
-from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, EngineRequests, PendingRequest, engine_queue
+from turngym.agents.proxy.engine_queue import STOPPING, EngineRequests, PendingRequest, engine_queue
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.restore import episode_of, restore, usage_record
 from turngym.agents.proxy.sessions import Feedback, HeardFeedback, Outcome, ProxySession, SessionTable, session_name
@@ -23,7 +28,7 @@ from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import Generation, Policy
 
-# A chat request in flight: waited for, or abandoned when its client disconnects.
+# A chat request in flight.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,7 @@ class Finished:
     record: TurnRecord
     prompt_tokens: int
     number: int
-    """Of the request, since the server started."""
+    """Number of the request since the server started."""
 
 
 def answer_id(run_id: str, number: int) -> str:
@@ -44,45 +49,12 @@ def answer_id(run_id: str, number: int) -> str:
     return f"chatcmpl-{run_id}-{number}"
 
 
-class RequestOwner(Protocol):
-    """What a request in flight needs of the service that accepted it (`ProxyService`)."""
-
-    @property
-    def renderer(self) -> ChatListRenderer: ...
-
-    @property
-    def name(self) -> str:
-        """Of the model, as clients ask for it."""
-
-    @property
-    def run_id(self) -> str:
-        """Makes the ids of answers unique among servers."""
-
-    def now(self) -> float:
-        """Seconds on the clock that deadlines are set by."""
-
-    def deadline(self) -> float:
-        """When a request that begins to wait now has waited too long."""
-
-    def record_turn(self, inflight: InflightRequest, generation: Generation) -> Finished:
-        """Write down the turn that `generation` finishes; called once per request."""
-
-    def release_engine(self, session: str) -> None:
-        """Let the engine forget what it holds for a session of its own naming."""
-
-    def closed(self, session: ProxySession | None, dropped: str) -> None:
-        """The request is over; `dropped` says why it was not answered, if it was not."""
-
-    def count(self, what: str) -> None:
-        """One more of what /healthz tells."""
-
-
 class InflightRequest:
     """A request in flight. Exactly one of `wait` (until it returns an answer) and `abandon` ends it."""
 
     def __init__(
         self,
-        service: RequestOwner,
+        service: ProxyService,
         request: ChatRequest,
         session: ProxySession | None,
         prompt: Prompt,
@@ -146,11 +118,11 @@ class InflightRequest:
         if not self._over:
             self._over = True
             if why:
-                self.service.release_engine(self.pending.request.session)
+                self.service.engine.release(self.pending.request.session)
             self.service.closed(self.session, why)
 
 
-# What a proxy counts about its requests, and what it says of clients that name no session.
+# What /healthz counts.
 
 CLIENTS = 100
 """Most clients that are counted by name."""
@@ -159,7 +131,7 @@ SHOWN = ("main", "side", "sessions_ended", "underway")
 
 
 class RequestCounts:
-    """Counters of one service. Safe for several threads."""
+    """Counters of one service, and a notice about each client that names no session. Safe for several threads."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -185,7 +157,7 @@ class RequestCounts:
             self.counts["underway"] += 1
 
     def end(self, dropped: str) -> None:
-        """A request is over; `dropped` says why it was not answered, if it was not."""
+        """Note that a request is over; `dropped` says why it got no answer, and is empty if it got one."""
         with self._lock:
             self.counts["underway"] -= 1
             if dropped:
@@ -207,49 +179,14 @@ class RequestCounts:
             self.notice(f"{client!r} names no session; its conversations are {way}. X-Session-Id names them exactly")
 
     def as_json(self) -> tuple[Counter[str], dict[str, Any]]:
-        """(all counts, those that /healthz shows as they are, after the two tables)."""
+        """(All counts; what /healthz shows: the two tables, then the counts that it has under no other name.)"""
         with self._lock:
             counts, tables = Counter(self.counts), {"ignored": dict(self.ignored), "unnamed": dict(self.unnamed)}
         return counts, {**tables, **{name: value for name, value in sorted(counts.items()) if name not in SHOWN}}
 
 
-# The end of a session: in the records, for the engine and for the trainer.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionEnding:
-    """Ends sessions, or parts of long ones."""
-
-    recorder: Recorder
-    engine: EngineQueue
-    tally: RequestCounts
-    temperature: float | None
-    """As of `ProxyService`."""
-    tell: Callable[[Episode], None] | None
-    """Gets every session that ended with at least one main turn."""
-
-    def finish(self, session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), following: str = "") -> None:
-        """`session` is over: `why` as in `episode_of`, `final` what came last, `following` the key it goes on under."""
-        if not session.turns:
-            return
-        messages = [message.as_json() for message in final]
-        self.recorder.write({"kind": "end", "session": session.key, "why": why, "final": messages, "next": following})
-        self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
-        self.tally.add("sessions_ended")
-        if self.tell is not None:
-            self.tell(episode_of(session, why, final, temperature=self.temperature))
-
-    def split(self, session: ProxySession, key: str, messages: Sequence[ChatMessage]) -> None:
-        """A long session is handed on, and goes on under the new `key` with a request of these messages."""
-        self.finish(session, "part", session.new_messages(messages), key)
-        session.begin_part(key)
-
-
-# The record of a finished turn, from its request and what the engine drew.
-
-
 def turn_record(inflight: InflightRequest, generation: Generation) -> TurnRecord:
-    """What is written down of the turn that `generation` finishes."""
+    """The record of the turn that `generation` finishes."""
     request, prompt, session = inflight.request, inflight.prompt, inflight.session
     text, _ = inflight.service.renderer.decode(generation.ids)
     reader = inflight.reader()
@@ -276,7 +213,7 @@ def turn_record(inflight: InflightRequest, generation: Generation) -> TurnRecord
 
 
 def owner_of(user: str) -> str:
-    """A hash of whom the conversations belong to; "" for nobody."""
+    """A hash of the user that conversations belong to; "" if the client names none."""
     return session_name(f"user/{user}") if user else ""
 
 
@@ -288,10 +225,10 @@ class ProxyService:
         max_context: most ids of prompt and answer together.
         temperature: of main turns, whatever clients ask for: the trainer's own, so that log-probabilities as sampled
             mean the same to it. None: what the client asks for, as side turns always get.
-        resumed_from: step of the checkpoint that training goes on from: what later steps used is unused again.
+        resumed_from: step of the checkpoint that training goes on from; what later steps used is unused again.
         on_episode: gets every session that ended with at least one main turn.
         on_turn: gets every session, as it is by then, when a turn has been added behind another one.
-        on_feedback: gets what users say of turns, as `HeardFeedback` tells it.
+        on_feedback: gets what users say of turns, with the arguments that `HeardFeedback` describes.
         on_close: called when nothing is generated any more; it ends the policy.
 
     Raises:
@@ -324,7 +261,7 @@ class ProxyService:
         self.tally = RequestCounts()
         self.counts = self.tally.counts
         self._seed, self._clock = seed, clock
-        self._on_turn, self._on_close = on_turn, on_close
+        self._on_episode, self._on_turn, self._on_close = on_episode, on_turn, on_close
         self._numbers = count(1)
         self._heard = HeardFeedback(on_feedback)
         self._asks = EngineRequests(
@@ -332,9 +269,6 @@ class ProxyService:
         )
         self.engine = engine_queue(policy, self.settings, renderer)
         self.recorder = Recorder(folder)
-        self._ending = SessionEnding(
-            recorder=self.recorder, engine=self.engine, tally=self.tally, temperature=temperature, tell=on_episode
-        )
         # before restore(), which reads it
         if resumed_from is not None:
             self.recorder.write(usage_record("resumed", resumed_from))
@@ -346,9 +280,9 @@ class ProxyService:
         self.unused = past.ended
         """Sessions that ended before, as far as no trainer has used them."""
         self.votes = past.votes
-        """What was judged before of these, and of those that go on."""
+        """Earlier judgments of these sessions and of those that go on."""
         self.feedback_before = past.feedback
-        """What users said of them."""
+        """Earlier feedback on them."""
         self._heard.restore(past.feedback, past.open, past.ended)
 
     def begin(self, request: ChatRequest) -> InflightRequest:
@@ -363,7 +297,10 @@ class ProxyService:
             if (name := self._session_name(request)) is not None:
                 session = self._enter(name, deadline)
             if session is not None and request.main and len(session.turns) >= self.settings.session_turns:
-                self._ending.split(session, self.sessions.new_key(session), request.messages)
+                # a long session is handed on for training and goes on under a new key
+                key = self.sessions.new_key(session)
+                self._finish(session, "part", session.new_messages(request.messages), key)
+                session.begin_part(key)
             history = session.history if session is not None and request.main else ChatHistory()
             prompt = self.renderer.prompt(history, request.messages, request.tools)
             number = next(self._numbers)
@@ -377,13 +314,13 @@ class ProxyService:
         return InflightRequest(self, request, session, prompt, pending, number, deadline, salt)
 
     def end(self, session_id: str, final: tuple[ChatMessage, ...] = ()) -> int:
-        """The client says that a session is over; `final` came after its last answer. Its number of turns."""
+        """End a session because its client says so; returns its number of turns. `final` came after its last answer."""
         self._admit()
         session = None
         try:
             session = self._enter(session_name(session_id), self.deadline())
             turns = len(session.turns)
-            self._ending.finish(session, "done", session.new_messages(final) or final)
+            self._finish(session, "done", session.new_messages(final) or final)
             self.sessions.end(session)
         finally:
             self.closed(session, "")
@@ -392,9 +329,9 @@ class ProxyService:
     def feedback(
         self, feedback: Feedback, *, session_id: str | None = None, turn: int | None = None, answer: str | None = None
     ) -> Outcome:
-        """What a user thinks of one turn, named by session and number (None: the last) or by the id of its answer.
+        """Take in feedback on a turn, named by session and number (None: the last) or by the id of its answer.
 
-        Returns what becomes of it. Raises ApiError: 404 for a turn that is not known.
+        Returns what becomes of the feedback. Raises ApiError: 404 for a turn that is not known.
         """
         place = self._heard.place(session_id, turn, answer)
         is_open = any(session.key == place[0] for session in self.sessions.all())
@@ -416,10 +353,10 @@ class ProxyService:
         return self._clock() + self.settings.deadline
 
     def sweep(self) -> int:
-        """End sessions that were idle for too long; how many."""
+        """End sessions that were idle for too long; returns how many."""
         gone = self.sessions.expired()
         for session in gone:
-            self._ending.finish(session, "idle")
+            self._finish(session, "idle")
         return len(gone)
 
     def health(self) -> dict[str, Any]:
@@ -446,8 +383,24 @@ class ProxyService:
             self._on_close()
         self.recorder.close()
 
+    def _finish(
+        self, session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), following: str = ""
+    ) -> None:
+        """End `session`, or a part of it, in the records, for the engine and for the trainer.
+
+        `why` is as in `episode_of`; `final` are messages after the last answer; `following` is the next part's key.
+        """
+        if not session.turns:
+            return
+        messages = [message.as_json() for message in final]
+        self.recorder.write({"kind": "end", "session": session.key, "why": why, "final": messages, "next": following})
+        self.engine.release(f"{session.key}/{len(session.history.segments) - 1}")
+        self.tally.add("sessions_ended")
+        if self._on_episode is not None:
+            self._on_episode(episode_of(session, why, final, temperature=self.temperature))
+
     def _session_name(self, request: ChatRequest) -> str | None:
-        """The session that a request belongs to; None for a side turn of nobody's."""
+        """The name of the request's session; None for a side turn without one."""
         if request.session_id is not None:
             return session_name(request.session_id)
         self.tally.note_unnamed(request.client, request.main)
@@ -456,7 +409,7 @@ class ProxyService:
     def _enter(self, name: str, deadline: float) -> ProxySession:
         session, gone = self.sessions.acquire(name, deadline)
         for other in gone:
-            self._ending.finish(other, "room")
+            self._finish(other, "room")
         return session
 
     def _admit(self) -> None:
@@ -465,7 +418,7 @@ class ProxyService:
         self.tally.begin(self.settings.max_waiting)
 
     def record_turn(self, inflight: InflightRequest, generation: Generation) -> Finished:
-        """Write down a finished turn, then let its session go on. Called once per inflight request."""
+        """Write down a finished turn and add it to its session. Called once per request."""
         request, prompt, session = inflight.request, inflight.prompt, inflight.session
         record = turn_record(inflight, generation)
         # before anything else: no client has an answer that a restarted server would not know
@@ -482,7 +435,7 @@ class ProxyService:
             self.engine.release(inflight.pending.request.session)
         self.tally.add("main" if record.main else "side")
         if request.done and session is not None:
-            self._ending.finish(session, "done")
+            self._finish(session, "done")
             self.sessions.end(session)
         return Finished(
             reply=record.reply,
@@ -492,16 +445,8 @@ class ProxyService:
             number=inflight.number,
         )
 
-    def release_engine(self, session: str) -> None:
-        """Let the engine forget what it holds for a session of its own naming."""
-        self.engine.release(session)
-
-    def count(self, what: str) -> None:
-        """One more of what /healthz tells."""
-        self.tally.add(what)
-
     def closed(self, session: ProxySession | None, dropped: str) -> None:
-        """A request is over; `dropped` says why it was not answered, if it was not."""
+        """Note that a request is over; `dropped` says why it got no answer, and is empty if it got one."""
         self.tally.end(dropped)
         if session is not None:
             self.sessions.release(session)

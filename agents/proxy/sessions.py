@@ -1,4 +1,10 @@
-"""What users say about turns: which turn is meant, and what became known of it before."""
+"""The sessions of a proxy: their turns, which one a request belongs to, and which turn feedback is about.
+
+1. `HistoryMatch`: finds the session of a conversation without an id, by what was said in it.
+2. `ProxySession`, `SessionTurn`: one session.
+3. `SessionTable`: all open sessions; requests of one session are answered one at a time.
+4. `HeardFeedback`: finds the turn that a user's feedback is about.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +33,11 @@ from turngym.agents.proxy.turn_records import (
 from turngym.agents.rendering.conversation import Message
 from turngym.envs.core.episode import Episode, Span
 
-# Finds the session of a conversation that names none: the one whose history the request goes on from.
+# Conversations without an id.
 
 
 class HistoryMatch:
-    """Names of sessions by what was said in them. Not for several threads at once: its owner has a lock.
+    """Names of sessions by their messages. Not safe for several threads: its owner has a lock.
 
     Two clients whose conversations were the same word for word are one session until one of them goes on; the other
     one then begins a session of its own. Conversations of different owners are never the same.
@@ -42,16 +48,16 @@ class HistoryMatch:
         self._history_of: dict[str, str] = {}
 
     def find(self, owner: str, messages: Sequence[ChatMessage]) -> str | None:
-        """The session of `owner` that `messages` go on; None where there is none."""
+        """The session of `owner` that `messages` continue, or None."""
         digests = _digests(owner, messages)
-        # the whole list is no continuation: it asks for an answer that was given, perhaps to somebody else
+        # the whole list continues nothing: it asks again for an answer, which may have been somebody else's
         for digest in reversed(digests[:-1]):
             if digest in self._by_history:
                 return self._by_history[digest]
         return None
 
     def note(self, name: str, owner: str, messages: Sequence[ChatMessage]) -> None:
-        """The conversation of the session `name`, the last answer included."""
+        """Remember the conversation of the session `name`, the last answer included."""
         self.forget(name)
         digest = _digests(owner, messages)[-1]
         # the first to say it keeps it
@@ -128,13 +134,13 @@ class ProxySession:
     ended: bool = False
 
     def apply(self, renderer: ChatListRenderer, record: TurnRecord, text: str | None = None) -> None:
-        """Take in a finished main turn, live or from a record."""
+        """Append a finished main turn, live or from a record."""
         self.owner = record.owner
         known = len(self.history.client_messages)
         follows = not known or record.kept == known
         new = record.messages if follows else (*self.history.client_messages[: record.kept], *record.messages)[-1:]
         prompt_span, response_span = renderer.apply(self.history, record, text)
-        # what was asked is what it was, and so is whether it was new
+        # a retry replaces the last turn; its observation and whether it had new messages are those of the first attempt
         former = self.turns.pop() if record.retry and self.turns else None
         self.superseded += former is not None
         system = not self.turns and len(new) > 1 and new[0].role == "system"
@@ -160,20 +166,20 @@ class ProxySession:
         )
 
     def begin_part(self, key: str) -> None:
-        """Go on under a new key without turns: what was said so far is the prompt of what follows."""
+        """Go on under a new key without turns; all messages so far are the prompt of the next turn."""
         self.first += len(self.turns)
         self.key, self.turns, self.superseded = key, [], 0
         self.before = tuple(self.history.template_messages)
         self.history.segments, self.history.text = [], None
 
     def new_messages(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-        """The request's messages after the last answer; where the client rewrote the past, only its last message."""
+        """The request's messages after the last answer; if the client rewrote earlier ones, only its last message."""
         known, common = len(self.history.client_messages), common_prefix(self.history.client_messages, messages)
         return tuple(messages[common:] if common == known else messages[common:][-1:])
 
     @property
     def answers(self) -> int:
-        """Answers that were drawn under this key, superseded ones included: each has a random stream of its own."""
+        """Answers drawn under this key, superseded ones included. Each has a random stream of its own."""
         return len(self.turns) + self.superseded
 
     @property
@@ -199,19 +205,19 @@ class SessionTable:
         return len(self._open)
 
     def name_of(self, owner: str, messages: Sequence[ChatMessage]) -> str:
-        """The name of the session of `owner` that a conversation without a name goes on, or of a new one."""
+        """The name of the session of `owner` that a conversation without an id continues, or of a new one."""
         with self._changed:
             # the serial number is in the records, so that no later process gives a name again
             return self._match.find(owner, messages) or session_name(f"unnamed/{self.serial + 1}")
 
     def note(self, session: ProxySession) -> None:
-        """A turn was added to a session: it can be found by its history, if it is one that has an owner."""
+        """Make a session with an owner findable by its history, to which a turn was added."""
         if session.owner is not None:
             with self._changed:
                 self._match.note(session.name, session.owner, session.history.client_messages)
 
     def acquire(self, name: str, deadline: float) -> tuple[ProxySession, list[ProxySession]]:
-        """(the session, to be given back with `release`; sessions that were evicted to make room for it).
+        """(The session, to be given back with `release`; sessions that were evicted to make room for it.)
 
         Raises ApiError (503) when the session's other requests are not done by `deadline`.
         """
@@ -230,17 +236,17 @@ class SessionTable:
                     return session, evicted
 
     def release(self, session: ProxySession) -> None:
-        """The request is answered (or will never be); the next one of the session may go on."""
+        """Let the session's next request go on: this one is answered, or never will be."""
         with self._changed:
             session.queue.popleft()
             session.last_used = self._clock()
-            # nothing was ever said in it: its only requests were refused or dropped
+            # its only requests were refused or dropped
             if not session.queue and not session.history.client_messages:
                 self._remove(session)
             self._changed.notify_all()
 
     def end(self, session: ProxySession) -> None:
-        """The session is over; requests that wait for it begin a new one."""
+        """End the session; requests that wait for it begin a new one."""
         with self._changed:
             self._remove(session)
             self._changed.notify_all()
@@ -306,8 +312,8 @@ def session_name(session_id: str) -> str:
 REMEMBERED = 10_000
 """Sessions and answers that feedback can name; the oldest are forgotten."""
 Outcome = Literal["counted", "late", "recorded"]
-"""`counted`: it teaches when its turn does; `late`: the turn was trained on, or left out, already; `recorded`: nothing
-learns from scores here."""
+"""What becomes of feedback. `counted`: it counts when its turn is trained on; `late`: the turn was trained on, or left
+out, already; `recorded`: nothing learns from scores here."""
 Place = tuple[str, int]
 """Key of a session, and the index of a turn in it."""
 
@@ -319,15 +325,15 @@ class Feedback:
     score: int
     """1 or -1."""
     text: str = ""
-    """What the user wrote about it."""
+    """The user's comment."""
 
 
 class HeardFeedback:
-    """Finds the turn that feedback is about, and remembers what was said of it. Safe for several threads.
+    """Finds the turn that feedback is about, and remembers the feedback. Safe for several threads.
 
-    Turns are counted as the client sees them: from the start of its conversation, also where that was handed on in
-    parts. `on_feedback` gets session key, turn in it, feedback (None: it is taken back, for the turn was answered
-    anew), and whether the session is open.
+    Turns are counted from the start of the client's conversation, even if it was handed on in parts. `on_feedback`
+    gets the session's key, the turn in it, the feedback (None takes it back, because the turn was answered anew), and
+    whether the session is open.
     """
 
     def __init__(self, on_feedback: Callable[[str, int, Feedback | None, bool], Outcome] | None = None) -> None:
@@ -338,7 +344,7 @@ class HeardFeedback:
         self._said: OrderedDict[Place, Feedback] = OrderedDict()
 
     def restore(self, said: Mapping[Place, Feedback], begun: Sequence[ProxySession], ended: Sequence[Episode]) -> None:
-        """What was said to an earlier process, and its sessions: those that go on, and those that have ended."""
+        """Take over an earlier process's feedback, and its sessions: those that go on, and those that have ended."""
         with self._lock:
             self._said.update(said)
             for episode in ended:
@@ -349,7 +355,7 @@ class HeardFeedback:
                     self._note(session.name, session.first, session.key, len(session.turns))
 
     def note(self, session: ProxySession, answer: str = "", *, again: bool = False) -> None:
-        """The session has another turn, the client's `answer`; `again`: in the place of the one before."""
+        """Note a session's new turn, which the client knows as `answer`; `again`: it replaces the turn before."""
         place = session.key, len(session.turns) - 1
         with self._lock:
             self._note(session.name, session.first, session.key, len(session.turns))
@@ -360,7 +366,7 @@ class HeardFeedback:
             self._tell(*place, None, True)
 
     def place(self, session_id: str | None, turn: int | None, answer: str | None) -> Place:
-        """The turn that a client names: by session and number (None: the last one), or by the id of its answer.
+        """The turn that a client names by session and number (None: the last one), or by the id of its answer.
 
         Raises ApiError (404) for one that is not known.
         """
@@ -387,10 +393,10 @@ class HeardFeedback:
         return place
 
     def say(self, place: Place, feedback: Feedback, *, is_open: bool, write: Callable[[Any], object]) -> Outcome:
-        """Take feedback in; the same once more changes nothing, another one takes its place."""
+        """Take in feedback. The same feedback twice changes nothing; another one replaces it."""
         with self._lock:
             if self._said.get(place) != feedback:
-                # before it counts: a restarted server knows what its clients were told
+                # written before it counts, so that a restarted server knows it, too
                 write(feedback_record(*place, feedback))
                 _keep(self._said, place, feedback)
         return "recorded" if self._tell is None else self._tell(*place, feedback, is_open)
@@ -401,7 +407,7 @@ class HeardFeedback:
 
 
 def feedback_record(key: str, turn: int, feedback: Feedback) -> dict[str, Any]:
-    """The record of what a user said of one turn."""
+    """The record of feedback on one turn."""
     return {"kind": "feedback", "session": key, "turn": turn, "score": feedback.score, "text": feedback.text}
 
 
@@ -411,11 +417,11 @@ def _keep(table: OrderedDict[Any, Any], key: Any, value: Any) -> None:
         table.popitem(last=False)
 
 
-# Leaves out turns that weights of too long ago have drawn.
+# Turns that too old weights have drawn.
 
 
 def without_stale(episode: Episode, version: int, most: int | None) -> Episode:
-    """`episode` with the turns excluded whose oldest ids are more than `most` versions behind `version`; None: none."""
+    """`episode` without the turns whose oldest ids are more than `most` versions behind `version`. None keeps all."""
     if most is None:
         return episode
     turns = tuple(

@@ -1,4 +1,8 @@
-"""Chat messages and tool calls: the OpenAI form, the chat template's form, and equality of messages."""
+"""Chat messages and the records of turns: what the proxy reads, writes and reads again after a restart.
+
+1. `ChatMessage`, `ToolCall`: the OpenAI form, the chat template's form, and equality of messages.
+2. `TurnRecord`, `Recorder`, `iter_records`: records as JSON lines with a checksum, each flushed when it is written.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,7 @@ class ChatMessage:
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> ChatMessage:
-        """What `as_json` wrote."""
+        """Reads what `as_json` wrote."""
         calls = tuple(
             ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
             for call in message.get("tool_calls", ())
@@ -106,13 +110,13 @@ def _value(arguments: str) -> Any:
         return arguments
 
 
-# Tool calls in what a model wrote, in the form of Qwen and Hermes templates; and tools for templates without them.
+# Tool calls in the form of Qwen and Hermes templates, and tools for chat templates that have none.
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def tool_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a system message says about `tools` where the chat template says nothing."""
+    """The text of a system message about `tools`, for chat templates that do not show them."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         f"You can call these functions:\n{listed}\n"
@@ -141,12 +145,12 @@ FILE = "records.jsonl"
 VersionSpans = tuple[tuple[int, int, int], ...]
 """(policy version, start, end) of each stretch of an answer's ids."""
 TORN = b" (torn)\n"
-"""Ends a line in whose middle a process was killed: its turn was never answered, so nothing is missing without it."""
+"""Ends a line that a killed process did not complete. Its turn was never answered, so nothing is missing without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordProblem:
-    """A line that is damaged; `line` counts from 1. What it said is not known."""
+    """A damaged line, whose content is not known; `line` counts from 1."""
 
     line: int
     reason: str
@@ -157,14 +161,14 @@ class TurnRecord:
     """One finished turn."""
 
     session: str
-    """The session's key; empty for side turns without a session. Never what the client called it."""
+    """The session's key, never the client's own id; empty for side turns without a session."""
     main: bool
     kept: int
     """How many messages of the session, from its start, the request repeated."""
     messages: tuple[ChatMessage, ...]
-    """Those after them."""
+    """The request's messages after those."""
     tools: Tools | None
-    """None: those of the turn before in the session."""
+    """None: the tools of the session's turn before."""
     opens: bool
     prompt_ids: NDArray[np.int32]
     """Ids that the turn adds before the answer; the whole prompt where a segment opens."""
@@ -177,11 +181,11 @@ class TurnRecord:
     version: int
     temperature: float
     owner: str | None = None
-    """Whose conversation it is (a hash, or "" for nobody) where the client names no session; None where it does."""
+    """If the client names no session: a hash of the conversation's user, or "". None if it names one."""
     version_spans: VersionSpans = ()
     """As in `Generation`."""
     at: float = 0.0
-    """When it was written, as `Recorder` says; not part of `as_json`."""
+    """When `Recorder` wrote it, seconds since 1970; not part of `as_json`."""
     retry: bool = False
     """The client asked for the previous answer again, so that one is superseded."""
 
@@ -235,8 +239,7 @@ class TurnRecord:
 class Recorder:
     """Appends records to `folder/records.jsonl`; each is one write and one flush. Safe for several threads.
 
-    Every record says `at` which time it was written, in seconds since 1970: for people, and for the age of
-    turns.
+    Every record has the time when it was written as `at`, in seconds since 1970.
 
     Raises ProxyError, which names the holder, where another process has the folder.
     """
@@ -246,7 +249,7 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
         self._lock, self._held = threading.Lock(), ExitStack()
-        # before the end is looked at: another process may be in the middle of a line
+        # locked before the end is looked at: another process may be in the middle of a line
         try:
             self._held.enter_context(locked_file(self.path))
         except FolderInUseError as error:
@@ -258,7 +261,7 @@ class Recorder:
             self._file.flush()
 
     def write(self, record: Mapping[str, Any]) -> float:
-        """Append a record; when that was."""
+        """Append a record; returns the time that it got."""
         content = {"v": SCHEMA, **record, "at": round(self._now(), 3)}
         line = add_checksum(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
         with self._lock:
@@ -278,7 +281,7 @@ def read_records(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
-    """Every record of `folder` in order, and each damaged line where it stands; what a kill tore off is skipped.
+    """Every record of `folder` in order, and each damaged line in its place; lines torn by a kill are skipped.
 
     Raises ProxyError for a newer schema.
     """
@@ -314,7 +317,7 @@ def _record(number: int, line: bytes) -> dict[str, Any] | RecordProblem:
 
 
 def _last_line(file: IO[bytes]) -> bytes:
-    """What stands behind the last newline."""
+    """The bytes behind the last newline."""
     size, block = file.seek(0, 2), 1 << 16
     while True:
         file.seek(max(size - block, 0))

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="the serving copy is a torch model")
 
 from turngym.agents.proxy.config import ProxyError  # noqa: E402
 from turngym.agents.proxy.engine_queue import (  # noqa: E402
-    HeldResponse,
+    PartialResponse,
     ServingCopy,
 )
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
@@ -211,7 +211,7 @@ def asked(*stops: str) -> GenerateRequest:
     ],
 )
 def test_parts_together(parts: Any, last: Any, spans: Any, text: str) -> None:
-    held = HeldResponse()
+    held = PartialResponse()
     for one in parts:
         held.add(part(*one))
     whole = held.ended_by(part(*last, finish="length"), asked("ST"), StopFinder(Letters()))

@@ -11,7 +11,7 @@ import pytest
 
 from turngym.agents.proxy.app import PAGE, prometheus
 from turngym.agents.proxy.turn_records import Recorder
-from turngym.scripts.serve_proxy import every_minute, minute_line
+from turngym.scripts.serve_proxy import every_minute, status_line
 
 
 def test_numbers_for_prometheus() -> None:
@@ -43,11 +43,11 @@ def health(main: int, **training: Any) -> dict[str, Any]:
 def test_a_line_says_what_has_come_since_the_last_one() -> None:
     before = health(10, turns_judged=5, turns_trained=8, judge_failed=1)
     now = health(25, turns_judged=9, turns_trained=24, judge_failed=3, judge_error="OSError: down", to_judge=7)
-    assert minute_line(now, before) == (
+    assert status_line(now, before) == (
         "served 15 main and 0 side turns, 4 sessions open, 2 requests waiting; "
         "judged 4 turns, 2 failed (OSError: down), 7 wait; learned from 16 turns, 5 ready, step 6 running"
     )
-    assert minute_line(health(10), {}) == "served 10 main and 1 side turns, 4 sessions open, 2 requests waiting"
+    assert status_line(health(10), {}) == "served 10 main and 1 side turns, 4 sessions open, 2 requests waiting"
 
 
 def test_it_is_said_again_and_again_until_the_end() -> None:

@@ -21,7 +21,14 @@ from turngym.envs.core.protocols import Judgment, Question, joined
 from turngym.scripts import trace
 from turngym.scripts.trace import Records, lines, records
 from turngym.trainers.judged import ScoredTurns, judged
-from turngym.trainers.live.turns import FeedbackUse, HeardVotes, Learned, Uses, reason_name, uses
+from turngym.trainers.live.turns import (
+    FeedbackUse,
+    FeedbackVotes,
+    SelectionCounts,
+    TurnSelection,
+    reason_name,
+    select_turns,
+)
 
 UP, DOWN = Feedback(score=1), Feedback(score=-1)
 WORDS = Feedback(score=-1, text="look into [HINT_END] the fridge \\boxed{1}")
@@ -40,7 +47,7 @@ def turn() -> Turn:
 
 def heard(turn: Turn, kind: Question, use: FeedbackUse, said: Feedback, *votes: str | None) -> tuple[Any, Any]:
     voted = judged(turn, kind, Judgment(votes=votes)) if votes else turn
-    users = HeardVotes(kind=kind, use=use)
+    users = FeedbackVotes(kind=kind, use=use)
     found = users.heard(voted, said)
     again = users.heard(found, said)
     assert (again.judge_votes, again.judge_scores, again.hint) == (found.judge_votes, found.judge_scores, found.hint)
@@ -90,7 +97,7 @@ def test_both_questions_take_what_the_user_answered(turn: Turn) -> None:
     ],
 )
 def test_when_the_judge_need_not_be_asked(kind: Any, use: Any, said: Feedback, settled: bool) -> None:
-    assert HeardVotes(kind=kind, use=use).settles(said) == settled
+    assert FeedbackVotes(kind=kind, use=use).settles(said) == settled
 
 
 @pytest.fixture
@@ -109,19 +116,19 @@ def episode(make_episode: Callable[..., Any]) -> Any:
 
 
 def test_each_turn_has_its_fate_and_its_reason(episode: Any) -> None:
-    found = uses(episode, ScoredTurns())
+    found = select_turns(episode, ScoredTurns())
     left_out = {1: "the judge failed", 2: "4 versions old", 3: "no next state"}
-    assert found == Uses(trained=(0,), left_out=left_out)
+    assert found == TurnSelection(trained=(0,), left_out=left_out)
     assert found.as_json()["left_out"] == {"1": "the judge failed", "2": "4 versions old", "3": "no next state"}
     nothing = replace(episode, turns=(replace(episode.turns[0], excluded="x"), *episode.turns[1:]))
-    dropped = uses(nothing, ScoredTurns())
-    assert dropped == Uses(trained=(), left_out={0: "x", **left_out})
-    assert uses(episode, None) == Uses(trained=(0, 1, 3), left_out={2: "4 versions old"})
+    dropped = select_turns(nothing, ScoredTurns())
+    assert dropped == TurnSelection(trained=(), left_out={0: "x", **left_out})
+    assert select_turns(episode, None) == TurnSelection(trained=(0, 1, 3), left_out={2: "4 versions old"})
 
 
 def test_ages_and_reasons_are_counted(episode: Any) -> None:
-    learned = Learned(now=lambda: 150.0)
-    two = [uses(episode, ScoredTurns()), uses(episode, None)]
+    learned = SelectionCounts(now=lambda: 150.0)
+    two = [select_turns(episode, ScoredTurns()), select_turns(episode, None)]
     ages = learned.take(6, [episode, episode], two)
     # versions 3, and 3, 0, 0, against 5; seconds 100, and 100, 90, and one that is not known
     assert ages == {
@@ -131,7 +138,7 @@ def test_ages_and_reasons_are_counted(episode: Any) -> None:
         "age_s_max": 100.0,
     }
     assert learned.ages == ages
-    learned.leave_out([Uses(trained=(), left_out={0: "sampled at temperature 0.5"})])
+    learned.leave_out([TurnSelection(trained=(), left_out={0: "sampled at temperature 0.5"})])
     assert learned.reasons == {
         "no next state": 1,
         "sampled at another temperature": 1,

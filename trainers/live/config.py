@@ -1,4 +1,4 @@
-"""Options of `turngym serve proxy`."""
+"""Options of `turngym serve proxy`: what it serves, how it learns, what answers meanwhile."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class ServeProxy:
     the `student` itself, which takes no further memory; requests then wait for every update. auto: process on the CPU,
     copy on an accelerator. Servers (--policy-server) answer during updates unless this is student."""
     swap_wait: float = 0.5
-    """Seconds that answers being drawn get to end when new weights come; then they are held, and continued by the new
-    ones. Not for servers: they have --when-busy."""
+    """Seconds that answers being drawn get to end when new weights come; then they are interrupted and continued by
+    the new ones. Not for servers: they have --when-busy."""
     batch_turns: int = 16
     """Turns that a training step waits for; whole sessions are taken, at most --run.episodes of them."""
     staleness: int | None = None
@@ -88,7 +88,7 @@ class ServeProxy:
 
 
 def named(settings: ProxySettings, student: Path, chat: ChatSettings) -> ProxySettings:
-    """`settings` with what the model's folder says."""
+    """`settings` with name and answer length from the model's folder where they are not set."""
     path = student.resolve()
     folder = path.parent.name if path.name == "model" else path.name
     name = folder if settings.name is None else settings.name

@@ -1,4 +1,9 @@
-"""From the options of `turngym serve proxy` to a service and the training that goes on beside it."""
+"""How a proxy that learns is put together: what answers, what trains beside it, and how both share the weights.
+
+`build` is read first: it loads the models and connects a `ProxyService`, which answers clients and records turns, with
+a `Training`, whose thread takes the sessions that have ended and been judged. `Serving` says what answers while the
+student learns: the student itself, a copy of it in this or another process, or servers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ from turngym.envs.core.trace import TraceWriter, iter_trace
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.live.config import ServeProxy, named
-from turngym.trainers.live.turns import Learned, SessionJudge, make_session_judge, uses
+from turngym.trainers.live.turns import SelectionCounts, SessionJudge, make_session_judge, select_turns
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.losses import bounded
 from turngym.trainers.run import adapter_identity, check_teacher, open_scorer, open_teacher
@@ -38,12 +43,12 @@ from turngym.trainers.schedule import truncated
 from turngym.trainers.scorer import ModelWeights, load_student
 from turngym.trainers.trainer import Trainer
 
-# What answers the proxy's clients: the student, a copy of it, or servers; and how it gets new weights.
+# What answers the proxy's clients, and how it gets new weights.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """An engine, and who gives it weights."""
+    """The engine that answers, and how it gets new weights."""
 
     engine: Any
     kind: str
@@ -53,10 +58,10 @@ class Serving:
     set_version: Callable[[int], None]
     """Called with the version of the student's weights when there are new ones."""
     copied: ServingCopy | None = None
-    close: Callable[[], None] = field(default=lambda: None)
+    close: Callable[[], None] = lambda: None
 
     def behind(self, queue: EngineQueue) -> Serving:
-        """The same, once it is known which queue is in front of the engine."""
+        """`self`, with the queue in front of the engine, which does not exist before the service does."""
         if self.copied is not None:
             self.copied.queue = queue
         return self
@@ -67,10 +72,10 @@ class Serving:
 
 
 def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Serving:
-    """What answers: the model in this process, a copy of it, or servers that get its weights as it learns.
+    """Open what answers: the model in this process, a copy of it, or servers that get its weights as it learns.
 
-    Where adapters are to learn, `model` gets them here: a copy is made before, and holds the ordinary weights.
-    Raises TurngymError where the model cannot be served, or adapted, in the way that was asked for.
+    If adapters are trained, `model` gets them here, after it has been copied: the copy keeps the ordinary weights.
+    Raises TurngymError if the model cannot be served or adapted as the options say.
     """
     if not config.swap_wait >= 0:
         raise TurngymError(f"--swap-wait is {config.swap_wait}; valid: 0 seconds or more")
@@ -84,13 +89,13 @@ def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int 
     if served is None:
         engine = LocalEngine(model, **settings)
         return Serving(engine=engine, kind=kind, live=False, set_version=engine.weights_changed)
-    close: Callable[[], None] = lambda: None  # noqa: E731
     copied_engine: Any
     if kind == "process":
         copied_engine = EngineProcess(served, threads=config.threads or torch.get_num_threads(), **settings)
         close = copied_engine.close
     else:
         copied_engine = LocalEngine(served, **settings)
+        close = lambda: None  # noqa: E731
     copied = ServingCopy(engine=copied_engine, copy=served, weights=ModelWeights(model), patience=config.swap_wait)
     return Serving(engine=copied_engine, kind=kind, live=True, set_version=copied.publish, copied=copied, close=close)
 
@@ -115,7 +120,7 @@ def _servers(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | N
     return Serving(engine=engine, kind="servers", live=live, set_version=engine.weights_changed, close=engine.close)
 
 
-# Training beside a proxy: a thread that takes what clients' sessions give, and the files it leaves.
+# Training beside a proxy.
 
 SESSIONS = "sessions.jsonl"
 """Judged sessions, as a trace."""
@@ -134,12 +139,12 @@ class Training:
     finished: bool = False
     """Whether all steps are done."""
     step: int = 0
-    """Of the weights."""
+    """Training steps behind the weights that answer."""
     _service: ProxyService | None = field(default=None, init=False)
     _serving: Serving | None = field(default=None, init=False)
     _source: SessionBuffer | None = field(default=None, init=False)
     _judge: SessionJudge | None = field(default=None, init=False)
-    _learned: Learned = field(default_factory=Learned, init=False)
+    _selection_counts: SelectionCounts = field(default_factory=SelectionCounts, init=False)
     _judging: TurnJudging | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _trace: TraceWriter | None = field(default=None, init=False)
@@ -147,7 +152,7 @@ class Training:
     def connect(
         self, service: ProxyService, judge: SessionJudge | None, serving: Serving, config: ServeProxy
     ) -> SessionBuffer:
-        """The source that the trainer collects from; what an earlier process left unused goes into it first."""
+        """Make the source that the trainer collects from; what an earlier process left unused goes into it first."""
         self._service, self._serving = service, serving
         judged = self._judged_before({episode.task.task_id for episode in service.unused})
         self._trace = TraceWriter(self.out / SESSIONS)
@@ -182,12 +187,12 @@ class Training:
         return self._source
 
     def turn(self, episode: Episode) -> None:
-        """A session has another turn."""
+        """Take in a session that has another turn."""
         if self._judging is not None and not self.finished:
             self._judging.update(episode)
 
     def put(self, episode: Episode) -> None:
-        """A session has ended."""
+        """Take in a session that has ended."""
         if self._source is None or self.finished:
             return
         if self._judging is None:
@@ -196,7 +201,7 @@ class Training:
             self._judging.put(episode)
 
     def feedback(self, key: str, turn: int, feedback: Feedback | None, is_open: bool) -> Outcome:
-        """A user has said something of a turn, or (None) of an answer that was asked for again since."""
+        """Take in a user's feedback on a turn; None takes it back, because the turn was answered anew."""
         if self._source is None or self._judging is None or self._judge is None or self._judge.use == "record":
             return "recorded"
         if self._judging.hear(key, turn, feedback, is_open):
@@ -206,7 +211,7 @@ class Training:
         return "counted" if ready else "late"
 
     def updated(self, step: int) -> None:
-        """The trainer has changed the weights."""
+        """Called by the trainer when it has changed the weights."""
         assert self._source is not None
         self._source.updated(step)
         # after it: whoever reads the step finds its weights being served
@@ -218,7 +223,7 @@ class Training:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the step under way, save, end."""
+        """Finish the step under way, save and end."""
         if self._judging is not None:
             self._judging.close()
         if self._source is not None:
@@ -233,8 +238,14 @@ class Training:
         parts = [part.as_json() for part in (self._judging, self._source) if part is not None]
         sessions = {name: value for part in parts for name, value in part.items()}
         serving = {} if self._serving is None else self._serving.as_json()
-        told = {"state": state, "algorithm": self.algorithm.name, "step": self.step, **sessions, **self._learned.ages}
-        return {"training": told, "serving": serving, "left_out": self._learned.reasons}
+        told = {
+            "state": state,
+            "algorithm": self.algorithm.name,
+            "step": self.step,
+            **sessions,
+            **self._selection_counts.ages,
+        }
+        return {"training": told, "serving": serving, "left_out": self._selection_counts.reasons}
 
     def _run(self, on_failure: Callable[[], None]) -> None:
         assert self.trainer is not None
@@ -244,7 +255,7 @@ class Training:
             self.finished = True
             print("all training steps are done; serving goes on", flush=True)
         except KeyboardInterrupt:
-            pass  # the wish to stop; everything is saved
+            pass  # `stop` was called; everything is saved
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             if not isinstance(error, TurngymError):
@@ -255,19 +266,23 @@ class Training:
             self._source.resume()
 
     def _amended(self, episode: Episode, feedback: Mapping[tuple[str, int], Feedback]) -> Episode:
-        """A session that an earlier process has judged, with what users said of it, perhaps later."""
+        """A session that an earlier process has judged, with users' feedback on it, which may be newer."""
         for (key, turn), said in feedback.items():
             if key == episode.task.task_id and self._judge is not None:
                 episode = self._judge.amended(episode, turn, said)
         return episode
 
     def _usable(self, episode: Episode) -> int:
-        return len(uses(episode, self.algorithm.select).trained)
+        return len(select_turns(episode, self.algorithm.select).trained)
 
     def _written(self, what: str, step: int, episodes: Sequence[Episode]) -> None:
         assert self._service is not None
-        found = [uses(episode, self.algorithm.select) for episode in episodes]
-        ages = self._learned.take(step, episodes, found) if what == "trained" else self._learned.leave_out(found)
+        found = [select_turns(episode, self.algorithm.select) for episode in episodes]
+        ages = (
+            self._selection_counts.take(step, episodes, found)
+            if what == "trained"
+            else self._selection_counts.leave_out(found)
+        )
         turns = {episode.task.task_id: one.as_json() for episode, one in zip(episodes, found, strict=True)}
         self._service.recorder.write({**usage_record(what, step, episodes), "turns": turns, **ages})
 
@@ -287,7 +302,7 @@ class Training:
         return {item.task.task_id: item for item in found if isinstance(item, Episode) and item.task.task_id in wanted}
 
 
-class Lines:
+class LineProgress:
     """One line per training step, on standard output."""
 
     def __enter__(self) -> Self:
@@ -378,19 +393,19 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         save_extra=save_extra,
         vocab_size=vocab_size,
         identity=_identity(config, chat),
-        progress=Lines(),
+        progress=LineProgress(),
     )
     return service, training
 
 
 def _stop_ids(model: Any) -> tuple[int, ...]:
-    """Ids that end an answer beside the tokenizer's own."""
+    """Ids that end an answer besides the tokenizer's own."""
     more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
     return (more,) if isinstance(more, int) else tuple(more)
 
 
 def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:
-    """What must not change when a run goes on."""
+    """Settings that must not change when a run goes on."""
     identity = {"env": "proxy", "chat": chat.identity, "batch_turns": config.batch_turns}
     if config.teacher is not None:
         identity["teacher"] = weights_hash(config.teacher)

@@ -1,4 +1,9 @@
-"""What users say of turns, as votes beside a judge's or in their place."""
+"""How turns of a live session are judged, and which of them are trained on.
+
+1. `FeedbackVotes`: a user's feedback becomes a vote, in place of the judge's or besides them.
+2. `SessionJudge`: asks a judge about each turn as soon as its next message is known.
+3. `select_turns`: the turns of a judged session that are trained on; `SelectionCounts` counts the others by reason.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +33,24 @@ MARKS = ("[HINT_START]", "[HINT_END]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeardVotes:
-    """A user's feedback as a vote on what the judge is asked.
+class FeedbackVotes:
+    """A user's feedback as a vote on the judge's question.
 
-    The thumb is a score; the words with a thumb down, if there are more than 10 characters, are a hint. `override`:
-    what the user said counts alone, and the judge is still asked only for what the user left out; `vote`: it is one
-    more vote.
+    The thumb is a score. The text with a thumb down is a hint if it has more than 10 characters. With `override` the
+    feedback counts alone, and the judge is asked only for what it leaves open; with `vote` it is one more vote.
     """
 
     kind: Question
     use: FeedbackUse = "override"
 
     def settles(self, feedback: Feedback) -> bool:
-        """Whether the judge need not be asked: with a thumb up there is nothing to hint at."""
+        """Whether the judge need not be asked. With a thumb up there is nothing to hint at."""
         if self.use != "override":
             return False
         return self.kind == "score" or feedback.score > 0 or _hint(feedback) is not None
 
     def heard(self, turn: Turn, feedback: Feedback) -> Turn:
-        """`turn` with the user's vote; a second time changes nothing."""
+        """`turn` with the user's vote. Applying it twice changes nothing."""
         if self.use == "record":
             return turn
         own, votes = self._vote(feedback), tuple(turn.judge_votes or ())
@@ -78,7 +82,7 @@ def _score_text(feedback: Feedback) -> str:
 
 
 def _hint(feedback: Feedback) -> str | None:
-    """The user's words as a hint judge writes them; None where they are no hint."""
+    """The user's text in the form of a judge's hint; None if it is no hint."""
     text = feedback.text
     for mark in MARKS:
         text = text.replace(mark, " ")
@@ -88,15 +92,13 @@ def _hint(feedback: Feedback) -> str | None:
     return f"{MARKS[0]}{text}{MARKS[1]} \\boxed{{1}}"
 
 
-# The judge of a proxy's sessions: turn by turn, every next message with the role that spoke it.
-
 BATCH = 16
 """Turns that a judge in this process is asked about together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionJudge:
-    """Implements `TurnJudge`."""
+    """A `TurnJudge`: every turn of a session, with the role that spoke the next message."""
 
     judge: Judge
     kind: Question
@@ -104,7 +106,7 @@ class SessionJudge:
     workers: int = 1
     batch: int = BATCH
     use: FeedbackUse = "override"
-    """What becomes of users' feedback."""
+    """How users' feedback counts."""
     unread: UnreadVotes = field(default_factory=UnreadVotes)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -124,17 +126,17 @@ class SessionJudge:
         return self._users.heard(turn, feedback)
 
     def amended(self, episode: Episode, turn: int, feedback: Feedback) -> Episode:
-        """A session that was judged already, with what a user has said of one of its turns since."""
+        """A session that was judged already, with later feedback on one of its turns."""
         turns = [self.heard(one, feedback) if one.index == turn else one for one in episode.turns]
         changed = replace(episode, turns=tuple(turns))
         return changed if self.enhance is None else self.enhance(changed)
 
     @property
-    def _users(self) -> HeardVotes:
-        return HeardVotes(kind=self.kind, use=self.use)
+    def _users(self) -> FeedbackVotes:
+        return FeedbackVotes(kind=self.kind, use=self.use)
 
     def finished(self, episode: Episode) -> Episode:
-        """With hints in prompts. Where session after session can hardly be read, unread turns have no scores at all."""
+        """Add hints to prompts. If session after session could not be read, turns without scores stay untrained."""
         with self._lock:
             try:
                 self.unread.check([episode], f"session {episode.task.task_id}")
@@ -148,7 +150,7 @@ class SessionJudge:
 def make_session_judge(
     config: ServeProxy, algorithm: Algorithm, renderer: ChatListRenderer, max_context: int
 ) -> SessionJudge | None:
-    """The judge that the options name; None for an algorithm that needs none. Raises TurngymError for one unfit."""
+    """The judge that the options name; None for an algorithm that needs none. Raises TurngymError for an unfit one."""
     kind = algorithm.judge
     if kind is None:
         return None
@@ -185,26 +187,26 @@ def _no_env() -> Any:
     raise TurngymError("sessions of a proxy have no environment")
 
 
-# Which turns of a session are trained on, which are left out and why, and how old they were.
+# Which turns are trained on, which are left out and why, and how old they were.
 
 STALE, TEMPERATURE = "too old", "sampled at another temperature"
 NOTHING_DRAWN = "nothing was drawn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uses:
-    """Of the turns of one session, by index."""
+class TurnSelection:
+    """What training does with the turns of one session, by index."""
 
     trained: tuple[int, ...]
     left_out: dict[int, str]
-    """Index -> why."""
+    """Index -> the reason."""
 
     def as_json(self) -> dict[str, Any]:
         return {"trained": list(self.trained), "left_out": {str(turn): why for turn, why in self.left_out.items()}}
 
 
-def uses(episode: Episode, select: EpisodeFilter | None) -> Uses:
-    """What training does with the turns of a judged session; `select` is the algorithm's."""
+def select_turns(episode: Episode, select: EpisodeFilter | None) -> TurnSelection:
+    """The turns of a judged session that the algorithm's filter `select` keeps, and why others are left out."""
     kept = [episode] if select is None else select([episode])
     if kept:
         turns = kept[0].turns
@@ -216,18 +218,18 @@ def uses(episode: Episode, select: EpisodeFilter | None) -> Uses:
         given: dict[int, str] = getattr(select, "reasons", lambda episode: {})(episode)
         reasons = {turn.index: turn.excluded or given.get(turn.index) for turn in episode.turns}
     left_out = {turn.index: reasons[turn.index] or NOTHING_DRAWN for turn in episode.turns if turn.index not in trained}
-    return Uses(trained=trained, left_out=left_out)
+    return TurnSelection(trained=trained, left_out=left_out)
 
 
 def reason_name(why: str) -> str:
-    """`why` without the numbers in it: what is counted."""
+    """`why` without its numbers, to be counted by."""
     if why.endswith("versions old"):
         return STALE
     return TEMPERATURE if why.startswith("sampled at temperature") else why
 
 
 @dataclass(slots=True, kw_only=True)
-class Learned:
+class SelectionCounts:
     """Counts what was left out, and the ages of what the last step trained on. Safe for several threads."""
 
     now: Callable[[], float] = time.time
@@ -235,14 +237,13 @@ class Learned:
     _ages: dict[str, float] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def take(self, step: int, episodes: Sequence[Episode], found: Sequence[Uses]) -> dict[str, float]:
-        """A step is trained on `episodes`: how many versions and seconds its turns are behind, mean and most."""
+    def take(self, step: int, episodes: Sequence[Episode], found: Sequence[TurnSelection]) -> dict[str, float]:
+        """Count the sessions of a training step; returns mean and maximum of its turns' age in versions and seconds."""
         self.leave_out(found)
         behind: list[float] = []
         seconds: list[float] = []
         for episode, one in zip(episodes, found, strict=True):
             behind += [step - 1 - episode.turns[turn].policy_version for turn in one.trained]
-            # sessions of older records do not say when
             at = episode.meta.get("at", ())
             seconds += [self.now() - at[turn] for turn in one.trained if turn < len(at) and at[turn]]
         ages = {**_spread("versions_behind", behind), **_spread("age_s", seconds)}
@@ -250,15 +251,15 @@ class Learned:
             self._ages = ages
         return ages
 
-    def leave_out(self, found: Sequence[Uses]) -> dict[str, float]:
-        """Sessions are used up; what of them was left out is counted."""
+    def leave_out(self, found: Sequence[TurnSelection]) -> dict[str, float]:
+        """Count the turns that were left out of sessions that are used up."""
         with self._lock:
             self._left_out.update(reason_name(why) for one in found for why in one.left_out.values())
         return {}
 
     @property
     def ages(self) -> dict[str, float]:
-        """Of the last step's turns."""
+        """Ages of the last step's turns."""
         with self._lock:
             return dict(self._ages)
 
