@@ -50,7 +50,7 @@ def public_names(room: str) -> list[str]:
     if not stub.exists():
         return []
     imports = [node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
-    return [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
+    return [f"turngym.{room}.{node.module}.{alias.name}" for node in imports for alias in node.names]
 
 
 def page_text(text: str) -> str:
