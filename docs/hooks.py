@@ -106,7 +106,7 @@ def metrics_text() -> str:
 
 
 def _metrics_table(name: str) -> str:
-    tree = ast.parse((ROOT / "trainers" / "run" / "metrics.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "trainers" / "metrics.py").read_text(encoding="utf-8"))
     values = {node.target.id: node.value for node in tree.body if isinstance(node, ast.AnnAssign)}
     rows = ["| column | what it says | defined in |", "| --- | --- | --- |"]
     for column, text in ast.literal_eval(values[name]).items():

@@ -15,7 +15,8 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.trace import iter_trace
 
 if TYPE_CHECKING:
-    from turngym.trainers.diagnostics.diagnose import Diagnosis, TraceCurves
+    from turngym.trainers.diagnostics.diagnose import Diagnosis
+    from turngym.trainers.diagnostics.trace_curves import TraceCurves
 TRACES = ("trace.jsonl", "eval/trace.jsonl", "eval/step_*.jsonl", "step_*.jsonl")
 """Where a run's evaluation is looked for; of a training run's evaluations the last one counts."""
 CATEGORY = "eval/category/"
@@ -112,7 +113,7 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
         import torch  # noqa: F401
     except ImportError:
         return []
-    from turngym.trainers.diagnostics.curves import run_controls
+    from turngym.trainers.diagnostics.depth import run_controls
     from turngym.trainers.diagnostics.diagnose import diagnose
     from turngym.trainers.metrics import iter_metrics
 
@@ -143,7 +144,7 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
 
 def trace_curves_of(run: Run) -> TraceCurves | None:
     """What the episodes of a run say by turn, read once more; None without a trace."""
-    from turngym.trainers.diagnostics.diagnose import trace_curves
+    from turngym.trainers.diagnostics.trace_curves import trace_curves
 
     if run.trace is None:
         return None

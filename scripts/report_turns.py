@@ -10,9 +10,9 @@ import numpy as np
 
 from turngym.scripts.report_data import Diagnosed
 from turngym.scripts.report_figures import Figure, Panel, color, number
-from turngym.trainers.diagnostics.curves import TurnMap, smooth
-from turngym.trainers.diagnostics.diagnose import GROUPS, RATES, TraceCurves, kl_shares
+from turngym.trainers.diagnostics.curves import TurnMap, kl_shares, smooth
 from turngym.trainers.diagnostics.run_metrics import ALL, MIN_SHARE, MIN_STEPS, MIN_SURVIVORS, PHASES
+from turngym.trainers.diagnostics.trace_curves import GROUPS, RATES, TraceCurves
 
 # Maps: turn x training step.
 

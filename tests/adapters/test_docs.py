@@ -94,8 +94,4 @@ def test_a_missing_trainer_is_named_with_its_extra() -> None:
 
 def test_every_adapter_is_named_in_the_table(student: SimpleNamespace) -> None:
     adapters = {path.stem for path in (ROOT / "trainers" / "adapters").glob("*.py")}
-    shared = {"__init__", "extras", "session", "trajectory", "slime_server", "json_bodies", "openenv_input"}
-    assert all(f"`{name}`" in TEXT for name in adapters - shared)
-    assert all(
-        len(path.read_text(encoding="utf-8").splitlines()) < 160 for path in (ROOT / "trainers/adapters").glob("*.py")
-    )
+    assert all(f"`{name}`" in TEXT for name in adapters - {"__init__", "token_session"})

@@ -145,7 +145,7 @@ def test_an_existing_parquet_file_is_kept(tmp_path: Any) -> None:
 
 def test_a_session_ends_once_and_gives_its_environment_back(sessions: SessionPool) -> None:
     session = sessions.open(sessions.task_ids()[0], seed=1)
-    with pytest.raises(AgentError, match="the episode goes on"):
+    with pytest.raises(AgentError, match="still in progress"):
         session.episode()
     session.end(Status.ERROR_ENGINE, "the server died")
     assert session.request is None

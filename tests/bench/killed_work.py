@@ -135,7 +135,7 @@ EVAL = (
 RECORDS = """if True:
     import sys
     from pathlib import Path
-    from turngym.agents.proxy.sessions.records import Recorder
+    from turngym.agents.proxy.turn_records import Recorder
     recorder = Recorder(Path(sys.argv[1]))
     for number in range(10**9):
         recorder.write({"kind": "trained", "step": number, "sessions": ["x" * 2000]})

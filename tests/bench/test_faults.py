@@ -29,7 +29,7 @@ def test_outcomes_of_a_changed_byte() -> None:
     assert judge(whole, KeyError("x")) == "traceback"
 
 
-@pytest.mark.parametrize("name", ["trace", "proxy records", "index", "model folder", "checkpoint"])
+@pytest.mark.parametrize("name", ["trace", "proxy records", "index", "model folder"])
 def test_what_older_versions_wrote_is_taken_quietly(tmp_path: Path, name: str) -> None:
     """What the flips are there to find."""
     write, read = damaged_files.OLDER[name]
@@ -93,7 +93,7 @@ def test_a_trace_that_a_kill_cost_an_episode_is_found_out(tmp_path: Path, monkey
 def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     assert killed_work.SECOND_STARTS["proxy records"](tmp_path / "a") == ("turned away", "")
-    monkeypatch.setattr("turngym.envs.core.files.locked_file", lambda path: nullcontext())
+    monkeypatch.setattr("turngym.agents.proxy.turn_records.locked_file", lambda path: nullcontext())
     (tmp_path / "b").mkdir()
     assert killed_work.SECOND_STARTS["proxy records"](tmp_path / "b") == ("both wrote", "")
 

@@ -163,7 +163,6 @@ def test_every_file_is_declared_or_only_for_a_checkout() -> None:
     assert data - declared == {
         "scripts/launch/proxy_opd_hints.sh",
         "scripts/launch/proxy_prm_rl.sh",
-        "scripts/sglang_cpu.txt",
     }
 
 

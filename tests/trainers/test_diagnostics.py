@@ -16,9 +16,9 @@ from turngym.envs.core.episode import Episode, Status
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig
 from turngym.trainers.batch import pack
-from turngym.trainers.diagnostics.curves import CurveSums, StepSums, run_controls, smooth, step_bins
-from turngym.trainers.diagnostics.depth import NEEDED, Replay, probe_stats_of, replay
-from turngym.trainers.diagnostics.diagnose import StepTimeSums, diagnose, horizon, kl_shares, regime_of, replayable
+from turngym.trainers.diagnostics.curves import CurveSums, StepSums, kl_shares, smooth, step_bins
+from turngym.trainers.diagnostics.depth import NEEDED, Replay, probe_stats_of, replay, run_controls
+from turngym.trainers.diagnostics.diagnose import StepTimeSums, diagnose, horizon, regime_of, replayable
 from turngym.trainers.diagnostics.run_metrics import ALL, PHASES, prefix_length, reliable_turns, run_shape
 from turngym.trainers.metrics import iter_metrics
 from turngym.trainers.step_metrics import depth_row, turn_row
@@ -310,7 +310,7 @@ def test_memory_does_not_grow_with_steps(tmp_path: Path) -> None:
 def test_settings_of_a_run_folder(tmp_path: Path) -> None:
     assert "no config.toml" in run_controls(tmp_path).note
     text = 'algorithm = "turnopd"\nstudent = "s"\nout = "o"\nsteps = 50\nmax_turns = 12\nenv = "turngym/ALFWorld-v0"\n'
-    (tmp_path / "config.toml").write_text(text + "[turnopd.depth]\nrho = 0.6\nsuccess_threshold = 1.0\n")
+    (tmp_path / "config.toml").write_text(text + "[turnopd.depth]\nrho = 0.6\n")
     found = run_controls(tmp_path)
     assert found.note == ""
     assert found.depth is not None

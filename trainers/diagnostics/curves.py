@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.settings import FILE, read_toml
-from turngym.trainers.algorithm import Blended
-from turngym.trainers.algorithms.turnopd import (
-    AdaptiveDepth,
-    DepthConfig,
-    TurnOpdConfig,
-    depth_controller,
-    token_weight,
-)
 from turngym.trainers.diagnostics.run_metrics import ALL, PHASES, Column, Row, RunShape, numbers
-from turngym.trainers.train_config import train_config
 
 KL = ("turn/kl_raw", "turn/kl")
 MEANS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -275,35 +262,11 @@ def _mean(pair: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(pair[1] > 0, pair[0] / np.maximum(pair[1], 1), np.nan)
 
 
-# What the configuration of a run says about its depth controller and its token weights.
+def kl_shares(curves: TurnCurves) -> Column:
+    """Each turn's share of the KL of all tokens of a phase: float64 [T], sum 1 (all NaN where there is none).
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Controlled:
-    """Settings as far as they are known."""
-
-    depth: DepthConfig | None = None
-    """Of the run's own depth controller; None: it has none, or its configuration is not known."""
-    alpha: Alpha | None = None
-    """Step to alpha; None where the weights know no such scale."""
-    note: str = ""
-    """Why nothing is known; empty where something is."""
-
-
-def run_controls(folder: Path) -> Controlled:
-    """The controller and the blend of the run in `folder`, from its `config.toml`; never an error."""
-    if not (folder / FILE).is_file():
-        return Controlled(note=f"no {FILE} in {folder}")
-    try:
-        table = read_toml(folder / FILE)
-        if table.get("algorithm") != "turnopd":
-            return Controlled()
-        config = train_config("turnopd", table, str(folder / FILE))
-        own, steps = cast(TurnOpdConfig, config.own), config.run.steps
-        controller, weight = depth_controller(own, config.run), token_weight(own)
-    except (TurngymError, ValueError) as error:
-        return Controlled(note=str(error))
-    return Controlled(
-        depth=controller.config if isinstance(controller, AdaptiveDepth) else None,
-        alpha=(lambda step: weight.alpha(step=step, total_steps=steps)) if isinstance(weight, Blended) else None,
-    )
+    s_t = max(K_t, 0) N_t / sum_u max(K_u, 0) N_u, N_t tokens of turn t, whatever they weigh in the loss.
+    Source: [turnopd] eq. 11; docs/algorithms.md#turn-statistics.
+    """
+    part_T = np.maximum(curves.total("kl"), 0.0)
+    return part_T / part_T.sum() if part_T.sum() > 0 else np.full(len(part_T), np.nan)

@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.trainers.algorithm import DepthStats
-from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig, divergence_mass, effective_depth
+from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.settings import FILE, read_toml
+from turngym.trainers.algorithm import Blended, DepthStats
+from turngym.trainers.algorithms.turnopd import (
+    AdaptiveDepth,
+    DepthConfig,
+    TurnOpdConfig,
+    depth_controller,
+    divergence_mass,
+    effective_depth,
+    token_weight,
+)
+from turngym.trainers.diagnostics.curves import Alpha
 from turngym.trainers.diagnostics.run_metrics import Column, Row, numbers
+from turngym.trainers.train_config import train_config
 
 NEEDED = ("turn/kl_raw", "turn/survivors", "turn/ended_success", "turn/ended_cut")
 """Columns that a probe must have recorded to be measured again."""
@@ -307,3 +320,37 @@ def _mean(total_T: Column_regime, count_T: Column_regime, which: NDArray[np.bool
 
 def _ratio(value: float | None, base: float | None) -> float | None:
     return None if value is None or base is None or base <= 0 else value / base
+
+
+# What the configuration of a run says about its depth controller and its token weights.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controlled:
+    """Settings as far as they are known."""
+
+    depth: DepthConfig | None = None
+    """Of the run's own depth controller; None: it has none, or its configuration is not known."""
+    alpha: Alpha | None = None
+    """Step to alpha; None where the weights know no such scale."""
+    note: str = ""
+    """Why nothing is known; empty where something is."""
+
+
+def run_controls(folder: Path) -> Controlled:
+    """The controller and the blend of the run in `folder`, from its `config.toml`; never an error."""
+    if not (folder / FILE).is_file():
+        return Controlled(note=f"no {FILE} in {folder}")
+    try:
+        table = read_toml(folder / FILE)
+        if table.get("algorithm") != "turnopd":
+            return Controlled()
+        config = train_config("turnopd", table, str(folder / FILE))
+        own, steps = cast(TurnOpdConfig, config.own), config.run.steps
+        controller, weight = depth_controller(own, config.run), token_weight(own)
+    except (TurngymError, ValueError) as error:
+        return Controlled(note=str(error))
+    return Controlled(
+        depth=controller.config if isinstance(controller, AdaptiveDepth) else None,
+        alpha=(lambda step: weight.alpha(step=step, total_steps=steps)) if isinstance(weight, Blended) else None,
+    )

@@ -298,13 +298,13 @@ def test_passages_can_be_ordered_again(files: dict[str, str]) -> None:
             env = make(files, rerank=rerank, topk=20, **given)
             env.reset(options={"task": "hotpotqa/a"})
             env.step("<search>film Orchard Orr Maro</search>")
-            found[rerank is None] = [hit.passage.id for hit in env.base.hits]
+            found[rerank is None] = [hit.passage.id for hit in env.base.scene.hits]
         assert len(found[True]) > 2
         assert found[False] == found[True][::-1]
     env = make(files, rerank="coverage")
     env.reset(options={"task": "hotpotqa/a"})
     env.step("<search>1961 film Glass Orchard director</search>")
-    assert 1 / 11 < env.base.hits[0].score < 1 / 11 + 0.11
+    assert 1 / 11 < env.base.scene.hits[0].score < 1 / 11 + 0.11
     env = make(files, rerank="covrage")
     env.reset(options={"task": "hotpotqa/a"})
     with pytest.raises(TurngymError, match="no reranker 'covrage'"):
