@@ -12,12 +12,16 @@ from types import ModuleType
 import mutants as tools
 import pytest
 
-from turngym.agents.judges import judges as rules
+from turngym.agents.judges import (
+    judges,
+)
 from turngym.trainers import (
     batch,
     critic,
+    judged,
     lm_head,
     lm_loss,
+    losses,
     microbatch,
     optimizer_step,
     step_metrics,
@@ -26,84 +30,79 @@ from turngym.trainers import (
     train_loop,
     turn_stats,
 )
-from turngym.trainers import judged as episodes
-from turngym.trainers import judged as stats
-from turngym.trainers import judged as turn_filter
-from turngym.trainers import judged as unread
-from turngym.trainers import judged as votes
-from turngym.trainers import lm_head as weight_head
-from turngym.trainers import losses as dual_clip
-from turngym.trainers import losses as policy_gradient
-from turngym.trainers import losses as reverse_kl
-from turngym.trainers import losses as token_losses
-from turngym.trainers import losses as truncated
-from turngym.trainers import optimizer_step as epochs
-from turngym.trainers import step_metrics as research_metrics
-from turngym.trainers import targets as group_advantages
-from turngym.trainers import targets as group_filter
-from turngym.trainers import targets as returns
-from turngym.trainers import targets as rewards
-from turngym.trainers.algorithms import atod as turn_reweighting
-from turngym.trainers.algorithms import grpo_opd as annealing
-from turngym.trainers.algorithms import grpo_opd as combined
-from turngym.trainers.algorithms import grpo_opd as weighted_sum
-from turngym.trainers.algorithms import guided_opd as guidance
-from turngym.trainers.algorithms import guided_opd as guided
-from turngym.trainers.algorithms import judge_targets as judge_targets
-from turngym.trainers.algorithms import kd_reward as teacher_reward
-from turngym.trainers.algorithms import luffy as demonstration_prefix
-from turngym.trainers.algorithms import luffy as policy_shaping
-from turngym.trainers.algorithms import prm_opd as both
-from turngym.trainers.algorithms import sage_opd as intervention
-from turngym.trainers.algorithms import sage_opd as reweighted
-from turngym.trainers.algorithms import tcod as curriculum
-from turngym.trainers.algorithms import turnopd as depth
+from turngym.trainers.algorithms import (
+    atod,
+    grpo_opd,
+    guided_opd,
+    judge_targets,
+    kd_reward,
+    luffy,
+    prm_opd,
+    sage_opd,
+    tcod,
+    turnopd,
+)
 
 pytestmark = pytest.mark.long
 
 TESTED: dict[ModuleType, tuple[str, ...]] = {
     batch: ("batch",),
-    microbatch: ("batch",),
-    lm_head: ("lm_head", "weight_head"),
-    weight_head: ("weight_head",),
-    policy_gradient: ("policy_gradient",),
-    policy_shaping: ("policy_shaping",),
-    reverse_kl: ("reverse_kl",),
-    token_losses: ("token_losses",),
-    dual_clip: ("token_losses",),
+    microbatch: (
+        "batch",
+        "packing",
+        "prefix_sharing",
+    ),
+    lm_head: (
+        "lm_head",
+        "weight_head",
+    ),
+    losses: (
+        "policy_gradient",
+        "reverse_kl",
+        "token_losses",
+        "truncated_importance",
+    ),
+    luffy: (
+        "policy_shaping",
+        "demonstration_prefix",
+        "token_losses",
+    ),
     lm_loss: ("lm_loss",),
     token_weights: ("token_weights",),
-    truncated: ("truncated_importance",),
-    targets: ("targets",),
-    teacher_reward: ("teacher_reward",),
-    group_advantages: ("group_advantages",),
-    returns: ("returns",),
-    intervention: ("intervention",),
-    reweighted: ("intervention",),
-    annealing: ("turn_reweighting",),
-    turn_reweighting: ("turn_reweighting",),
-    guided: ("guided",),
-    guidance: ("guided",),
-    combined: ("combined",),
+    targets: (
+        "targets",
+        "group_advantages",
+        "returns",
+        "group_filter",
+    ),
+    kd_reward: ("teacher_reward",),
+    sage_opd: ("intervention",),
+    grpo_opd: (
+        "turn_reweighting",
+        "combined",
+        "prm_opd",
+    ),
+    atod: ("turn_reweighting",),
+    guided_opd: ("guided",),
     critic: ("teacher_reward",),
-    depth: ("depth",),
-    curriculum: ("curriculum",),
-    demonstration_prefix: ("demonstration_prefix",),
-    group_filter: ("group_filter",),
-    rewards: ("group_filter", "targets"),
+    turnopd: ("depth", "token_weights"),
+    tcod: ("curriculum",),
     turn_stats: ("turn_stats",),
-    votes: ("judge_votes",),
+    judged: (
+        "judge_votes",
+        "judge_episodes",
+        "judge_targets",
+        "judge_both",
+        "judge_stats",
+        "judge_unread",
+    ),
     judge_targets: ("judge_targets",),
-    both: ("prm_opd",),
-    weighted_sum: ("prm_opd",),
-    turn_filter: ("judge_episodes", "judge_targets"),
-    episodes: ("judge_episodes", "judge_targets", "judge_both"),
-    rules: ("judge_rules",),
-    stats: ("judge_stats",),
-    unread: ("judge_unread",),
-    step_metrics: ("step_metrics",),
-    research_metrics: ("research_metrics",),
-    epochs: ("train_step",),
+    prm_opd: ("prm_opd",),
+    judges: ("judge_rules",),
+    step_metrics: (
+        "step_metrics",
+        "research_metrics",
+    ),
     optimizer_step: ("train_step",),
     train_loop: ("train_step",),
 }
@@ -113,6 +112,10 @@ ELSEWHERE = (
     *("make_optimizer", "update", "accumulate", "_forward", "_project", "_tensor"),
     *("TrainLoop.run", "TrainLoop._write"),
     "micro_batches",
+    *("build", "distillation", "depth_controller", "token_weight", "in_a_row", "phase_row"),
+    *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig."),
+    *("ExpertJudge.", "WordJudge.", "BothQuestions.", "make_judge", "_named_judge", "_model_judge"),
+    *("_http_judge", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
 )
 """What needs a model, a run or several processes: `test_algorithms`, `test_every_algorithm`, `test_train_loop`,
 `test_checkpoint` and `test_distributed`."""
