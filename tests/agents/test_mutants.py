@@ -22,6 +22,13 @@ TESTED: dict[tuple[ModuleType, ...], str] = {
 }
 """The literal tests of the file on the right must notice every mutant of the modules on the left."""
 
+ELSEWHERE = (
+    "SharedEnv",
+    "ChatRenderer.",
+    *("Panel.", "make_panel", "panel_of_env", "collect_tasks", "write_panel", "list_panels", "load_panel"),
+    *("verify_panel", "_folder_of", "_text_env", "_order", "_body", "_to_text", "_read"),
+)
+"""An environment that acts at exit too, and what `test_render` and `test_panels` hold."""
 ONE_EACH = "every job has one episode"
 SAME = {
     "ExpertCollect.__call__: assert_disjoint([episode.task for episode in episodes], self.held_out) -> "
@@ -38,7 +45,7 @@ SAME = {
 def test_every_mutant_fails_a_literal_test(
     modules: tuple[ModuleType, ...], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # `evaluations` takes seconds and draws no plan; SharedEnv acts at exit too
-    tests = [one for one in tools.literal_tests(TESTED[modules], request) if "evaluations" not in one.func.__name__]
-    functions = [one for module in modules for one in tools.functions(module) if "SharedEnv" not in one.__qualname__]
+    tests = tools.literal_tests(TESTED[modules], request, without="evaluations")  # seconds, and it draws no plan
+    functions = [one for module in modules for one in tools.functions(module)]
+    functions = [one for one in functions if not one.__qualname__.startswith(ELSEWHERE)]
     tools.assert_noticed(functions, tests, SAME, monkeypatch)

@@ -7,6 +7,7 @@ import copy
 import importlib
 import inspect
 import itertools
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -183,15 +184,25 @@ def _compiled(tree: ast.Module, function: Callable[..., Any]) -> CodeType:
     return made
 
 
-def literal_tests(file: str, request: pytest.FixtureRequest) -> list[Callable[[], None]]:
-    """The tests of `file` that draw nothing, ready to be called."""
+def literal_tests(file: str, request: pytest.FixtureRequest, without: str = "$^") -> list[Callable[[], None]]:
+    """The tests of `file` that draw nothing, ready to be called; not those whose name matches `without`."""
     found = []
     module = importlib.import_module(f"test_{file}")
     for name, test in vars(module).items():
-        if name.startswith("test_") and inspect.isfunction(test) and not hasattr(test, "hypothesis"):
-            fixtures = {part: _fixture(part, module, request) for part in _fixtures(test)}
-            found += [partial(test, **fixtures, **given) for given in _parameters(test)]
+        literal = inspect.isfunction(test) and not hasattr(test, "hypothesis")
+        if name.startswith("test_") and literal and not re.search(without, name):
+            fixtures = {part: _fixture(part, module, request) for part in _fixtures(test) - {"tmp_path"}}
+            for given in _parameters(test):
+                found.append(_in_new_folder(partial(test, **fixtures, **given), request))
     return found
+
+
+def _in_new_folder(test: partial[None], request: pytest.FixtureRequest) -> Callable[[], None]:
+    """What one call leaves on disk would make every later one fail, so that every mutant looked noticed."""
+    if "tmp_path" not in _fixtures(test.func):
+        return test
+    folders = request.getfixturevalue("tmp_path_factory")
+    return lambda: test(tmp_path=folders.mktemp("mutant"))
 
 
 def _fixture(name: str, module: ModuleType, request: pytest.FixtureRequest) -> Any:

@@ -58,5 +58,5 @@ def test_a_folder_without_games_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_shipped_table_is_what_the_train_games_give(alfworld_data: Path) -> None:
-    shipped = Path(__file__).parents[2] / "envs" / "alfworld" / "generate" / "priors.json"
+    shipped = Path(__file__).parents[2] / "envs" / "alfworld" / "data" / "priors.json"
     assert dump(measure(alfworld_data / "train")) == shipped.read_text(encoding="utf-8")

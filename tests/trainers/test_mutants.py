@@ -119,6 +119,8 @@ ELSEWHERE = (
 )
 """What needs a model, a run or several processes: `test_algorithms`, `test_every_algorithm`, `test_train_loop`,
 `test_checkpoint` and `test_distributed`."""
+WHOLE_RUNS = "packed_run|a_run_that_was_begun|what_a_run_goes_on_with|the_loop_uses"
+"""Tests of `test_packing` that train: seconds each, for hundreds of mutants."""
 
 LAST_AXIS = "the last axis of [N, K] is axis 1"
 NUMBERED = "another numbering of the responses, as unique"
@@ -214,6 +216,6 @@ SAME = {
 def test_every_mutant_fails_a_literal_test(
     module: ModuleType, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tests = [test for file in TESTED[module] for test in tools.literal_tests(file, request)]
+    tests = [test for file in TESTED[module] for test in tools.literal_tests(file, request, without=WHOLE_RUNS)]
     functions = [found for found in tools.functions(module) if not found.__qualname__.startswith(ELSEWHERE)]
     tools.assert_noticed(functions, tests, SAME, monkeypatch)
