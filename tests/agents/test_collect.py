@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.collect import ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, step_jobs
+from turngym.agents.collect import DemonstrationCollect, ExpertCollect, KeptRollouts, LiveCollect, SharedEnv, step_jobs
+from turngym.agents.demonstrations import DemonstrationFilter, Demonstrations, RecordedDemonstrator
 from turngym.agents.evaluation.evaluate import PanelEvaluation
 from turngym.agents.play_plan import PlayPlan, depth_caps
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, PlayerMix
-from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
+from turngym.envs.channels import TextChannel
 from turngym.envs.core.episode import SHORT, Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
+from turngym.envs.core.task import ToolSpec
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import PanelError, collect_tasks, make_panel, task_order
 
@@ -270,3 +273,42 @@ def test_the_last_rollouts_are_kept_in_files_of_their_own(make_doors: Any, tmp_p
     assert sorted(path.name for path in folder.iterdir()) == ["step_000010.jsonl", "step_000011_process_1.jsonl"]
     kept(RolloutRequest(step=13, episodes=1, max_turns=9))
     assert [path.name for path in folder.iterdir()] == ["step_000013.jsonl"]
+
+
+def test_recorded_demonstrations_become_what_the_student_would_have_written(
+    make_doors: Any, make_tokenizer: Any
+) -> None:
+    tasks = ("doors/2", "doors/3", "doors/4")
+    played = list(
+        rollout([Job(task_id=task, seed=77, sample=9, group=9) for task in tasks], make_doors(), ExpertAgent())
+    )
+    turns = played[1].turns
+    noisy = replace(played[1], turns=(replace(turns[0], origin="noise"), *turns[1:]))
+    lost = replace(played[2], success=False)
+    recorded = RecordedDemonstrator.of([played[0], noisy, lost], DemonstrationFilter())
+    spec = ToolSpec(name="door", description="Open.", argument="action", argument_description="what to do")
+    writer = TextEpisodes(renderer=ChatRenderer(make_tokenizer()), channel=TextChannel(), tool=spec, system="Open.")
+    keep = DemonstrationFilter(success=True)
+    found = Demonstrations(source=recorded, writer=writer, keep=keep, name="recorded")
+    collect = DemonstrationCollect(demonstrations=found, task_ids=(*tasks, "doors/5"), seed=5)
+    asked = request(episodes=8, group=2)
+    jobs = [job for job in step_jobs(collect.task_ids, 5, asked) if job.task_id != "doors/5"]
+    episodes = collect(asked)
+    assert [(e.task.task_id, e.seed, e.sample, e.group) for e in episodes] == [
+        (job.task_id, job.seed, job.sample, job.group) for job in jobs
+    ]
+    for episode in episodes:
+        unsolved = episode.task.task_id == "doors/4"
+        assert episode.meta["demonstration"] == ("unsolved" if unsolved else "used")
+        assert {turn.excluded for turn in episode.turns} == ({"demonstration: unsolved"} if unsolved else {None})
+        first = {"doors/2": "demonstration", "doors/3": "noise", "doors/4": "expert"}[episode.task.task_id]
+        assert episode.turns[0].origin == first or unsolved
+        assert unsolved or {turn.origin for turn in episode.turns[1:]} == {"demonstration"}
+        assert unsolved or len(episode.response_ids(episode.turns[0])) == len("<action>open door 1</action>") + 1
+    with pytest.raises(TurngymError, match="step 1: none of its 2 tasks has a demonstration that counts"):
+        replace(collect, task_ids=("doors/4",))(request(episodes=2))
+    held = collect_tasks(make_doors()(), ["doors/3"])
+    with pytest.raises(PanelError, match="1 evaluation tasks are also training tasks: doors/3"):
+        replace(collect, held_out=held)(asked)
+    unwritten = DemonstrationCollect(demonstrations=replace(found, writer=None), task_ids=tasks[:1])
+    assert {turn.excluded for turn in unwritten(request(episodes=2))[0].turns} == {"demonstration: used"}

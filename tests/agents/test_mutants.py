@@ -26,13 +26,14 @@ ELSEWHERE = (
     "SharedEnv",
     "ChatRenderer.",
     *("Panel.", "make_panel", "panel_of_env", "collect_tasks", "write_panel", "list_panels", "load_panel"),
-    *("verify_panel", "_folder_of", "_text_env", "_order", "_body", "_to_text", "_read"),
+    *("verify_panel", "assert_disjoint", "_folder_of", "_text_env", "_order", "_body", "_to_text", "_read"),
 )
 """An environment that acts at exit too, and what `test_render` and `test_panels` hold."""
 ONE_EACH = "every job has one episode"
 SAME = {
     "ExpertCollect.__call__: assert_disjoint([episode.task for episode in episodes], self.held_out) -> "
     "assert_disjoint(self.held_out, [episode.task for episode in episodes])": "disjoint either way round",
+    "DemonstrationCollect.__call__: True -> False": ONE_EACH,
     "LiveCollect._demonstrated: True -> False": ONE_EACH,
     "LiveCollect._prefixed: True -> False": ONE_EACH,
     "begun_response: range(len(ids), -1, -1) -> range(len(ids), -1, -1)": "both are -1",
