@@ -1,7 +1,7 @@
 """The queue in front of the engine: one thread generates waiting requests in batches and can be paused for updates.
 
 A request goes through it as a `PendingRequest`: waited for, streamed from, cancelled, or interrupted while new weights
-are put in place and then continued by them. `ServingCopy` puts them in place. `EngineRequests` makes the engine's
+are put in place and then continued by them. `ServingCopy` puts them in place. `engine_request` makes the engine's
 request from a client's.
 """
 
@@ -15,15 +15,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from turngym.agents.playing.agent import task_number
 from turngym.agents.proxy.config import ApiError, ProxyError, ProxySettings, busy, invalid
-from turngym.agents.proxy.conversation import ChatListRenderer, Prompt
+from turngym.agents.proxy.conversation import Prompt
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.sessions import ProxySession
-from turngym.agents.sglang.policy import StopFinder
+from turngym.agents.sglang.policy import PartialResponse, StopFinder
 from turngym.envs.core.protocols import (
     GenerateRequest,
     Generation,
@@ -33,82 +32,6 @@ from turngym.envs.core.protocols import (
     StreamingPolicy,
     WeightSource,
 )
-
-# A response that was interrupted: the ids drawn so far, and by which weights.
-
-
-@dataclass(slots=True)
-class PartialResponse:
-    """Parts of one response, each drawn by other weights."""
-
-    parts: list[Generation] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        """Ids drawn so far."""
-        return sum(len(part.ids) for part in self.parts)
-
-    def add(self, part: Generation) -> None:
-        self.parts.append(part)
-
-    def drawn(self) -> list[tuple[int, float]]:
-        """All ids so far, with their log-probabilities."""
-        return [pair for part in self.parts for pair in zip(part.ids.tolist(), part.logprobs.tolist(), strict=True)]
-
-    def rest_of(self, request: GenerateRequest) -> GenerateRequest:
-        """A request for the rest: the drawn ids become prompt, and the random stream is a new one."""
-        if not self.length:
-            return request
-        ids = np.concatenate([request.prompt_ids, *(part.ids for part in self.parts)]).astype(np.int32)
-        sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - self.length)
-        return replace(request, prompt_ids=ids, sampling=sampling, stream=(*request.stream, self.length))
-
-    def ended_by(self, last: Generation, request: GenerateRequest, stops: StopFinder | None) -> Generation:
-        """The whole response, which ends with `last`. A stop text across two parts ends it, too."""
-        if not self.length:
-            return last
-        before = self.length
-        whole = _joined([*self.parts, last], last.finish)
-        if stops is None or not request.sampling.stop_text:
-            return whole
-        length = stops.first_hit(whole.ids.tolist(), before, request.sampling.stop_text)
-        return whole if length is None else _first(whole, length)
-
-    def aborted(self) -> Generation:
-        """The ids so far, for a client that is gone."""
-        return _joined(self.parts, "aborted")
-
-
-def _joined(parts: list[Generation], finish: str) -> Generation:
-    spans: list[tuple[int, int, int]] = []
-    place = 0
-    for part in parts:
-        own = part.version_spans or ((part.policy_version, 0, len(part.ids)),)
-        for version, start, end in own:
-            if spans and spans[-1][0] == version:
-                spans[-1] = (version, spans[-1][1], place + end)
-            elif end > start:
-                spans.append((version, place + start, place + end))
-        place += len(part.ids)
-    return Generation(
-        ids=np.concatenate([part.ids for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        finish=finish,
-        policy_version=min((version for version, _, _ in spans), default=parts[-1].policy_version),
-        version_spans=tuple(spans) if len(spans) > 1 else (),
-    )
-
-
-def _first(whole: Generation, length: int) -> Generation:
-    """The first `length` ids of a response, ended by a stop text."""
-    spans = tuple((version, start, min(end, length)) for version, start, end in whole.version_spans if start < length)
-    return replace(
-        whole,
-        ids=whole.ids[:length],
-        logprobs=whole.logprobs[:length],
-        finish="stop",
-        version_spans=spans if len(spans) > 1 else (),
-    )
 
 
 @dataclass(slots=True, eq=False)
@@ -126,8 +49,8 @@ class PendingRequest:
     _drawn: list[tuple[int, float]] = field(default_factory=list, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _cancelled: bool = field(default=False, init=False)
-    _broken: bool = field(default=False, init=False)
-    _held: PartialResponse = field(default_factory=PartialResponse, init=False)
+    _interrupted: bool = field(default=False, init=False)
+    _partial: PartialResponse = field(default_factory=PartialResponse, init=False)
 
     def __post_init__(self) -> None:
         if self.streaming:
@@ -138,30 +61,38 @@ class PendingRequest:
         self._cancelled = True
         self.answer.cancel()
 
-    def break_off(self) -> None:
-        """Make the engine stop here; the request goes on with the ids so far when the engine does."""
-        self._broken = True
+    def interrupt(self) -> None:
+        """Make the engine stop here; the request is continued with the ids so far when the engine resumes."""
+        self._interrupted = True
 
     def begin(self) -> GenerateRequest:
-        """The request to the engine. Called again if the batch failed or was interrupted."""
-        self._drawn = self._held.drawn()
-        return self._held.rest_of(self.request)
+        """The request to the engine, for the rest of the response. Called again if the batch failed or was interrupted.
+
+        The ids so far become prompt, and the random stream of the rest is a new one.
+        """
+        self._drawn = self._partial.drawn()
+        request, length = self.request, self._partial.length
+        if not length:
+            return request
+        sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - length)
+        prompt = self._partial.prompt_of(request)
+        return replace(request, prompt_ids=prompt, sampling=sampling, stream=(*request.stream, length))
 
     def may_begin(self) -> bool:
         """Whether to generate it, or go on with it. A cancelled request is answered with the ids so far."""
         if not self.answer.running():
             return self.answer.set_running_or_notify_cancel()
         if self._cancelled:
-            self.answer.set_result(self._held.aborted())
+            self.answer.set_result(self._partial.whole("aborted"))
         return not self._cancelled
 
     def take(self, generation: Generation, stops: StopFinder | None) -> Generation | None:
         """The whole response that `generation` ends; None if it was interrupted and has to go on."""
-        if self._broken and not self._cancelled and generation.finish == "aborted":
-            self._broken = False
-            self._held.add(generation)
+        if self._interrupted and not self._cancelled and generation.finish == "aborted":
+            self._interrupted = False
+            self._partial.parts.append(generation)
             return None
-        return self._held.ended_by(generation, self.request, stops)
+        return self._partial.ended_by(generation, self.request, stops)
 
     def drawn(self, token: int, logprob: float) -> bool:
         """Called by the engine for each id. Returns whether to go on."""
@@ -169,7 +100,7 @@ class PendingRequest:
             with self._changed:
                 self._drawn.append((token, logprob))
                 self._changed.notify_all()
-        return not (self._cancelled or self._broken)
+        return not (self._cancelled or self._interrupted)
 
     def new_tokens(self, known: int, seconds: float) -> list[tuple[int, float]]:
         """Ids and log-probabilities after the first `known`, awaited for `seconds`; empty once the answer is there."""
@@ -266,7 +197,7 @@ class EngineQueue:
             self._pauses += 1
             if not self._changed.wait_for(lambda: self._running is None, patience):
                 for pending in self._running or ():
-                    pending.break_off()
+                    pending.interrupt()
                 self._changed.wait_for(lambda: self._running is None)
 
     def resume(self) -> None:
@@ -290,7 +221,12 @@ class EngineQueue:
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
             try:
-                self._answer(batch)
+                while self._released:
+                    self._policy.release(self._released.popleft())
+                if batch:
+                    self.batches += 1
+                    self.largest = max(self.largest, len(batch))
+                    self._generate(batch)
             finally:
                 with self._changed:
                     self._running = None
@@ -300,7 +236,7 @@ class EngineQueue:
         """The next batch; None when closed and nothing waits."""
         with self._changed:
             while True:
-                self._changed.wait_for(self._has_work)
+                self._changed.wait_for(lambda: not self._pauses and bool(self._queue or self._released or self._closed))
                 if not self._queue and not self._released:
                     return None
                 self._wait_for_more()
@@ -317,9 +253,6 @@ class EngineQueue:
                 self._running = batch
                 return batch
 
-    def _has_work(self) -> bool:
-        return not self._pauses and bool(self._queue or self._released or self._closed)
-
     def _wait_for_more(self) -> None:
         """Wait a moment for more requests if the last batch had several; never when a single client asks."""
         until = self._clock() + self._window
@@ -327,18 +260,13 @@ class EngineQueue:
         while 0 < len(self._queue) < wanted and not self._closed and (remaining := until - self._clock()) > 0:
             self._changed.wait(remaining)
 
-    def _answer(self, batch: list[PendingRequest]) -> None:
-        while self._released:
-            self._policy.release(self._released.popleft())
-        if not batch:
-            return
-        self.batches += 1
-        self.largest = max(self.largest, len(batch))
-        self._generate(batch)
-
     def _generate(self, batch: list[PendingRequest]) -> None:
         try:
-            generations = self._draw(batch)
+            requests = [pending.begin() for pending in batch]
+            if isinstance(self._policy, StreamingPolicy):
+                generations = self._policy.stream(requests, [pending.drawn for pending in batch])
+            else:
+                generations = self._policy.generate(requests)
             if len(generations) != len(batch):
                 raise RuntimeError(f"the engine answered {len(generations)} of {len(batch)} requests")
         except PartialFailure as failure:
@@ -373,12 +301,6 @@ class EngineQueue:
             self.broken_off += len(again)
             self._queue.extendleft(reversed(again))
 
-    def _draw(self, batch: list[PendingRequest]) -> list[Generation]:
-        requests = [pending.begin() for pending in batch]
-        if not isinstance(self._policy, StreamingPolicy):
-            return self._policy.generate(requests)
-        return self._policy.stream(requests, [pending.drawn for pending in batch])
-
     def as_json(self) -> dict[str, Any]:
         return {
             "waiting": self.waiting,
@@ -406,76 +328,54 @@ def _fail(pending: PendingRequest, error: Exception) -> None:
         pending.answer.set_exception(error)
 
 
-# The engine's request from a client's: room, sampling, random stream.
-
 MAX_TOKENS = 512
 """Most tokens of an answer where neither request nor settings say."""
 
 
-def engine_queue(policy: Policy, settings: ProxySettings, renderer: ChatListRenderer) -> EngineQueue:
-    """The queue in front of `policy`, as large as the settings say."""
-    return EngineQueue(
-        policy,
-        max_batch=settings.max_batch,
-        max_waiting=settings.max_waiting,
-        window=settings.window_ms / 1000,
-        stops=StopFinder(renderer.tokenizer),
+def engine_request(
+    request: ChatRequest,
+    prompt: Prompt,
+    session: ProxySession | None,
+    number: int,
+    *,
+    settings: ProxySettings,
+    stop_ids: tuple[int, ...],
+    max_context: int,
+    temperature: float | None,
+    seed: int,
+) -> GenerateRequest:
+    """The engine's form of the `number`th request; the other arguments are those of `ProxyService`.
+
+    Raises ApiError (400) if no id fits behind the prompt.
+    """
+    room = max_context - len(prompt.ids)
+    if room < 1:
+        raise invalid(
+            f"the messages are {len(prompt.ids)} tokens; with an answer this model holds {max_context}",
+            "messages",
+            "context_length_exceeded",
+        )
+    # who names no session may not know that it trains: it gets what it asks for, and that may exclude the turn
+    fixed = temperature if request.main and request.session_id is not None else None
+    sampling = Sampling(
+        temperature=request.temperature if fixed is None else fixed,
+        max_new_tokens=min(request.max_tokens or settings.max_tokens or MAX_TOKENS, room),
+        stop_ids=stop_ids,
+        stop_text=request.stop,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequests:
-    """Makes the engine's requests; the arguments are those of `ProxyService`."""
-
-    renderer: ChatListRenderer
-    settings: ProxySettings
-    max_context: int
-    temperature: float | None
-    seed: int
-
-    def make(self, request: ChatRequest, prompt: Prompt, session: ProxySession | None, number: int) -> GenerateRequest:
-        """The engine's form of the `number`th request. Raises ApiError (400) if no id fits behind the prompt."""
-        name, stream = self._stream(request, prompt, session, number)
-        return GenerateRequest(
-            session=name, prompt_ids=prompt.ids, sampling=self._sampling(request, prompt), stream=stream
-        )
-
-    def _sampling(self, request: ChatRequest, prompt: Prompt) -> Sampling:
-        room = self.max_context - len(prompt.ids)
-        if room < 1:
-            raise invalid(
-                f"the messages are {len(prompt.ids)} tokens; with an answer this model holds {self.max_context}",
-                "messages",
-                "context_length_exceeded",
-            )
-        # who names no session may not know that it trains: it gets what it asks for, and that may exclude the turn
-        fixed = self.temperature if request.main and request.session_id is not None else None
-        return Sampling(
-            temperature=request.temperature if fixed is None else fixed,
-            max_new_tokens=min(request.max_tokens or self.settings.max_tokens or MAX_TOKENS, room),
-            stop_ids=self.renderer.stop_ids,
-            stop_text=request.stop,
-        )
-
-    def _stream(
-        self, request: ChatRequest, prompt: Prompt, session: ProxySession | None, number: int
-    ) -> tuple[str, tuple[int, ...]]:
-        """(The engine's name of the session, the random stream of the answer.)"""
-        stream: tuple[int, ...]
-        if session is None or not request.main:
-            # a seed alone decides the draws of a turn without a session, whatever was asked before
-            name, stream = f"side/{number}", (self.seed, 0, number if request.seed is None else 0)
-        else:
-            segment = len(session.history.segments) - (0 if prompt.opens else 1)
-            name, stream = f"{session.key}/{segment}", (self.seed, task_number(session.key), session.answers)
-        if request.seed is not None:
-            # clients may send negative seeds, of which no stream can be made
-            seed = request.seed & (2**63 - 1)
-            stream = (seed, 0, 0) if request.session_id is None else (seed, *stream[1:])
-        return name, stream
-
-
-# A copy of a model in training that answers meanwhile; new weights are swapped in between two tokens.
+    # the engine's name of the session, and the random stream of the answer
+    stream: tuple[int, ...]
+    if session is None or not request.main:
+        # a seed alone decides the draws of a turn without a session, whatever was asked before
+        name, stream = f"side/{number}", (seed, 0, number if request.seed is None else 0)
+    else:
+        segment = len(session.history.segments) - (0 if prompt.opens else 1)
+        name, stream = f"{session.key}/{segment}", (seed, task_number(session.key), session.answers)
+    if request.seed is not None:
+        # clients may send negative seeds, of which no stream can be made
+        own = request.seed & (2**63 - 1)
+        stream = (own, 0, 0) if request.session_id is None else (own, *stream[1:])
+    return GenerateRequest(session=name, prompt_ids=prompt.ids, sampling=sampling, stream=stream)
 
 
 @dataclass(slots=True, kw_only=True)

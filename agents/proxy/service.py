@@ -20,11 +20,12 @@ from typing import Any
 
 from turngym.agents.proxy.config import ProxySettings, busy
 from turngym.agents.proxy.conversation import AnswerReader, ChatHistory, ChatListRenderer, Prompt, reply_of
-from turngym.agents.proxy.engine_queue import STOPPING, EngineRequests, PendingRequest, engine_queue
+from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest, engine_request
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.restore import episode_of, restore, usage_record
 from turngym.agents.proxy.sessions import Feedback, HeardFeedback, Outcome, ProxySession, SessionTable, session_name
 from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord
+from turngym.agents.sglang.policy import StopFinder
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import Generation, Policy
 
@@ -264,10 +265,13 @@ class ProxyService:
         self._on_episode, self._on_turn, self._on_close = on_episode, on_turn, on_close
         self._numbers = count(1)
         self._heard = HeardFeedback(on_feedback)
-        self._asks = EngineRequests(
-            renderer=renderer, settings=self.settings, max_context=max_context, temperature=temperature, seed=seed
+        self.engine = EngineQueue(
+            policy,
+            max_batch=self.settings.max_batch,
+            max_waiting=self.settings.max_waiting,
+            window=self.settings.window_ms / 1000,
+            stops=StopFinder(renderer.tokenizer),
         )
-        self.engine = engine_queue(policy, self.settings, renderer)
         self.recorder = Recorder(folder)
         # before restore(), which reads it
         if resumed_from is not None:
@@ -304,7 +308,17 @@ class ProxyService:
             history = session.history if session is not None and request.main else ChatHistory()
             prompt = self.renderer.prompt(history, request.messages, request.tools)
             number = next(self._numbers)
-            asked = self._asks.make(request, prompt, session, number)
+            asked = engine_request(
+                request,
+                prompt,
+                session,
+                number,
+                settings=self.settings,
+                stop_ids=self.renderer.stop_ids,
+                max_context=self.max_context,
+                temperature=self.temperature,
+                seed=self._seed,
+            )
             pending = self.engine.submit(asked, streaming=request.stream)
         except BaseException:
             self.closed(session, "refused")

@@ -1,4 +1,7 @@
-"""Parses the JSON answers of /generate into arrays and checks that ids, log-probabilities and versions agree."""
+"""What is said between an SGLang server and its clients: errors, request bodies, answers, one HTTP connection.
+
+The answers of /generate become arrays. Ids, log-probabilities and weight versions that do not agree are refused.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,13 @@ from numpy.typing import NDArray
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 
-# Errors of SGLang servers; the classes tell which may pass when tried again.
-
 
 class ServerError(TurngymError):
-    """A server that cannot do what is asked of it: trying again does not help."""
+    """A server cannot do what is asked of it; a retry does not help."""
 
 
 class ServerDown(ServerError, ConnectionError):
-    """A server that does not answer, or answers that it cannot just now: it may come back."""
+    """A server does not answer, or says that it is not available; a retry may help."""
 
 
 class ServerTimeout(ServerError, TimeoutError):
@@ -32,28 +33,27 @@ class ServerTimeout(ServerError, TimeoutError):
 
 
 class BadAnswer(ServerError, RuntimeError):
-    """An answer that does not fit its request: too few log-probabilities, ids that do not belong together."""
+    """An answer does not fit its request: for example, there are too few log-probabilities."""
 
 
 class WrongWeights(ServerError, RuntimeError):
-    """A server with other weights than it was last given: it was restarted, or another client changed them."""
+    """A server has other weights than it was given last: it was restarted, or another client changed them."""
 
 
 class SyncError(ServerError):
-    """New weights that did not arrive; which ones the server has now is in the text."""
+    """New weights did not reach every server; the message says which ones the servers have now."""
 
 
 # Request bodies of /generate, and checks before they are sent.
 
 SCORE_TEMPERATURE = "input_logprob_temperature"
-"""The field that asks for scores at a temperature, and says in `meta_info` that they have it (sglang, pull request
-36213)."""
+"""A field of requests for scores at a temperature, and of the answers' `meta_info` (sglang, pull request 36213)."""
 
 
 def seed_of(stream: Sequence[int]) -> int:
-    """A number in 0..2**63 - 1 for the random stream with entropy `stream`; the server's seeds are signed.
+    """A seed in 0..2**63 - 1 for the random stream with entropy `stream`; the server's seeds are signed.
 
-    Raises ServerError for a negative part, as the local engine does.
+    Raises ServerError for a negative part.
     """
     if any(part < 0 for part in stream):
         raise ServerError(f"the random stream {tuple(stream)} has a negative part; use non-negative integers")
@@ -62,7 +62,7 @@ def seed_of(stream: Sequence[int]) -> int:
 
 
 def generate_body(rid: str, prompt: NDArray[np.int32], sampling: Sampling, seed: int, count: int) -> dict[str, Any]:
-    """A request for at most `count` ids after `prompt`. The server draws id number n of a sequence by (seed, n)."""
+    """A request for at most `count` ids after `prompt`. The server samples the nth id of a sequence with (seed, n)."""
     params: dict[str, Any] = {
         "max_new_tokens": count,
         "temperature": sampling.temperature,
@@ -91,15 +91,15 @@ def score_body(
     chosen: Sequence[int] = (),
     temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """A request for the log-probabilities of `ids[start + 1:]`; nothing is drawn.
+    """A request for the log-probabilities of `ids[start + 1:]`; nothing is sampled.
 
-    `top`: also the so many most likely ids at each of these positions. `chosen`: also these ids at each of them.
-    `temperature`: of the scores; servers that cannot do it do not say so (`check_temperature`).
+    It also asks for the `top` most likely ids, and for the `chosen` ids, at each of these positions. A server that does
+    not support `temperature` ignores it, see `check_temperature`.
     """
     body: dict[str, Any] = {
         "rid": rid,
         "input_ids": ids.tolist(),
-        # whatever this one says, the server scores what was given at temperature 1
+        # this temperature does not change the scores of given ids
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         "return_logprob": True,
         "logprob_start_len": start,
@@ -114,7 +114,7 @@ def score_body(
 
 
 def check_ids(ids: NDArray[np.int32], vocabulary: int, where: str) -> None:
-    """Raises ServerError for what is no row of ids: the server does not look, and an id too large ends it."""
+    """Raises ServerError for an invalid row of ids: the server does not check, and an id too large crashes it."""
     if ids.ndim != 1 or not len(ids):
         raise ServerError(f"{where}: ids have shape {ids.shape}; they must be a row of at least one id")
     if not 0 <= ids.min() <= ids.max() < vocabulary:
@@ -122,7 +122,7 @@ def check_ids(ids: NDArray[np.int32], vocabulary: int, where: str) -> None:
 
 
 def check_request(request: GenerateRequest, vocabulary: int, where: str) -> None:
-    """Raises ServerError for a request that makes no sense."""
+    """Raises ServerError for an invalid request."""
     sampling = request.sampling
     check_ids(np.asarray(request.prompt_ids, np.int32), vocabulary, where)
     if not (sampling.temperature >= 0 and np.isfinite(sampling.temperature)):
@@ -134,7 +134,7 @@ def check_request(request: GenerateRequest, vocabulary: int, where: str) -> None
 
 
 VersionSpan = tuple[str, int, int]
-"""A weight version and the half-open range of response ids that it drew."""
+"""The name of some weights and the half-open range of response ids that they sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,19 +146,19 @@ class GeneratedPart:
     finish: str
     """`stop`, `length` or `abort`."""
     spans: tuple[VersionSpan, ...]
-    """Cover 0..R in order; one for an answer without ids, too."""
+    """They cover 0..R in order. An answer without ids has one, too."""
     cached: int
-    """Prompt ids whose keys and values the server had."""
-    reason: str = ""
+    """Number of prompt ids whose keys and values the server had already."""
+    reason: str
     """Why the server aborted."""
-    status: int | None = None
-    """HTTP status that goes with `reason`, where the server gives one."""
+    status: int | None
+    """HTTP status that belongs to `reason`, if the server gives one."""
 
 
 def read_generation(answer: Any, where: str, asked: int) -> GeneratedPart:
     """Read the answer to a request for at most `asked` ids.
 
-    Raises BadAnswer where ids, log-probabilities and version spans do not belong together.
+    Raises BadAnswer if ids, log-probabilities and version spans do not fit together.
     """
     meta = _meta(answer, where)
     ids = np.asarray(answer.get("output_ids") or [], np.int32)
@@ -174,35 +174,45 @@ def read_generation(answer: Any, where: str, asked: int) -> GeneratedPart:
         raise BadAnswer(f"{where}: {len(ids)} ids came, {asked} were asked for")
     if not np.isfinite(logprobs).all():
         raise BadAnswer(f"{where}: a log-probability is {logprobs[~np.isfinite(logprobs)][0]}; it must be finite")
-    finish, reason, status = _finish(meta, where)
+    reason = meta.get("finish_reason")
+    kind = reason.get("type") if isinstance(reason, Mapping) else None
+    if not isinstance(reason, Mapping) or kind not in ("stop", "length", "abort"):
+        raise BadAnswer(f"{where}: finish_reason is {reason!r}; it must be of type stop, length or abort")
+    status = reason.get("status_code")
     return GeneratedPart(
         ids=ids,
         logprobs=logprobs,
-        finish=finish,
+        finish=kind,
         spans=_spans(meta, len(ids), where),
         cached=int(meta.get("cached_tokens") or 0),
-        reason=reason,
-        status=status,
+        reason=str(reason.get("message") or ""),
+        status=None if status is None else int(status),
     )
 
 
 def read_scores(
     answer: Any, ids: NDArray[np.int32], start: int, where: str, *, last: int
 ) -> tuple[NDArray[np.float32], str]:
-    """Log-probabilities of `ids[start:]`, each given the ids before it, float32 [len(ids) - start]; weight version.
+    """(Log-probabilities float32 of `ids[start:]`, each given the ids before it; the name of the weights.)
 
-    `start` is what `logprob_start_len` was. The first entry is null; it becomes nan. `last` is the largest id of the
-    vocabulary, which a server calls 0 (its log-probability is right).
-    Raises BadAnswer where the entries are not those of `ids`.
+    `start` is the request's `logprob_start_len`. The first entry is null; it becomes nan. `last` is the largest id of
+    the vocabulary, which a server reports as id 0 (with the right log-probability).
+    Raises BadAnswer if the entries are not those of `ids`.
     """
     meta = _meta(answer, where)
     logprobs, named = _pairs(meta.get("input_token_logprobs") or [], where)
-    _aligned(named, ids[start:], where, last)
+    wanted = ids[start:]
+    if len(named) != len(wanted):
+        raise BadAnswer(f"{where}: {len(named)} log-probabilities came for {len(wanted)} ids")
+    wrong = (named != wanted) & ((named != 0) | (wanted != last))
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        raise BadAnswer(f"{where}: row {first} is of id {named[first]}; {wanted[first]} was asked for")
     return logprobs, str(meta.get("weight_version"))
 
 
 def check_temperature(answer: Any, temperature: float, where: str) -> None:
-    """Raises ServerError where scores were asked for at a temperature and the answer does not say that it has it."""
+    """Raises ServerError if scores were asked for at a temperature other than 1 and the answer does not confirm it."""
     if temperature != 1.0 and _meta(answer, where).get(SCORE_TEMPERATURE) != temperature:
         raise ServerError(
             f"{where}: this server scores at temperature 1, not at {temperature:g} (releases with "
@@ -214,9 +224,10 @@ def check_temperature(answer: Any, temperature: float, where: str) -> None:
 def read_top(
     answer: Any, name: str, start: int, positions: NDArray[np.int64], k: int, where: str
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Rows of `meta_info[name]` (`input_top_logprobs` or `input_token_ids_logprobs`) at `positions`: ids, logp [P, K].
+    """Ids and log-probabilities [P, K] at `positions`, from `meta_info[name]`.
 
-    Entry i of the list belongs to position `start` + i. Raises BadAnswer where one is missing or not K long.
+    `name` is `input_top_logprobs` or `input_token_ids_logprobs`. Entry i belongs to position `start` + i. Raises
+    BadAnswer if one is missing or not K long.
     """
     rows = _meta(answer, where).get(name) or []
     ids, logp = np.empty((len(positions), k), np.int32), np.empty((len(positions), k), np.float32)
@@ -250,25 +261,6 @@ def _pairs(entries: Sequence[Any], where: str) -> tuple[NDArray[np.float32], NDA
         raise BadAnswer(f"{where}: log-probabilities must be [logprob, id, text]: {str(entries)[:200]}") from error
 
 
-def _aligned(named: NDArray[np.int32], wanted: NDArray[np.int32], where: str, last: int) -> None:
-    if len(named) != len(wanted):
-        raise BadAnswer(f"{where}: {len(named)} log-probabilities came for {len(wanted)} ids")
-    wrong = (named != wanted) & ((named != 0) | (wanted != last))
-    if wrong.any():
-        first = int(np.flatnonzero(wrong)[0])
-        raise BadAnswer(f"{where}: row {first} is of id {named[first]}; {wanted[first]} was asked for")
-
-
-def _finish(meta: Mapping[str, Any], where: str) -> tuple[str, str, int | None]:
-    """Type, message and status of the finish reason."""
-    reason = meta.get("finish_reason")
-    kind = reason.get("type") if isinstance(reason, Mapping) else None
-    if not isinstance(reason, Mapping) or kind not in ("stop", "length", "abort"):
-        raise BadAnswer(f"{where}: finish_reason is {reason!r}; it must be of type stop, length or abort")
-    status = reason.get("status_code")
-    return str(kind), str(reason.get("message") or ""), None if status is None else int(status)
-
-
 def _spans(meta: Mapping[str, Any], count: int, where: str) -> tuple[VersionSpan, ...]:
     found = meta.get("weight_versions") or []
     if not found:
@@ -280,26 +272,23 @@ def _spans(meta: Mapping[str, Any], count: int, where: str) -> tuple[VersionSpan
     return spans
 
 
-# Settings of a client of SGLang servers.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangSettings:
-    """Limits of one client; they hold for each server alone."""
+    """Limits of one client, for each server."""
 
     parallel: int = 64
-    """Requests in flight at a time on each server; the server batches them."""
+    """Most requests in flight; the server batches them."""
     deadline: float = 600.0
-    """Seconds for one request, retries included; a server that is being restarted is waited for that long."""
+    """Seconds for one request, with retries and waiting for a server that restarts."""
     connect_timeout: float = 10.0
     """Seconds to reach a server."""
     backoff: float = 0.2
     """Seconds before the second attempt; doubled with each further one, up to 5."""
     admin_timeout: float = 300.0
-    """Seconds for an update of the weights and other questions to the server itself."""
+    """Seconds for an administrative call, such as an update of the weights."""
     resume_aborted: bool = True
-    """Continue a response that the server broke off (to change weights): what was drawn is kept, the rest is drawn by
-    the new weights, and the turn says which ids are whose."""
+    """Continue a response that the server interrupted to change its weights. The new weights sample the rest, and the
+    turn records which weights sampled which ids."""
 
     def __post_init__(self) -> None:
         for name, least in (("parallel", 1), ("deadline", 0.01), ("connect_timeout", 0.01), ("admin_timeout", 0.01)):
@@ -309,16 +298,19 @@ class SglangSettings:
             raise ServerError(f"backoff is {self.backoff}; it must not be negative")
 
 
-# HTTP connection to one server: maps status codes to errors, and says which are worth a retry.
-
 KEY = "TURNGYM_SERVER_KEY"
-"""Environment variable with the servers' bearer key; none is sent without it."""
+"""Environment variable with the servers' bearer key; without it no key is sent."""
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses that may pass by themselves: a server that starts, restarts or is full."""
+"""HTTP statuses of temporary failures: a server starts, restarts or is full."""
+
+
+def next_pause(pause: float) -> float:
+    """Seconds before the next attempt, after a wait of `pause` seconds; a backoff of 0 does not stay 0."""
+    return min(max(2 * pause, 0.05), 5.0)
 
 
 def error_text(body: Any) -> str:
-    """What a server's error says: `error` is a text, or an object with a `message`; admin calls have `message`."""
+    """The message in a server's error: `error`, a text or an object with a `message`, else `message` or `detail`."""
     if isinstance(body, Mapping):
         found = body.get("error", body.get("message", body.get("detail")))
         if isinstance(found, Mapping):
@@ -330,10 +322,9 @@ def error_text(body: Any) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Connection:
-    """Requests to one address, from one event loop. Every method is a coroutine of that loop.
+    """Requests to one address. All methods are coroutines of one event loop.
 
-    Raises:
-        ServerError: an address that is none, or httpx is not installed.
+    Raises ServerError for an invalid address, or if httpx is not installed.
     """
 
     url: str
@@ -352,9 +343,9 @@ class Connection:
         key = os.environ.get(KEY)
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            # the fleet's semaphores limit requests; under httpx's limit of 100, aborts could queue behind generations
+            # the fleet limits requests; under httpx's limit of 100, aborts could queue behind generations
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.settings.parallel),
-            # a proxy of the environment is for the outside world, and may not reach the servers
+            # a proxy that the environment names is for the outside world, and may not reach the servers
             trust_env=False,
         )
 
@@ -362,12 +353,12 @@ class Connection:
         await self._http.aclose()
 
     async def request(self, method: str, path: str, body: Any = None, *, timeout: float) -> Any:
-        """One attempt: the JSON of a 200, None where there is no body.
+        """One attempt: the JSON of a 200, or None if there is no body.
 
         Raises:
-            ServerDown: no connection, or a status that may pass.
-            ServerTimeout: nothing after `timeout` seconds.
-            ServerError: any other status; the server's own words are in it.
+            ServerDown: no connection, or a status in `PASSING`.
+            ServerTimeout: no answer after `timeout` seconds.
+            ServerError: any other status, with the server's message.
             BadAnswer: a 200 that is not JSON.
         """
         import httpx
@@ -375,7 +366,7 @@ class Connection:
         limits = httpx.Timeout(timeout, connect=min(timeout, self.settings.connect_timeout))
         try:
             answer = await self._http.request(method, self.url + path, json=body, timeout=limits)
-        # without ConnectTimeout: a server that cannot be reached is down, not slow
+        # ConnectTimeout is not among these: a server that cannot be reached is down, not slow
         except (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout) as error:
             raise ServerTimeout(f"{self.url}{path}: no answer within {timeout:.0f} s") from error
         except httpx.TransportError as error:
@@ -385,7 +376,7 @@ class Connection:
         except ValueError:
             found = answer.text[:500]
         if answer.status_code == 200:
-            # a JSON text begins with a quote; without it `found` is the raw text from above
+            # a JSON string begins with a quote; without it `found` is the raw text from above
             if isinstance(found, str) and answer.content[:1] != b'"':
                 raise BadAnswer(f"{self.url}{path}: the answer is not JSON: {found[:200]!r}")
             return found
@@ -399,9 +390,9 @@ class Connection:
         raise ServerError(said)
 
     async def request_until(self, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
-        """As `request`, tried again while the server is down, until `deadline` seconds have passed.
+        """`request`, repeated while the server is down, for `deadline` seconds.
 
-        Raises ServerTimeout where an attempt would still be waiting then, ServerDown where all failed before.
+        Raises ServerTimeout if the last attempt is still waiting then, ServerDown if all failed before.
         """
         end = self.clock() + deadline
         pause = self.settings.backoff
@@ -414,15 +405,14 @@ class Connection:
                 if self.clock() + pause >= end:
                     raise ServerDown(f"{error} (tried {tries} times in {deadline:.0f} s)") from error
             await asyncio.sleep(pause)
-            # max: a backoff of 0 would stay 0
-            pause = min(max(2 * pause, 0.05), 5.0)
+            pause = next_pause(pause)
 
 
-# Where SGLang servers play and teach, as commands and functions are told.
+# Options of the commands that use SGLang servers.
 
 Busy = Literal["wait", "retract", "abort"]
-"""What happens to responses that are being drawn when new weights come: `wait` lets them end first; `retract` holds
-them and draws the rest with the new weights (histories are computed again); `abort` breaks them off."""
+"""What happens to responses in flight when new weights come: `wait` lets them end first; `retract` pauses them and
+continues them with the new weights (their histories are computed again); `abort` interrupts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,9 +423,9 @@ class PolicyServer:
     """Address of an SGLang server that plays (`turngym serve policy` starts one), several with commas in between, or
     that of a router; by default the model plays in this process."""
     server_parallel: int = 64
-    """Requests under way at a time on each server."""
+    """Most requests in flight on each server."""
     server_deadline: float = 600.0
-    """Seconds for one response, retries included; a server that is restarted is waited for that long."""
+    """Seconds for one response, with retries and waiting for a server that restarts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,12 +435,12 @@ class TrainServers(PolicyServer):
     teacher_server: str = ""
     """Address of SGLang servers with the teacher; --teacher then only names its folder, for the vocabulary."""
     weight_sync: Literal["disk", "gloo", "nccl"] = "disk"
-    """How new weights get to the servers that play: through a folder that both sides see, or broadcast (`nccl` between
-    GPUs, else `gloo`)."""
+    """How new weights get to the servers that play: through a folder that both sides see, or by broadcast (`nccl`
+    between GPUs, else `gloo`)."""
     weight_folder: Path | None = None
-    """disk: where new weights are written; by default OUT/weights. The newest two stay."""
+    """disk: where new weights are written; by default OUT/weights. The newest two are kept."""
     weight_address: str = "127.0.0.1"
     """gloo, nccl: where the servers reach this machine."""
     when_busy: Busy = "wait"
-    """Responses that are being drawn when new weights come are finished first (`wait`), held and finished by the new
-    weights (`retract`), or broken off and continued (`abort`); turns say which ids are whose."""
+    """What happens to responses in flight when new weights come: they finish first (`wait`), pause and are continued by
+    the new weights (`retract`), or are interrupted and continued (`abort`). Turns record which weights sampled what."""

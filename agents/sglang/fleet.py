@@ -1,8 +1,15 @@
-"""A fleet of servers, or of servers behind a router: routes requests by session and calls all servers at once."""
+"""All servers of one model, or a router in front of them: which server gets a request, and what all of them are told.
+
+1. `ServerInfo`: what a server says about itself, and which releases are supported.
+2. `WeightVersions`: which weights the servers were given, so that an answer can say who sampled it.
+3. `Fleet`: the connections. `RetryingClient`: requests to /generate that survive a server's restart.
+4. `check_...`: a server has the model, the tokenizer and the weights that are meant.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import re
@@ -23,37 +30,36 @@ from turngym.agents.sglang.client import (
     SglangSettings,
     VersionSpan,
     WrongWeights,
+    next_pause,
 )
 from turngym.envs.core.event_loop import LoopThread
 
-# Reads a server's release, model and limits, and checks that it is supported.
-
 OLDEST, TRIED, BEFORE = (0, 5, 21), "0.5.23", (0, 6)
-"""Releases that speak the protocol used here: before OLDEST, weights are updated in another way."""
+"""Releases that speak the protocol used here; earlier ones update weights in another way."""
 HEADROOM = 4
-"""SGLang keeps prompts 5 ids shorter than prompt and response together, and that 1 shorter than the context."""
+"""SGLang limits prompts to 5 ids less than prompt and response together, which is 1 less than the context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """One server."""
+    """What one server says about itself."""
 
     url: str
     version: str
     model: str
     """Path or name of the model that it was started with."""
     kind: str
-    """Its architecture, for example Qwen3ForCausalLM."""
+    """Architecture of the model, for example Qwen3ForCausalLM."""
     weights: str
-    """Name of the weights it has now; `default` unless they were named in an update."""
+    """Name of the weights it has now; `default` until an update names them."""
     max_prompt: int
     """A prompt must be shorter than this."""
     seeded: bool
-    """Whether a request's own seed counts (--enable-deterministic-inference); if not, it is ignored."""
+    """Whether it honors the seed of a request (--enable-deterministic-inference)."""
     ranks: int
-    """Processes that hold a share of the weights (tensor and pipeline parallelism)."""
+    """Number of processes that hold a share of the weights (tensor and pipeline parallelism)."""
     replicas: int
-    """Data-parallel copies in it."""
+    """Number of data-parallel copies."""
     dtype: str
 
     @property
@@ -63,10 +69,9 @@ class ServerInfo:
 
 
 async def read_info(connection: Connection, wait: float) -> ServerInfo:
-    """Ask a server; up to `wait` seconds while it starts.
+    """Ask a server, for up to `wait` seconds while it starts.
 
-    Raises:
-        ServerError: it is down, or no SGLang server that generates.
+    Raises ServerError if it is down, or is no SGLang server that generates.
     """
     patience = max(wait, connection.settings.connect_timeout)
     about = await connection.request_until("GET", "/server_info", deadline=patience)
@@ -106,80 +111,69 @@ def check_version(servers: Sequence[ServerInfo]) -> None:
                 f"{server.url} is SGLang {server.version}; supported are {oldest} up to, but not, {before} "
                 f"(tried: {TRIED}): pip install 'sglang=={TRIED}'"
             )
-    asked: list[tuple[str, Callable[[ServerInfo], Any]]] = [
-        ("release", lambda server: server.version),
-        ("architecture", lambda server: server.kind),
-        ("longest prompt", lambda server: server.max_prompt),
-    ]
-    for what, value in asked:
-        if len({value(server) for server in servers}) > 1:
-            rows = ", ".join(f"{server.url} {value(server)}" for server in servers)
+    for what, name in (("release", "version"), ("architecture", "kind"), ("longest prompt", "max_prompt")):
+        if len({getattr(server, name) for server in servers}) > 1:
+            rows = ", ".join(f"{server.url} {getattr(server, name)}" for server in servers)
             raise ServerError(f"the servers differ in {what}: {rows}")
 
 
-# Record of the weight versions given to the servers, and of which version sampled which ids.
-
 PolicySpan = tuple[int, int, int]
-"""A policy version and the half-open range of response ids that it drew."""
+"""A policy version and the half-open range of response ids that it sampled."""
 
 
 @dataclass(slots=True)
 class WeightVersions:
     """Names of weight versions in the order in which the servers were given them.
 
-    A server says with every answer which named weights drew it. A name that is not here, or that was replaced before
-    the request was sent, means that the server was restarted or changed by another client.
+    A server says with every answer which named weights sampled it. A name that is unknown here, or that was replaced
+    before the request was sent, means that the server was restarted or that another client changed its weights.
     """
 
+    place: int = 0
+    """Place of the weights that all servers have. Note it when a request is sent: its answer must not be older."""
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Name to (place, policy version)."""
-    _place: int = 0
     _names: int = 0
     _owner: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @property
     def current(self) -> str | None:
         """Name of the weights that all servers have; None before the first."""
-        # a list: another thread may be announcing others
-        return next((name for name, (place, _) in list(self._known.items()) if place == self._place), None)
+        # copied into a list, since another thread may be announcing new weights
+        return next((name for name, (place, _) in list(self._known.items()) if place == self.place), None)
 
     @property
     def version(self) -> int:
         """Policy version of those weights."""
-        return next((version for place, version in list(self._known.values()) if place == self._place), 0)
-
-    @property
-    def place(self) -> int:
-        """What an answer must not fall behind; note it when a request is sent."""
-        return self._place
+        return next((version for place, version in list(self._known.values()) if place == self.place), 0)
 
     def new_name(self, version: int) -> str:
-        """A name that no server has by chance: neither `default`, nor another run's, nor one of a failed attempt."""
+        """A name that no server has yet: not `default`, not another run's, not that of a failed attempt."""
         self._names += 1
         return f"turngym-{self._owner}-{self._names}-v{version}"
 
     def add(self, name: str, version: int) -> None:
-        """From now on the servers have the weights `name`, and no others."""
+        """Record that all servers have the weights `name`."""
         self.announce(name, version)
         self.settle(name)
 
     def announce(self, name: str, version: int) -> None:
-        """The servers are getting the weights `name`: answers may be of these already, or of those before."""
+        """Record that the servers are receiving the weights `name`: answers may come from these or the former ones."""
         self._known[name] = (1 + max((place for place, _ in self._known.values()), default=0), version)
 
     def settle(self, name: str) -> None:
-        """All servers have the weights `name`: what is sent from now on must be answered by them."""
-        self._place = self._known[name][0]
+        """Record that all servers have the announced weights `name`: requests from now on must be answered by them."""
+        self.place = self._known[name][0]
 
     def read(self, spans: tuple[VersionSpan, ...], floor: int, where: str) -> tuple[PolicySpan, ...]:
-        """The spans in policy versions. Raises WrongWeights for a name that should not be there since `floor`."""
+        """The spans with policy versions. Raises WrongWeights for a name that is unknown, or older than `floor`."""
         found: list[PolicySpan] = []
         for name, start, end in spans:
             place, version = self._known.get(name, (-1, 0))
             if place < floor:
                 raise WrongWeights(
-                    f"{where}: drawn with weights {name!r}; the server was last given {self.current!r}. It was "
-                    "restarted, or somebody else changed its weights"
+                    f"{where}: sampled with weights {name!r}; the server was last given {self.current!r}. It was "
+                    "restarted, or another client changed its weights"
                 )
             found.append((version, start, end))
         return tuple(found)
@@ -190,22 +184,23 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Endpoint:
-    """One address that takes /generate, with its limit of requests."""
+    """One address for requests to /generate."""
 
     connection: Connection
     slots: asyncio.Semaphore
+    """Limits the requests in flight."""
     load: int = 0
-    """Requests in flight."""
+    """Number of requests in flight or waiting for a slot."""
     failures: int = 0
-    """Since the last answer."""
+    """Number of failed attempts since its last answer."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Fleet:
-    """Servers with the same model. `open` looks at them; nothing else may be called before.
+    """Servers with the same model. Call `open` before anything else.
 
-    Administrative calls (weights, pauses, aborts) go to every server, behind a router too: a router passes on
-    /generate alone, and names its servers under /workers.
+    Administrative calls (weights, pauses, aborts) go to every server, also behind a router: a router only forwards
+    /generate, and lists its servers under /workers.
     """
 
     urls: Sequence[str]
@@ -213,7 +208,7 @@ class Fleet:
     versions: WeightVersions = field(default_factory=WeightVersions)
     servers: list[ServerInfo] = field(default_factory=list, init=False)
     repair: Callable[[str], None] | None = field(default=None, init=False)
-    """Gives one server (by its url) the weights that it should have; called when it answers with others."""
+    """Gives the server at a url the weights that it should have; called when it answers with others."""
     loop: LoopThread = field(init=False)
     _endpoints: list[Endpoint] = field(default_factory=list, init=False)
     _admin: list[Connection] = field(default_factory=list, init=False)
@@ -222,9 +217,7 @@ class Fleet:
     def open(self, *, wait: float = 0.0) -> Self:
         """Connect, waiting up to `wait` seconds for servers that start.
 
-        Raises:
-            ServerError: no url, a server that is down, of another release than those supported, or not of the others'
-                model.
+        Raises ServerError if no url is given, a server is down or of an unsupported release, or if the servers differ.
         """
         if not self.urls:
             raise ServerError("no server was named; give at least one url")
@@ -236,53 +229,47 @@ class Fleet:
             self.close()
             raise
         names = {server.weights for server in self.servers}
-        # where they differ none is known: answers are refused until weights are published
+        # if they differ none is recorded, so that answers are refused until weights are published
         if len(names) == 1:
             self.versions.add(names.pop(), 0)
         return self
 
     def close(self) -> None:
-        """Close the connections. The servers go on."""
+        """Close the connections. The servers continue to run."""
         try:
             self.loop.run(self._close())
         finally:
             self.loop.close()
 
+    @property
+    def max_prompt(self) -> int:
+        """A prompt must be shorter than this for every server."""
+        return min(server.max_prompt for server in self.servers)
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine that uses this fleet."""
         return self.loop.run(work)
 
-    def call_all(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> list[Any]:
-        """One attempt at each server, at the same time: the answers. Raises the first error, with the server in it."""
-        limit = self.settings.admin_timeout if timeout is None else timeout
+    def call_all(self, method: str, path: str, body: Any = None) -> list[Any]:
+        """Answers of all servers, each asked once, at the same time. Raises the first error, which names its server."""
 
         async def call() -> list[Any]:
+            limit = self.settings.admin_timeout
             return await asyncio.gather(*(one.request(method, path, body, timeout=limit) for one in self._admin))
 
         return self.loop.run(call())
 
     def call_one(self, url: str, method: str, path: str, body: Any = None) -> Any:
-        """One attempt at the server `url`."""
+        """Answer of the server at `url`, asked once."""
         one = next(connection for connection in self._admin if connection.url == url)
         return self.loop.run(one.request(method, path, body, timeout=self.settings.admin_timeout))
 
     async def abort(self, rid: str) -> None:
-        """Abort a request on whichever server has it; one that is down has lost it anyway."""
+        """Abort a request on whichever server has it."""
         for one in self._admin:
-            try:
+            # a server that is down has lost the request anyway
+            with contextlib.suppress(ServerError):
                 await one.request("POST", "/abort_request", {"rid": rid}, timeout=self.settings.connect_timeout)
-            except ServerError:
-                continue
-
-    async def ready(self, connection: Connection) -> str:
-        """The answer of /ready as text for an error message."""
-        try:
-            await connection.request("GET", "/ready", timeout=self.settings.connect_timeout)
-        except ServerDown as error:
-            return f"/ready says: {error}"
-        except ServerError as error:
-            return f"/ready does not answer: {error}"
-        return "/ready says that it is up"
 
     def endpoint_for(self, session: str) -> Endpoint:
         """The endpoint of `session`: always the same while it answers, so that its prefix cache is reused."""
@@ -307,13 +294,14 @@ class Fleet:
 
     async def _servers_behind(self, front: Connection, wait: float) -> list[str]:
         """Urls of the servers behind a router; none if `front` is a server."""
+        patience = max(wait, self.settings.connect_timeout)
         try:
-            await front.request_until("GET", "/ready", deadline=max(wait, self.settings.connect_timeout))
+            await front.request_until("GET", "/ready", deadline=patience)
         except (ServerDown, ServerTimeout):
             raise
         except ServerError:
             pass  # a router has no /ready
-        end = front.clock() + max(wait, self.settings.connect_timeout)
+        end = front.clock() + patience
         while True:
             try:
                 found = await front.request("GET", "/workers", timeout=self.settings.connect_timeout)
@@ -325,7 +313,7 @@ class Fleet:
                 return urls
             if front.clock() >= end:
                 raise ServerError(f"{front.url} is a router without servers")
-            await asyncio.sleep(0.2)  # it begins before it has looked at its servers
+            await asyncio.sleep(0.2)  # a router answers before it knows its servers
 
     async def _close(self) -> None:
         # without a router a connection is in both lists
@@ -333,15 +321,13 @@ class Fleet:
             await connection.close()
 
 
-# A client of /generate with retries, a deadline, aborts, and repair of servers that have the wrong weights.
-
 GRACE = 5.0
-"""Seconds that a server gets to hand over what it had drawn after a request is aborted."""
+"""Seconds that a server gets to return what it had sampled after a request is aborted."""
 
 
 @dataclass(slots=True)
 class RetryingClient:
-    """Sends requests to a fleet. All methods are coroutines of its loop."""
+    """Sends requests to /generate with retries and a deadline. All methods are coroutines of the fleet's loop."""
 
     fleet: Fleet
     _numbers: Any = field(default_factory=itertools.count, init=False)
@@ -349,11 +335,7 @@ class RetryingClient:
     _running: set[str] = field(default_factory=set, init=False)
     _repairing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _repairs: Counter[str] = field(default_factory=Counter, init=False)
-    """By url, how often its server has been given its weights again."""
-
-    def rid(self) -> str:
-        """A name for a request that no other has."""
-        return f"turngym-{self._name}-{next(self._numbers)}"
+    """How often the server at a url has been given its weights again."""
 
     async def send(
         self,
@@ -363,10 +345,10 @@ class RetryingClient:
         end: float,
         where: str,
     ) -> T:
-        """The answer to `make(rid)`, read by `read(answer, floor)`, by `end` on the clock of the connections.
+        """The answer to the body `make(rid)`, parsed by `read(answer, floor)`, by `end` on the connections' clock.
 
-        A server that is down is waited for, or another one asked; one with other weights than it should have gets them
-        again. Raises ServerDown, ServerTimeout or WrongWeights where that has not helped by the deadline.
+        If a server is down, wait for it or ask another one; if it has the wrong weights, give it the right ones again.
+        Raises ServerDown, ServerTimeout or WrongWeights if that has not helped by the deadline.
         """
         pause, tries = self.fleet.settings.backoff, 0
         while True:
@@ -383,19 +365,22 @@ class RetryingClient:
                     raise ServerDown(f"{where}: {error} (tried {tries} times)") from error
             except WrongWeights as error:
                 if endpoint.connection.clock() + pause >= end or not await self._repaired(endpoint, floor, repairs):
-                    raise WrongWeights(f"{error}{self._restart_hint()}") from error
+                    hint = "Its weights were sent again without success"
+                    if self.fleet.repair is None:
+                        hint = "Start it with the model that is meant, and run again"
+                    raise WrongWeights(f"{error}. {hint}") from error
             await asyncio.sleep(pause)
-            pause = min(max(2 * pause, 0.05), 5.0)
+            pause = next_pause(pause)
 
     async def abort_all(self) -> int:
-        """Abort all requests in flight; how many there were."""
+        """Abort all requests in flight; returns their number."""
         running = list(self._running)
         for rid in running:
             await self.fleet.abort(rid)
         return len(running)
 
     async def _once(self, endpoint: Endpoint, make: Callable[[str], dict[str, Any]], end: float, where: str) -> Any:
-        rid = self.rid()
+        rid = f"turngym-{self._name}-{next(self._numbers)}"
         endpoint.load += 1
         try:
             async with endpoint.slots:
@@ -406,9 +391,10 @@ class RetryingClient:
             self._running.discard(rid)
 
     async def _wait(self, endpoint: Endpoint, rid: str, body: dict[str, Any], end: float, where: str) -> Any:
-        left = max(end - endpoint.connection.clock(), 0.01)
-        # longer than both waits below: an aborted request must still be able to hand over what was drawn
-        task = asyncio.create_task(endpoint.connection.request("POST", "/generate", body, timeout=left + 2 * GRACE + 1))
+        connection, settings = endpoint.connection, self.fleet.settings
+        left = max(end - connection.clock(), 0.01)
+        # longer than both waits below, so that an aborted request can still return what was sampled
+        task = asyncio.create_task(connection.request("POST", "/generate", body, timeout=left + 2 * GRACE + 1))
         try:
             done, _ = await asyncio.wait({task}, timeout=left)
             if not done:
@@ -417,41 +403,38 @@ class RetryingClient:
             if done:
                 return task.result()
         except asyncio.CancelledError:
-            # the caller is gone: the server must not go on generating
+            # the caller is gone, so the server must not continue to generate
             await asyncio.shield(self.fleet.abort(rid))
             raise
         finally:
             task.cancel()
-        state = await self.fleet.ready(endpoint.connection)
-        raise ServerTimeout(
-            f"{where}: {endpoint.connection.url} gave no answer within {self.fleet.settings.deadline:.0f} s; {state}"
-        )
+        try:
+            await connection.request("GET", "/ready", timeout=settings.connect_timeout)
+            state = "/ready says that it is up"
+        except ServerDown as error:
+            state = f"/ready says: {error}"
+        except ServerError as error:
+            state = f"/ready does not answer: {error}"
+        raise ServerTimeout(f"{where}: {connection.url} gave no answer within {settings.deadline:.0f} s; {state}")
 
     async def _repaired(self, endpoint: Endpoint, floor: int, repairs: int) -> bool:
-        """Whether the servers have been given their weights again, by this request or another.
+        """Whether the server has been given its weights again, by this request or another.
 
-        `floor` and `repairs`: the newest weights, and how often the server had been repaired, as the request was sent.
+        `floor` and `repairs` are the weights' place and the server's number of repairs when the request was sent.
         """
         repair, url = self.fleet.repair, endpoint.connection.url
         if repair is None:
             return False
         async with self._repairing:
-            # while the lock was awaited, a publish has moved the place, or another request has repaired the server
+            # while this request waited for the lock, new weights or another request may have repaired the server
             if (self.fleet.versions.place, self._repairs[url]) == (floor, repairs):
-                # repair() waits for calls that run on this very loop
+                # in a thread, since repair() waits for calls that run on this very loop
                 await asyncio.to_thread(repair, url)
                 self._repairs[url] += 1
         return True
 
-    def _restart_hint(self) -> str:
-        return (
-            ". Start it with the model that is meant, and run again"
-            if self.fleet.repair is None
-            else ". Its weights were sent again without success"
-        )
 
-
-# Checks that a server has the expected model, before anything is sent: an id too large would end the server.
+# Checks that a server has the expected model, before anything is sent: an id too large would crash the server.
 
 SHAPE = (
     "vocab_size",
@@ -463,13 +446,14 @@ SHAPE = (
     "head_dim",
     "tie_word_embeddings",
 )
-"""What must agree for weights to fit: a server that gets others does not refuse them, it ends."""
+"""Settings that must agree for weights to fit: a server that gets others does not refuse them, it crashes."""
 SAMPLE = 64
+"""Most ids whose texts are compared."""
 TEXTS = ("Nothing happens.", "  <think>\n1, 2 and 3</think>\t", "naïve café 漢字 \U0001f642", "go to cabinet 12")
 
 
 class Tokenizer(Protocol):
-    """The parts of a Hugging Face tokenizer that are compared."""
+    """The parts of a Hugging Face tokenizer that are used here."""
 
     def decode(self, token_ids: Any, /, **kwargs: Any) -> Any: ...
 
@@ -498,7 +482,7 @@ def check_model(fleet: Fleet, config: Mapping[str, Any]) -> None:
 def check_tokenizer(fleet: Fleet, tokenizer: Tokenizer, size: int) -> None:
     """Raises ServerError unless every server gives the same ids to some texts, and the same texts to some ids.
 
-    `size`: ids that the tokenizer uses; the first, the last and others in between are compared.
+    `size` is the number of ids that the tokenizer uses; the first, the last and others in between are compared.
     """
     places = np.unique(np.linspace(0, size - 1, min(SAMPLE, size)).astype(int)).tolist()
     mine = [str(tokenizer.decode([one], skip_special_tokens=False)) for one in places]
@@ -510,7 +494,7 @@ def check_tokenizer(fleet: Fleet, tokenizer: Tokenizer, size: int) -> None:
 
 
 def check_names(fleet: Fleet) -> None:
-    """Raises ServerError where a server's weights were sent by a training run: they are not those of its folder."""
+    """Raises ServerError if a server has weights that a training run sent it, instead of those of its folder."""
     for server in fleet.servers:
         if server.weights.startswith("turngym-"):
             raise ServerError(
@@ -520,7 +504,7 @@ def check_names(fleet: Fleet) -> None:
 
 
 def model_config(folder: str) -> Mapping[str, Any]:
-    """The model's config.json; empty where it cannot be read from here."""
+    """The model's config.json; empty if it cannot be read from here."""
     try:
         found = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -543,10 +527,8 @@ def _compare(
                 )
 
 
-# Connections of a worker process to servers whose weights another process updates.
-
 _FLEETS: dict[tuple[Any, ...], Fleet] = {}
-"""This process's connections: they outlast a rollout."""
+"""Connections of a worker process, whose servers get their weights from another process. They outlast a rollout."""
 
 
 def shared_fleet(urls: Sequence[str], settings: SglangSettings, versions: WeightVersions) -> Fleet:

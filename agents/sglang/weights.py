@@ -1,4 +1,8 @@
-"""How SGLang servers get new weights: through a folder that both sides see (`DiskSync`), or by broadcast."""
+"""How SGLang servers get the weights of a model in this process.
+
+`DiskSync` writes them to a folder that both sides see, `BroadcastSync` sends them through a process group.
+`SyncedPolicy` does either whenever the model has changed, and generates with the servers.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,6 @@ from turngym.envs.core.protocols import GenerateRequest, Generation, WeightSink
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A process group of this process (rank 0) and the servers' workers, beside whatever group the trainer has.
-
 
 def free_port(host: str = "") -> int:
     """A TCP port that is free now."""
@@ -34,12 +36,12 @@ def free_port(host: str = "") -> int:
 
 
 def create_group(address: str, port: int, world: int, name: str, backend: str, timeout: float) -> Any:
-    """Create the group `name` as its rank 0; blocks until all `world` members are there.
+    """Create the process group `name` as its rank 0; blocks until all `world` members have joined.
 
-    The members find each other as SGLang's workers expect it: a TCP store at `address`:`port`, keys under `name`. The
-    public torch.distributed.init_process_group would make it the process's default group, of which a trainer has one.
+    The members meet as SGLang's workers expect it: at a TCP store at `address`:`port`, with keys under `name`. The
+    public torch.distributed.init_process_group would make this the default group, which the trainer needs for itself.
 
-    Raises SyncError where they do not come within `timeout` seconds.
+    Raises SyncError if the members do not join within `timeout` seconds.
     """
     from torch.distributed import PrefixStore, TCPStore
     from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
@@ -54,33 +56,23 @@ def create_group(address: str, port: int, world: int, name: str, backend: str, t
             [],
             Backend(backend),
             PrefixStore(name, store),
-            group_name=name,  # type: ignore[arg-type]  # a NewType that older releases of torch do not have
+            group_name=name,  # type: ignore[arg-type]  # newer releases of torch have a NewType for it
             timeout=limit,
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise SyncError(f"no {backend} group of {world} members at {address}:{port}: {error}") from error
-    # init_process_group and new_group do this for the groups that they make; the helper does not
+    # init_process_group and new_group do this for their groups; the helper does not
     _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
     return group
 
 
-def destroy_group(group: Any) -> None:
-    """Destroy the group; one that is broken already is fine."""
-    import torch.distributed
-
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
-        torch.distributed.destroy_process_group(group)
-
-
-# Sends new weights to running servers through files, and the steps that every way of sending shares.
-
 KEPT_FOLDERS = 2
-"""Folders of weights that stay: the newest, and the one before for a server that is still reading it."""
+"""Number of weight folders to keep: the newest, and the one before, which a server may still be reading."""
 
 
 @contextlib.contextmanager
 def generation_paused(fleet: Fleet, busy: Busy) -> Iterator[None]:
-    """Context in which the servers generate nothing; they resume on leaving it, also after an error."""
+    """Context in which the servers generate nothing (unless `busy` is `wait`); they resume after it, also on errors."""
     if busy == "wait":
         yield
         return
@@ -92,7 +84,7 @@ def generation_paused(fleet: Fleet, busy: Busy) -> Iterator[None]:
 
 
 def check_weights_arrived(fleet: Fleet, name: str) -> None:
-    """Raises SyncError unless every server says that it has the weights `name`."""
+    """Raises SyncError unless every server reports the weights `name`."""
     for server, info in zip(fleet.servers, fleet.call_all("GET", "/model_info"), strict=True):
         if info.get("weight_version") != name:
             raise SyncError(f"{server.url} was given the weights {name!r}, but says {info.get('weight_version')!r}")
@@ -100,21 +92,21 @@ def check_weights_arrived(fleet: Fleet, name: str) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class DiskSync:
-    """Implements `WeightSink`: writes the weights to a folder that the servers can read, and has them read it.
+    """Implements `WeightSink`: writes the weights to a folder, and makes the servers read it.
 
-    A folder is complete or absent: it gets its name when everything is in it. The newest two stay. A server that comes
-    back with other weights (it was restarted) is given the newest again by itself, in the middle of a run.
+    A folder is complete or absent, since it gets its name when everything is in it. The newest two are kept. A server
+    that was restarted with other weights is given the newest again during the run.
 
     Raises (`publish`):
-        SyncError: a disk that is full, a folder that a server cannot read, a server that is down. The run can be
-            resumed from its last checkpoint.
+        SyncError: the disk is full, a server cannot read the folder, or a server is down. The run can be resumed from
+            its last checkpoint.
     """
 
     fleet: Fleet
     save: Callable[[Path], None]
     """Writes config.json and safetensors of the weights as they are now."""
     folder: Path
-    """Of this run alone: weights that an earlier process left there make room."""
+    """A folder of this run alone: weights that an earlier process left there are removed."""
     busy: Busy = "wait"
     published: int | None = field(default=None, init=False)
     """Version of the weights that the servers have."""
@@ -123,7 +115,7 @@ class DiskSync:
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
-        # what earlier processes of this run left; a killed one leaves a part
+        # left by earlier processes of this run; a killed one leaves a part
         self._folders += sorted([*self.folder.glob("turngym-*"), *self.folder.glob(".turngym-*.part")])
         self.fleet.repair = self._repair
 
@@ -132,13 +124,17 @@ class DiskSync:
         versions = self.fleet.versions
         name = versions.new_name(version)
         path = self._write(name)
-        self._remove_old(path)
+        self._folders.append(path)
+        for old in self._folders[:-KEPT_FOLDERS]:
+            if old != self._newest:  # after failures the servers may still have weights older than the newest two
+                shutil.rmtree(old, ignore_errors=True)
+                self._folders.remove(old)
         versions.announce(name, version)
         try:
             with generation_paused(self.fleet, self.busy):
                 self.fleet.call_all("POST", "/update_weights_from_disk", self._body(path, name))
             check_weights_arrived(self.fleet, name)
-        # a ServerError too, but one that says already what is wrong
+        # a ServerError too, but one that already says what is wrong
         except SyncError:
             raise
         except ServerError as error:
@@ -147,7 +143,7 @@ class DiskSync:
         self.published, self._newest = version, path
 
     def close(self) -> None:
-        """Remove the folders; servers keep what they have read."""
+        """Remove the folders; the servers keep what they have read."""
         self.fleet.repair = None
         for path in self._folders:
             shutil.rmtree(path, ignore_errors=True)
@@ -172,33 +168,26 @@ class DiskSync:
             raise
         return path
 
-    def _remove_old(self, path: Path) -> None:
-        self._folders.append(path)
-        for old in self._folders[:-KEPT_FOLDERS]:
-            if old != self._newest:  # after failures the servers' weights may be older than the newest two
-                shutil.rmtree(old, ignore_errors=True)
-                self._folders.remove(old)
-
     def _repair(self, url: str) -> None:
-        """Runs in a thread of its own, while requests wait."""
+        """Called in a thread of its own, while requests wait."""
         name = self.fleet.versions.current
         if self._newest is None or name != self._newest.name:
             raise SyncError(f"{url} has other weights than it was given, and there are none yet to give it again")
         urls = [server.url for server in self.fleet.servers]
         for one in [url] if url in urls else urls:
-            # of the servers behind a router only those that need it: reading takes long
+            # reading takes long, so of the servers behind a router only those that need it do it
             if self.fleet.call_one(one, "GET", "/model_info").get("weight_version") != name:
                 self.fleet.call_one(one, "POST", "/update_weights_from_disk", self._body(self._newest, name))
 
 
 Named = tuple[str, "Tensor"]
 SENT_AS = ("bfloat16", "float16")
-"""A server in half precision rounds what it gets, so weights are sent rounded: half the work, the same result."""
+"""A server in half precision rounds what it gets, so weights are sent rounded: half the bytes, the same result."""
 POLL = 0.002
 
 
 def buckets(weights: Iterable[Named], limit: int) -> Iterator[list[Named]]:
-    """Groups of at most `limit` bytes; one that is larger by itself is alone."""
+    """Groups of at most `limit` bytes; a larger tensor is a group of its own."""
     bucket: list[Named] = []
     size = 0
     for name, tensor in weights:
@@ -214,27 +203,27 @@ def buckets(weights: Iterable[Named], limit: int) -> Iterator[list[Named]]:
 
 @dataclass(slots=True, kw_only=True)
 class BroadcastSync:
-    """Implements `WeightSink`: the servers listen in a process group of which this process is rank 0.
+    """Implements `WeightSink`: broadcasts the weights in a process group of this process (rank 0) and the servers.
 
-    Every stretch of weights is announced over HTTP first. A server that refuses says so at once, and only where none
-    does is anything sent, so that no process waits in a broadcast that will not happen. A transfer that fails half
-    way leaves a mixture: the servers' weights get a name that no run knows, their answers are refused, and the next
-    `publish` that succeeds puts an end to that. A server that was restarted is given everything again, in a new group.
+    Every bucket is announced over HTTP first. A bucket is only sent if no server refuses it, so that no process waits
+    for a broadcast that does not happen. If a transfer fails half way, the servers hold a mixture. They are then told a
+    name for it that no run knows, so that their answers are refused until a `publish` succeeds. A server that was
+    restarted is given everything again, in a new group.
 
-    `weights` is read while nothing is drawn for `publish`, but in a thread of its own after a restart: the weights must
-    not change while requests are under way.
+    After a restart `weights` is read in a thread of its own, so the weights must not change while requests are in
+    flight.
 
     Raises (`publish`):
-        SyncError: a server that is down or refuses, or does not listen within `timeout` seconds.
+        SyncError: a server is down or refuses, or does not join within `timeout` seconds.
     """
 
     fleet: Fleet
     weights: Callable[[], Iterable[Named]]
-    """Name, as in the checkpoint, and tensor of everything that the servers load; tied ones once."""
+    """Name, as in the checkpoint, and tensor of everything that the servers load; tied tensors once."""
     address: str = "127.0.0.1"
     """Where the servers reach this machine."""
     backend: str = "gloo"
-    """`nccl` where both sides are on GPUs."""
+    """`nccl` if both sides are on GPUs."""
     busy: Busy = "wait"
     bucket_bytes: int = 1 << 29
     timeout: float = 120.0
@@ -261,7 +250,7 @@ class BroadcastSync:
         self.published = version
 
     def close(self) -> None:
-        """Dissolve the group."""
+        """Destroy the group."""
         self.fleet.repair = None
         self._destroy_group()
 
@@ -288,14 +277,14 @@ class BroadcastSync:
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
             "shapes": [list(tensor.shape) for _, tensor in bucket],
             "group_name": self._name,
-            # with the last stretch only: until then the weights are a mixture
+            # only with the last bucket: until then the weights are a mixture
             "flush_cache": version is not None,
             "weight_version": version,
         }
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(self.fleet.call_all, "POST", "/update_weights_from_distributed", body)
             raise_early_refusal(answer)
-            # polled below: wait() would not notice a server that fails meanwhile
+            # polled below, since wait() would not notice a server that fails meanwhile
             works = [self._group.broadcast(tensor, 0) for _, tensor in bucket]
             end = time.monotonic() + self.timeout
             while not all(work.is_completed() for work in works):
@@ -305,13 +294,13 @@ class BroadcastSync:
             else:
                 answer.result(self.timeout)
                 return
-            # the group ends before the pool does: a server that still listens is let go
+            # the group is destroyed before the pool waits for its thread, so that a listening server is released
             self._destroy_group()
             answer.result(self.timeout)
             raise SyncError(f"the servers did not join the broadcast within {self.timeout:.0f} s")
 
     def _tensors(self) -> Iterator[Named]:
-        """Contiguous, in the precision of the servers, on the device of the group."""
+        """The weights, contiguous, in the servers' precision and on the group's device."""
         import torch
 
         dtype = self.fleet.servers[0].dtype
@@ -329,7 +318,7 @@ class BroadcastSync:
         common = {"master_address": self.address, "master_port": port, "world_size": 1 + sum(ranks)}
         common |= {"group_name": self._name, "backend": self.backend}
         at, path = self.fleet.call_one, "/init_weights_update_group"
-        # all at once: each side blocks until every member is there
+        # all at the same time, since each call blocks until every member has joined
         with ThreadPoolExecutor(1 + len(ranks)) as pool:
             mine = pool.submit(create_group, self.address, port, 1 + sum(ranks), self._name, self.backend, self.timeout)
             theirs = [
@@ -341,30 +330,31 @@ class BroadcastSync:
                     one.result(self.timeout)
                 self._group = mine.result(self.timeout)
             except (ServerError, TimeoutError) as error:
-                raise SyncError(f"the servers and this process do not come together: {error}") from error
+                raise SyncError(f"the servers did not join the process group: {error}") from error
 
     def _destroy_group(self) -> None:
         group, self._group = self._group, None
         if group is None:
             return
+        import torch.distributed
+
         for server in self.fleet.servers:
-            try:
+            # a server that was restarted does not know the group
+            with contextlib.suppress(ServerError):
                 self.fleet.call_one(server.url, "POST", "/destroy_weights_update_group", {"group_name": self._name})
-            except ServerError:
-                continue  # it was restarted, and knows nothing of the group
-        destroy_group(group)
+        # the group may be broken already
+        with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+            torch.distributed.destroy_process_group(group)
 
     def _mark_incomplete(self, name: str) -> None:
         """Give the servers' weights a name that no run knows, so that their answers are refused."""
+        body = {"new_version": f"{name}-incomplete", "abort_all_requests": False}
         for server in self.fleet.servers:
-            body = {"new_version": f"{name}-incomplete", "abort_all_requests": False}
-            try:
+            with contextlib.suppress(ServerError):
                 self.fleet.call_one(server.url, "POST", "/update_weight_version", body)
-            except ServerError:
-                continue
 
     def _repair(self, url: str) -> None:
-        """Runs in a thread of its own, while requests wait."""
+        """Called in a thread of its own, while requests wait."""
         if self.published is None:
             raise SyncError(f"{url} has other weights than it was given, and there are none yet to give it again")
         self._destroy_group()
@@ -372,7 +362,7 @@ class BroadcastSync:
 
 
 def raise_early_refusal(answer: Future[Any], patience: float = 0.05) -> None:
-    """Raises what a server refuses at once; a server that listens does not answer before it has heard."""
+    """Raises the error of a server that refuses at once; one that accepts answers only after the broadcast."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
         if answer.done():
@@ -392,78 +382,28 @@ def _with_last(items: Iterable[list[Named]]) -> Iterator[tuple[list[Named], bool
         yield before, True
 
 
-# A policy on servers that answer while a model in this process learns, and get its weights when it says so.
-
-
-@dataclass(slots=True, kw_only=True)
-class LivePolicy:
-    """Implements `Policy`. `SyncedPolicy` looks at the model before each request; here it is being changed then.
-
-    `weights_changed` may be called by another thread than the one that generates: responses that the servers are
-    drawing meanwhile say which ids are whose. Nothing may be generated before its first call.
-    """
-
-    policy: SglangPolicy
-    sink: WeightSink
-    first: Callable[[], None] | None = None
-    """Called when the servers have the weights for the first time: is what they compute what the model computes?"""
-    _published: bool = field(default=False, init=False)
-
-    @property
-    def max_length(self) -> int:
-        """Most ids of prompt and response together."""
-        return self.policy.max_length
-
-    @property
-    def policy_version(self) -> int:
-        return self.policy.policy_version
-
-    def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
-        """Continue every request with the weights that the servers have."""
-        return self.policy.generate(requests)
-
-    def release(self, session: str) -> None:
-        self.policy.release(session)
-
-    def weights_changed(self, version: int) -> None:
-        """Send the model's weights as they are now; returns when all servers have them.
-
-        Raises SyncError as the sink does, and ServerError where the servers compute something else.
-        """
-        self.sink.publish(version)
-        if not self._published and self.first is not None:
-            self.first()
-        self._published = True
-
-    def as_json(self) -> dict[str, Any]:
-        return {"servers_version": self.policy.policy_version}
-
-    def close(self) -> None:
-        """Close the connections; the servers go on with what they have."""
-        self.sink.close()
-        self.policy.fleet.close()
-
-
-# A policy on servers whose weights follow a model in this process.
-
-
 @dataclass(slots=True, kw_only=True)
 class SyncedPolicy:
-    """Implements `Policy`: the servers get the model's weights before the first request, and after each change.
+    """Implements `Policy` on servers that have the weights of a model in this process.
 
-    A change that was not announced is noticed, too (`stamp` differs), so that a resumed run and an evaluation
-    before the first update never play with what the servers happened to have.
+    With `stamp` the servers get the weights before the first request and after each change, announced or not. So a
+    resumed run, or an evaluation before the first update, never plays with the weights that a server happens to have.
+
+    Without `stamp` they get them in `weights_changed` alone, because the model changes while they answer. Another
+    thread may call it while requests are in flight: their responses record which weights sampled which ids. Nothing may
+    be generated before its first call.
     """
 
     policy: SglangPolicy
     sink: WeightSink
-    stamp: Callable[[], int]
-    """Changes whenever the model's weights do; what it says counts beside the announced version."""
+    stamp: Callable[[], int] | None
+    """A number that changes when the model's weights change, whatever version was announced."""
     first: Callable[[], None] | None = None
-    """Called when the servers have the weights for the first time: is what they compute what the model computes?"""
+    """Called once, when the servers have the weights for the first time: checks what they compute."""
     version: int = 0
-    """Of the model's weights, as they were last announced."""
+    """Version of the model's weights that was announced last."""
     _sent: tuple[int, int] | None = field(default=None, init=False)
+    """Version and stamp of the weights that the servers have."""
 
     @property
     def max_length(self) -> int:
@@ -472,53 +412,65 @@ class SyncedPolicy:
 
     @property
     def policy_version(self) -> int:
+        """Version of the weights that the servers were given last."""
         return self.policy.policy_version
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
-        """Continue every request with the model's weights as they are now."""
-        self._publish()
+        """Continue every request, with the model's weights as they are now if `stamp` tells."""
+        self._follow()
         return self.policy.generate(requests)
 
     def for_workers(self) -> Any:
         """How worker processes make clients of the same servers, which get the model's weights as they are now."""
-        self._publish()
+        self._follow()
         return self.policy.for_workers()
 
     def release(self, session: str) -> None:
+        """Forget `session`; unknown sessions are fine."""
         self.policy.release(session)
 
     def weights_changed(self, version: int) -> None:
-        """The model has new weights; they are sent, as `version`, before the next request."""
+        """The model has new weights; with `stamp` they are sent before the next request, else now.
+
+        Raises SyncError as the sink does, and ServerError if the servers compute something else than the model.
+        """
         self.version = version
+        if self.stamp is None:
+            self._publish()
 
     def publish_now(self) -> tuple[str | None, int]:
-        """Send the weights if others have been announced since; what the servers have then, for `adopt` elsewhere.
+        """Send the weights if a new version was announced; returns name and version of those the servers have then.
 
-        For several processes that share the servers: one of them calls this before any of them plays.
+        For several processes that share the servers: one of them calls this before any of them plays, and the others
+        pass the result to `adopt`.
         """
         if self._sent is None or self._sent[0] != self.version:
             self._publish()
-        self._sent = self.version, self.stamp()
+        self._sent = self._now()
         return self.policy.fleet.versions.current, self.policy.fleet.versions.version
 
     def adopt(self, name: str, version: int) -> None:
-        """The servers have the weights `name`, which another process has sent; this one does not send its own."""
+        """Record that another process has sent the servers the weights `name`; this one does not send its own."""
         if name != self.policy.fleet.versions.current:
             self.policy.fleet.versions.add(name, version)
         self.version = version
-        self._sent = version, self.stamp()
+        self._sent = self._now()
 
     def close(self) -> None:
-        """Close the connections; the servers go on with what they have."""
+        """Close the connections; the servers keep what they have."""
         self.sink.close()
         self.policy.fleet.close()
 
+    def _now(self) -> tuple[int, int]:
+        return self.version, 0 if self.stamp is None else self.stamp()
+
+    def _follow(self) -> None:
+        if self.stamp is not None and self._now() != self._sent:
+            self._publish()
+
     def _publish(self) -> None:
-        now = self.version, self.stamp()
-        if now == self._sent:
-            return
+        now, is_first = self._now(), self._sent is None
         self.sink.publish(self.version)
-        new = self._sent is None
         self._sent = now
-        if new and self.first is not None:
+        if is_first and self.first is not None:
             self.first()

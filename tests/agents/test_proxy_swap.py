@@ -14,12 +14,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the serving copy is a torch model")
 
 from turngym.agents.proxy.config import ProxyError  # noqa: E402
-from turngym.agents.proxy.engine_queue import (  # noqa: E402
-    PartialResponse,
-    ServingCopy,
-)
+from turngym.agents.proxy.engine_queue import ServingCopy  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
-from turngym.agents.sglang.policy import StopFinder  # noqa: E402
+from turngym.agents.sglang.policy import PartialResponse, StopFinder  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
 
 user = tools.user
@@ -67,7 +64,7 @@ def test_an_answer_that_takes_long_is_continued_by_the_new_weights(bench: Any) -
     bench.policy.step(2)
     until(lambda: bench.policy.drawn == 2)
     trainer = swap(bench, 1, patience=0.0)
-    until(lambda: asked.pending._broken)
+    until(lambda: asked.pending._interrupted)
     bench.policy.step(1)  # the id that hears that no more are wanted
     trainer.join(20)
     bench.policy.flow()
@@ -108,7 +105,7 @@ def test_a_stream_goes_on_where_it_was(bench: Any) -> None:
     seen: list[tuple[int, float]] = []
     until(lambda: bool(seen.extend(asked.new_tokens(0.01)) or len(seen) == 2))
     trainer = swap(bench, 1, patience=0.0)
-    until(lambda: asked.pending._broken)
+    until(lambda: asked.pending._interrupted)
     bench.policy.step(1)
     trainer.join(20)
     bench.policy.flow()
@@ -124,7 +121,7 @@ def test_a_client_that_leaves_while_its_answer_is_held(bench: Any) -> None:
     until(lambda: bench.policy.drawn == 1)
     bench.service.engine._pauses += 1  # a second pause: the first one's end does not let it go on
     trainer = swap(bench, 1, patience=0.0)
-    until(lambda: asked.pending._broken)
+    until(lambda: asked.pending._interrupted)
     bench.policy.step(1)
     trainer.join(20)
     asked.abandon()
@@ -213,7 +210,7 @@ def asked(*stops: str) -> GenerateRequest:
 def test_parts_together(parts: Any, last: Any, spans: Any, text: str) -> None:
     held = PartialResponse()
     for one in parts:
-        held.add(part(*one))
+        held.parts.append(part(*one))
     whole = held.ended_by(part(*last, finish="length"), asked("ST"), StopFinder(Letters()))
     assert "".join(map(chr, whole.ids)) == text
     assert whole.version_spans == spans

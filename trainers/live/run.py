@@ -26,7 +26,7 @@ from turngym.agents.proxy.restore import usage_record, votes_record
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.sessions import Feedback, Outcome
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.sglang.open_servers import eval_policy, live_policy, train_policy
+from turngym.agents.sglang.open_servers import eval_policy, train_policy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
@@ -114,9 +114,10 @@ def _servers(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | N
     if not config.train:
         fixed = eval_policy(config.servers, config.student, tokenizer, max_length)
         return Serving(engine=fixed, kind="servers", live=False, set_version=lambda _: None)
-    open_ = train_policy if config.serve_from == "student" else live_policy
-    engine = open_(config.servers, model, tokenizer, max_length, config.out, weights=ModelWeights(model))
     live = config.serve_from != "student"
+    engine = train_policy(
+        config.servers, model, tokenizer, max_length, config.out, weights=ModelWeights(model), live=live
+    )
     return Serving(engine=engine, kind="servers", live=live, set_version=engine.weights_changed, close=engine.close)
 
 
