@@ -1,4 +1,8 @@
-"""The agent behind an OpenAI-compatible chat endpoint."""
+"""The agent behind an OpenAI-compatible chat endpoint: `EndpointAgent`, and `open_endpoint`, which makes it.
+
+Each turn of an episode is one chat completion. The messages grow with the episode (`Transcript`), and what the endpoint
+answers becomes the response that the environment reads (`messages`).
+"""
 
 from __future__ import annotations
 
@@ -29,44 +33,46 @@ from turngym.envs.core.event_loop import LoopThread
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import ToolSpec
 
-# streams beside those of the scripted agents
+# random streams; the scripted agents use 0 to 2
 SEED_STREAM, PAUSE_STREAM = 3, 4
 CLOSING = 5.0
 """Seconds that connections get to close."""
 LEAST_TOKENS = 64
-"""Below which an answer is not worth asking for, where the context is nearly full."""
+"""Fewest tokens to ask for when the context is nearly full."""
+TRANSCRIPT, TOKENS, USED = "endpoint.transcript", "endpoint.tokens", "endpoint.usage"
+"""Keys in a conversation's memory: its messages, the tokens of the last request and answer, and the usage so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptWriter(ResponseWriter):
-    """Writes what somebody else chose into the messages of a conversation."""
+    """Writes a response that the endpoint did not choose into the messages of a conversation."""
 
     def write_text(self, conversation: Conversation, text: str, origin: Origin = "policy") -> Reply:
-        transcript = shown(conversation)
+        transcript = transcript_of(conversation)
         transcript.answer(Answer(content=text), text)
         return Reply(text=text, finish="scripted", origin=origin)
 
 
 class EndpointAgent:
-    """Sends each waiting conversation to the endpoint as messages; all that wait are asked at once.
-
-    Args:
-        address: where the endpoint is.
-        parameters: what is asked of it.
-        channel: how the model writes actions; must be the environment's own. `tool`: the environment's tool is offered
-            and structured calls are read; `text`: actions stand in the text.
-        tool: the environment's tool.
-        deadline, retries: see `EndpointOptions`.
-        parallel: requests under way at a time.
-        prices: for the cost.
+    """Asks the endpoint about all waiting conversations at the same time.
 
     A request that fails for good ends its episode as `error_engine`, one without an answer by the deadline as
-    `error_timeout`; a context that is full ends it as `truncated_tokens`. Failures before the first answer are raised:
-    an endpoint that never worked is a mistake, not an accident. Turns are marked as demonstrations, for nobody knows
-    the ids that were sampled; with `token_ids` they are the policy's own.
+    `error_timeout`; a full context ends it as `truncated_tokens`. Failures before the first answer are raised instead,
+    since an endpoint that never worked is probably a wrong setting. Turns are marked as demonstrations, because the
+    sampled ids are unknown; with `token_ids` they are the policy's own.
+
+    Args:
+        address: address of the endpoint.
+        parameters: fields of every request.
+        channel: how the model writes actions; must be the environment's channel. With `tool` the environment's tool is
+            offered and structured calls are read; with `text` actions are part of the text.
+        tool: the environment's tool.
+        deadline, retries: see `EndpointOptions`.
+        parallel: most requests in flight.
+        prices: prices for computing the cost.
 
     Raises:
-        AgentError: openai is not installed; from `respond`: an endpoint that never worked.
+        AgentError: openai is not installed; from `respond`, also an endpoint that never worked.
     """
 
     def __init__(
@@ -84,7 +90,10 @@ class EndpointAgent:
         for name, value, least in (("deadline", deadline, 0.001), ("retries", retries, 0), ("slots", parallel, 1)):
             if value < least:
                 raise AgentError(f"{name} of an endpoint is {value:g}; it must be at least {least:g}")
-        check_installed()
+        try:
+            import openai  # noqa: F401
+        except ImportError as error:
+            raise AgentError("an endpoint needs the openai package: pip install 'turngym[endpoint]'") from error
         self.address, self.parameters, self.channel, self.tool = address, parameters, channel, tool
         self.name = f"openai {parameters.model}"
         self.writer = TranscriptWriter()
@@ -94,24 +103,38 @@ class EndpointAgent:
         self._started: tuple[LoopThread, EndpointClient] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # connections and threads stay where they are: a copy in another process opens its own
+        # connections and threads stay in this process; a copy in another process opens its own
         return {**self.__dict__, "_started": None}
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
-        """One request for each that waits."""
+        """One request for each waiting conversation."""
         if not waiting:
             return []
         for conversation in waiting:
-            self._check_channel(conversation)
-            shown(conversation, self._memory)
+            theirs = None if conversation.channel is None else conversation.channel.name
+            if theirs != self.channel.name:
+                raise AgentError(
+                    f"agent {self.name!r} writes actions in channel {self.channel.name!r}, but the environment reads "
+                    f"{theirs!r}: make both with the same channel"
+                )
+            transcript_of(conversation, self._memory)
         loop, client = self._open()
-        results = loop.run(self._ask_all(client, waiting))
+
+        async def ask_all() -> list[Sent | EndpointError]:
+            return await asyncio.gather(*(self._ask(client, conversation) for conversation in waiting))
+
+        results = loop.run(ask_all())
         failures = [result for result in results if isinstance(result, EndpointError)]
         if len(failures) == len(results) and not client.worked:
-            raise _explained(failures[0])
+            failure = failures[0]
+            if isinstance(failure, ContextOverflow):
+                hint = "The first prompt alone fills the context, or --max-context is too small"
+                failure = EndpointError(f"{failure}. {hint}")
+            raise failure
         return [self._reply(conversation, result) for conversation, result in zip(waiting, results, strict=True)]
 
     def release(self, conversation: Conversation) -> None:
+        """Forget the messages of `conversation`."""
         conversation.memory.pop(TRANSCRIPT, None)
 
     def _open(self) -> tuple[LoopThread, EndpointClient]:
@@ -130,15 +153,14 @@ class EndpointAgent:
             self._started = loop, client
         return self._started
 
-    async def _ask_all(self, client: EndpointClient, waiting: Sequence[Conversation]) -> list[Sent | EndpointError]:
-        return list(await asyncio.gather(*(self._ask(client, conversation) for conversation in waiting)))
-
     async def _ask(self, client: EndpointClient, conversation: Conversation) -> Sent | EndpointError:
-        """The answer, asked for with fewer tokens where history and answer together do not fit the context."""
+        """The answer, requested with fewer tokens if history and answer together do not fit the context."""
         where = f"{conversation.task.task_id} sample {conversation.sample}, turn {conversation.turn}"
-        tokens = min(self.parameters.max_tokens, self._room(conversation))
+        tokens, context = self.parameters.max_tokens, self.parameters.max_context
+        if context is not None:
+            tokens = min(tokens, context - int(conversation.memory.get(TOKENS, 0)))
         if tokens < 1:
-            return ContextOverflow(f"{where}: the context of {self.parameters.max_context} tokens is full")
+            return ContextOverflow(f"{where}: the context of {context} tokens is full")
         body, rng = self._body(conversation), conversation.rng(PAUSE_STREAM)
         while True:
             try:
@@ -150,11 +172,6 @@ class EndpointAgent:
             except EndpointError as error:
                 return error
 
-    def _room(self, conversation: Conversation) -> int:
-        most = self.parameters.max_context
-        used = int(conversation.memory.get(TOKENS, 0))
-        return self.parameters.max_tokens if most is None else most - used
-
     def _body(self, conversation: Conversation) -> dict[str, Any]:
         asked = self.parameters
         body: dict[str, Any] = {
@@ -163,12 +180,12 @@ class EndpointAgent:
             "temperature": asked.temperature,
         }
         if asked.send_seed:
-            # llama.cpp's seeds have 32 bits, and the largest of them asks for a random one
+            # llama.cpp's seeds have 32 bits, and it takes the largest of them as a request for a random seed
             body["seed"] = int(conversation.rng(SEED_STREAM).integers(1 << 31))
         stops = self.channel.stop_text
         if self.channel.name == "tool":
             body["tools"] = [self.tool.schema()]
-            # the end of a call is the server's to find
+            # the server finds the end of a call itself
             stops = tuple(stop for stop in stops if stop != "</tool_call>")
         if asked.send_stop and stops:
             body["stop"] = list(stops)
@@ -200,28 +217,16 @@ class EndpointAgent:
         used = replace(answer.usage, retries=retries, cut_off=int(answer.finish == "length"))
         if self._prices is not None:
             used = replace(used, cost=self._prices.cost(used))
-        # where the next prompt is written anew it is about as long as this one, whatever was answered
+        # with a limited memory the next prompt does not contain the answer, and is about as long as this one
         grown = used.completion_tokens if self.parameters.memory == "all" else 0
         conversation.memory[TOKENS] = used.prompt_tokens + grown
         total = conversation.memory.get(USED, Usage()) + used
         conversation.memory[USED] = total
         conversation.notes[NOTE] = total.to_json()
 
-    def _check_channel(self, conversation: Conversation) -> None:
-        theirs = None if conversation.channel is None else conversation.channel.name
-        if theirs != self.channel.name:
-            raise AgentError(
-                f"agent {self.name!r} writes actions in channel {self.channel.name!r}, but the environment reads "
-                f"{theirs!r}: make both with the same channel"
-            )
 
-
-TRANSCRIPT, TOKENS, USED = "endpoint.transcript", "endpoint.tokens", "endpoint.usage"
-"""What a conversation's memory holds: its messages, the size of the last request and answer, and all that was used."""
-
-
-def shown(conversation: Conversation, memory: Memory = ALL) -> Transcript:
-    """The messages that are sent: what `memory` shows of the episode, the waiting observation last."""
+def transcript_of(conversation: Conversation, memory: Memory = ALL) -> Transcript:
+    """The messages of the next request: what `memory` shows of the episode, then the current observation."""
     transcript: Transcript = conversation.memory.setdefault(TRANSCRIPT, Transcript())
     if transcript.observed == conversation.turn:
         prompt = memory.prompt(conversation.statement, conversation.past, conversation.observation)
@@ -231,13 +236,6 @@ def shown(conversation: Conversation, memory: Memory = ALL) -> Transcript:
     return transcript
 
 
-def _explained(failure: EndpointError) -> EndpointError:
-    """The failure of an endpoint that never worked."""
-    if not isinstance(failure, ContextOverflow):
-        return failure
-    return EndpointError(f"{failure}. The first prompt alone fills the context, or --max-context is too small")
-
-
 def _close(loop: LoopThread, client: EndpointClient) -> None:
     # connections belong to their loop and can only be closed there
     with suppress(TimeoutError):
@@ -245,18 +243,8 @@ def _close(loop: LoopThread, client: EndpointClient) -> None:
     loop.close()
 
 
-def check_installed() -> None:
-    """Raises AgentError without the client library."""
-    try:
-        import openai  # noqa: F401
-    except ImportError as error:
-        raise AgentError("an endpoint needs the openai package: pip install 'turngym[endpoint]'") from error
-
-
-# Opens the agent that `openai:MODEL` names, from the options of agents.
-
 MAX_TOKENS = 4096
-"""Where the caller does not say: room for a thought, and an end to an answer that has none."""
+"""Most tokens of an answer by default: enough for a thought, and a limit for an answer that does not end."""
 RESERVED = ("model", "messages", "tools", "stream", "n", "temperature", "seed", "max_tokens", "max_completion_tokens")
 
 
@@ -273,9 +261,17 @@ def open_endpoint(
     memory: str,
     slots: int,
 ) -> EndpointAgent:
-    """The agent; nothing is sent yet. Raises AgentError for settings that cannot be."""
+    """The agent that `openai:MODEL` names; nothing is sent yet. Raises AgentError for invalid settings."""
     if max_tokens is not None and max_tokens < 1:
         raise AgentError(f"--max-new-tokens is {max_tokens}; an answer needs at least 1")
+    extra = json_object("--extra-body", options.extra_body)
+    if taken := [name for name in RESERVED if name in extra]:
+        raise AgentError(f"--extra-body sets {', '.join(taken)}: other options, or the agent itself, set that")
+    if thinking != "auto":
+        # vLLM and SGLang read variables of the chat template from this field
+        given = extra.get("chat_template_kwargs")
+        known = given if isinstance(given, dict) else {}
+        extra["chat_template_kwargs"] = {**known, "enable_thinking": thinking == "on"}
     parameters = ChatParameters(
         model=model,
         temperature=temperature,
@@ -286,12 +282,12 @@ def open_endpoint(
         reasoning_back=options.reasoning_back,
         token_ids=options.token_ids,
         memory=memory,
-        extra=_extra(options.extra_body, thinking),
+        extra=extra,
     )
     return EndpointAgent(
         Address.of(options.base_url, options.key_env),
         parameters,
-        # text: it works at every endpoint, and a trace of it reads the same whoever played
+        # text works with every endpoint, and its traces look the same for every agent
         make_channel("text" if channel == "auto" else channel, tool),
         tool,
         deadline=options.request_deadline,
@@ -299,16 +295,3 @@ def open_endpoint(
         parallel=slots,
         prices=Prices.of(options.price_in, options.price_cached, options.price_out),
     )
-
-
-def _extra(text: str, thinking: str) -> dict[str, Any]:
-    extra = json_object("--extra-body", text)
-    taken = [name for name in RESERVED if name in extra]
-    if taken:
-        raise AgentError(f"--extra-body sets {', '.join(taken)}: agents and their other options say that")
-    if thinking != "auto":
-        # where vLLM and SGLang take variables of the chat template
-        given = extra.get("chat_template_kwargs")
-        known = given if isinstance(given, dict) else {}
-        extra["chat_template_kwargs"] = {**known, "enable_thinking": thinking == "on"}
-    return extra

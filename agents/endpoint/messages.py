@@ -1,4 +1,9 @@
-"""A conversation as chat messages: what is sent to an endpoint, and what the environment reads in its answers."""
+"""A conversation as chat messages: what is sent to an endpoint, and what the environment reads in its answers.
+
+1. `Usage`, `Prices`: tokens and cost of the answers, noted in each episode and summed for the results.
+2. `read_answer`: one chat completion with its text, reasoning, tool calls, usage and token ids.
+3. `Transcript`: the messages of one episode. `response_of`: an answer as the text that the environment reads.
+"""
 
 from __future__ import annotations
 
@@ -17,50 +22,45 @@ from turngym.envs.core.errors import AgentError
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import THINK
 
-# What an endpoint's answers used: tokens, retries, cost; per episode in its record, and summed for results.
-
 NOTE = "usage"
-"""Where it stands in an episode's `meta`."""
-MILLION = 1_000_000
+"""The key of `Usage` in an episode's `meta`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Sums over answers. Tokens are the server's own count; requests that failed are not in it."""
+    """What some answers used. Tokens are counted by the server; failed requests are not counted."""
 
     answers: int = 0
     unreported: int = 0
-    """Answers whose server did not say what they used."""
+    """Answers whose server did not report their usage."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt tokens, those that the server had computed before."""
+    """Prompt tokens that the server had in its cache."""
     completion_tokens: int = 0
-    """Reasoning included."""
+    """Tokens of the answers, reasoning included."""
     reasoning_tokens: int = 0
-    """Of the completion tokens, where the server tells."""
+    """Tokens of the reasoning, if the server reports them."""
     cut_off: int = 0
     """Answers that ended at the limit of tokens."""
     retries: int = 0
-    """Requests sent again."""
+    """Number of requests that were sent again."""
     cost: float | None = None
-    """In the currency of the prices; None without prices."""
+    """Cost in the currency of the prices; None without prices."""
 
     def __add__(self, other: Usage) -> Usage:
-        counts = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in _COUNTS}
+        names = [field.name for field in fields(Usage) if field.name != "cost"]
         costs = [one.cost for one in (self, other) if one.cost is not None]
-        return Usage(**counts, cost=sum(costs) if costs else None)
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Usage(**sums, cost=sum(costs) if costs else None)
 
     def to_json(self) -> dict[str, Any]:
-        """Without what is unknown."""
+        """The fields that are known."""
         return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-_COUNTS = tuple(field for field in fields(Usage) if field.name != "cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Per million tokens."""
+    """Prices of a million tokens."""
 
     prompt: float
     cached: float
@@ -68,7 +68,7 @@ class Prices:
 
     @classmethod
     def of(cls, prompt: float | None, cached: float | None, completion: float | None) -> Prices | None:
-        """None where no price is given. Raises AgentError where one of the two that are needed is missing."""
+        """The prices; None if none is given. Raises AgentError if only one of the two needed prices is given."""
         if prompt is None and completion is None and cached is None:
             return None
         if prompt is None or completion is None:
@@ -80,14 +80,14 @@ class Prices:
         return cls(prompt=prompt, cached=prompt if cached is None else cached, completion=completion)
 
     def cost(self, usage: Usage) -> float:
-        """Of tokens that were reported."""
+        """Cost of the reported tokens."""
         fresh = usage.prompt_tokens - usage.cached_tokens
         spent = self.prompt * fresh + self.cached * usage.cached_tokens + self.completion * usage.completion_tokens
-        return spent / MILLION
+        return spent / 1_000_000
 
 
 def read_usage(reported: Any) -> Usage:
-    """One answer's `usage` field as servers word it; `unreported` where there is none that can be read."""
+    """Read the `usage` field of one answer; it is `unreported` if there is no readable one."""
     if not isinstance(reported, Mapping) or "prompt_tokens" not in reported:
         return Usage(answers=1, unreported=1)
     return Usage(
@@ -96,24 +96,24 @@ def read_usage(reported: Any) -> Usage:
         cached_tokens=_count(_inside(reported, "prompt_tokens_details", "cached_tokens")),
         completion_tokens=_count(reported.get("completion_tokens")),
         reasoning_tokens=_count(
-            # SGLang has it beside the others
+            # SGLang reports it beside the other counts
             _inside(reported, "completion_tokens_details", "reasoning_tokens") or reported.get("reasoning_tokens")
         ),
     )
 
 
 def usage_of(episodes: Iterable[Episode]) -> Usage | None:
-    """The sum over episodes that say what they used; None where none does."""
+    """The sum over all episodes that have a usage; None if none has."""
     noted = [episode.meta[NOTE] for episode in episodes if isinstance(episode.meta.get(NOTE), Mapping)]
     if not noted:
         return None
     names = {field.name for field in fields(Usage)}
-    # a record that a later version wrote may know more
+    # a record written by a later version may have more fields
     return sum((Usage(**{k: v for k, v in note.items() if k in names}) for note in noted), start=Usage())
 
 
 def usage_table(names: Iterable[str], episodes: Iterable[Episode]) -> list[tuple[list[str], list[list[str]]]]:
-    """A table with one row, of the run that `names` names, as results are shown; none where nothing is known."""
+    """A list with one table (header, rows) for the run called `names`; empty if no usage is known."""
     used = usage_of(episodes)
     if used is None or not used.answers:
         return []
@@ -132,39 +132,34 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-# Reads a chat completion: text, reasoning, tool calls, why it ended, what it used, and token ids if there are any.
-
 REASONING = ("reasoning_content", "reasoning")
-"""Where servers put it: DeepSeek, SGLang and llama.cpp in the first; OpenRouter, Ollama and vLLM in the second."""
+"""Fields with the reasoning: DeepSeek, SGLang and llama.cpp use the first; OpenRouter, Ollama and vLLM the second."""
 
 
 class UnreadableAnswer(Exception):
-    """A body that is no chat completion: cut off, or from something else than a chat endpoint."""
+    """A body that is no chat completion: it was cut off, or does not come from a chat endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call as the server gave it: nothing is repaired."""
+    """One call, exactly as the server gave it."""
 
     id: str
     name: Any
     arguments: Any
-    """By the API a text that holds JSON; some servers give an object."""
+    """JSON text, by the API; some servers give an object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds:
-    """What a server says about the ids of one answer."""
+    """The ids of one answer: `prompt` int32 [P], `response` int32 [R], `logprobs` float32 [R].
+
+    `logprobs` is None if the server gave another number of them.
+    """
 
     prompt: NDArray[np.int32]
-    """int32 [P]."""
     response: NDArray[np.int32]
-    """int32 [R]."""
     logprobs: NDArray[np.float32] | None
-    """float32 [R]; None where the server gave another number of them."""
-
-
-UNREPORTED = Usage(answers=1, unreported=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,17 +169,18 @@ class Answer:
     content: str
     reasoning: str | None = None
     reasoning_field: str = REASONING[0]
+    """The field in which the reasoning came."""
     calls: tuple[ToolCall, ...] = ()
     finish: str = "stop"
     """`stop` or `length`."""
     stopped_at: str | None = None
-    """The stop string that ended it, where the server tells."""
-    usage: Usage = UNREPORTED
+    """The stop string that ended it, if the server reports it."""
+    usage: Usage = Usage(answers=1, unreported=1)
     ids: TokenIds | None = None
 
 
 def read_answer(body: Any) -> Answer:
-    """The first choice of a completion. Raises UnreadableAnswer."""
+    """Read the first choice of a completion. Raises UnreadableAnswer."""
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         raise UnreadableAnswer(f"the answer has no choices: {str(body)[:200]!r}")
@@ -193,13 +189,13 @@ def read_answer(body: Any) -> Answer:
     if not isinstance(message, Mapping):
         raise UnreadableAnswer(f"the answer has no message: {str(body)[:200]!r}")
     content, thoughts = _parts(message.get("content"))
-    name, reasoning = _reasoning(message)
+    reasoning_field = next((name for name in REASONING if _text(message.get(name))), REASONING[0])
     stopped = next((choice[key] for key in ("stop_reason", "matched_stop") if isinstance(choice.get(key), str)), None)
     return Answer(
-        # what a model says when it declines is its answer
+        # a refusal is an answer, too
         content=content or _text(message.get("refusal")),
-        reasoning=reasoning or thoughts or None,
-        reasoning_field=name,
+        reasoning=_text(message.get(reasoning_field)) or thoughts or None,
+        reasoning_field=reasoning_field,
         calls=_calls(message.get("tool_calls")),
         finish="length" if choice.get("finish_reason") == "length" else "stop",
         stopped_at=stopped,
@@ -209,7 +205,7 @@ def read_answer(body: Any) -> Answer:
 
 
 def _parts(content: Any) -> tuple[str, str]:
-    """(text, thoughts) of content that is a text, or a list of parts as Mistral's reasoning models give it."""
+    """(text, thoughts) of a message's content: a text, or a list of parts as Mistral's reasoning models give it."""
     if not isinstance(content, Sequence) or isinstance(content, str):
         return _text(content), ""
     text, thoughts = [], []
@@ -221,13 +217,6 @@ def _parts(content: Any) -> tuple[str, str]:
     return "".join(text), "".join(thoughts)
 
 
-def _reasoning(message: Mapping[str, Any]) -> tuple[str, str]:
-    for name in REASONING:
-        if text := _text(message.get(name)):
-            return name, text
-    return REASONING[0], ""
-
-
 def _calls(given: Any) -> tuple[ToolCall, ...]:
     if not isinstance(given, list):
         return ()
@@ -236,15 +225,15 @@ def _calls(given: Any) -> tuple[ToolCall, ...]:
         call = call if isinstance(call, Mapping) else {}
         function = call.get("function")
         function = function if isinstance(function, Mapping) else {}
-        # a result must name its call, so every call needs a name of its own
-        known = call.get("id") if call.get("id") not in ("", *(earlier.id for earlier in calls)) else None
-        named = known if isinstance(known, str) else f"call_{place}"
-        calls.append(ToolCall(id=named, name=function.get("name"), arguments=function.get("arguments")))
+        # a result names its call by id, so ids must differ
+        given_id, taken = call.get("id"), ("", *(earlier.id for earlier in calls))
+        call_id = given_id if isinstance(given_id, str) and given_id not in taken else f"call_{place}"
+        calls.append(ToolCall(id=call_id, name=function.get("name"), arguments=function.get("arguments")))
     return tuple(calls)
 
 
 def _ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> TokenIds | None:
-    # vLLM has the prompt beside the choices, SGLang inside
+    # vLLM has the prompt's ids beside the choices, SGLang inside
     prompt = body.get("prompt_token_ids") or choice.get("prompt_token_ids")
     response = choice.get("token_ids")
     if not _whole_numbers(prompt) or not _whole_numbers(response):
@@ -270,9 +259,9 @@ def _text(value: Any) -> str:
 
 
 SKIPPED = "Not carried out: one call is made each turn, and the first of several is the one that counts."
-"""The result of every further call of a turn: the API asks for one per call."""
+"""The result of all calls of a turn but the first; the API requires one result per call."""
 INVALID = "invalid_arguments"
-"""Arguments that are no JSON object are sent back under this name: many servers refuse a history that holds others."""
+"""Arguments that are no JSON object are sent back under this name, because many servers refuse them in a history."""
 
 
 @dataclass(slots=True)
@@ -281,12 +270,12 @@ class Transcript:
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     observed: int = 0
-    """Observations shown so far."""
+    """Number of observations so far."""
     open_calls: tuple[str, ...] = ()
-    """Ids of the last answer's calls, which wait for results."""
+    """Ids of the last answer's calls, which have no results yet."""
 
     def observe(self, system: str, observation: str) -> None:
-        """Show an observation: the result of the call that was made, else a message of the user."""
+        """Add an observation: as the result of the last call, else as a message of the user."""
         if not self.messages and system:
             self.messages.append({"role": "system", "content": printable(system)})
         self.observed += 1
@@ -299,11 +288,11 @@ class Transcript:
         self.open_calls = ()
 
     def forget(self) -> None:
-        """Begin anew, as if nothing had been said."""
+        """Remove all messages."""
         self.messages, self.open_calls = [], ()
 
     def answer(self, answer: Answer, text: str, *, reasoning: bool = False) -> None:
-        """Add what the model said; `text` is its content, `reasoning` says whether its thoughts are sent back."""
+        """Add an answer with the content `text`, and with its reasoning if `reasoning`."""
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not answer.calls else None}
         if answer.calls:
             message["tool_calls"] = [_sent_back(call) for call in answer.calls]
@@ -314,38 +303,39 @@ class Transcript:
 
 
 def content_of(answer: Answer, channel: Channel) -> str:
-    """The text of an answer, with the stop string that the endpoint cut off where it was one that ended the answer."""
+    """The text of an answer, with the stop string at which it ended and which the endpoint cut off."""
     text = printable(answer.content)
     if answer.finish != "stop" or answer.calls or any(stop in text for stop in channel.stop_text):
         return text
     before = channel.parse(text)
     for stop in channel.stop_text:
         opened = stop.replace("</", "<", 1) in text and answer.stopped_at in (None, stop)
-        # an action that stands open is closed; nothing else may change what is read
+        # an open action is closed, but only if the channel then reads the same as before
         if opened and before.action is not None and channel.parse(text + stop) == before:
             return text + stop
     return text
 
 
 def response_of(answer: Answer, text: str) -> str:
-    """What the environment reads: thought, `text`, and the first call as the tool channel has it."""
-    thought = None if answer.reasoning is None else _untagged(printable(answer.reasoning))
+    """What the environment reads: the thought, `text`, and the first call as the tool channel writes it."""
+    thought = answer.reasoning
+    if thought is not None:
+        # a tag inside a thought must not end it
+        thought = printable(thought).replace("<think>", "< think>").replace("</think>", "</ think>")
     if not answer.calls:
         return THINK.write(thought) + text
-    said = f"{text.rstrip()}\n" if text.strip() else ""
-    return f"{THINK.write(thought)}{said}<tool_call>\n{_call_text(answer.calls[0])}\n</tool_call>"
-
-
-def _call_text(call: ToolCall) -> str:
-    """Name and arguments as they came. Arguments that are JSON stand as JSON; others stay the text that they are."""
+    call = answer.calls[0]
     read = _json(call.arguments)
     arguments = call.arguments if read is None else read
-    text = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
-    # the same JSON: no tag inside a call may end it, or be taken for a thought
-    return printable(text.replace("</", "<\\/").replace("<think>", "\\u003cthink>"))
+    written = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
+    # escaped within JSON: a tag inside a call must not end it, or be taken for a thought
+    written = printable(written.replace("</", "<\\/").replace("<think>", "\\u003cthink>"))
+    before = f"{text.rstrip()}\n" if text.strip() else ""
+    return f"{THINK.write(thought)}{before}<tool_call>\n{written}\n</tool_call>"
 
 
 def _sent_back(call: ToolCall) -> dict[str, Any]:
+    """The call in the history that is sent with the next request."""
     read = _json(call.arguments)
     if isinstance(read, dict):
         arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(read, ensure_ascii=False)
@@ -357,29 +347,21 @@ def _sent_back(call: ToolCall) -> dict[str, Any]:
 
 
 def _json(arguments: Any) -> Any:
-    """What a text of JSON says; what is no text as it is; None where the text is no JSON."""
+    """Parses `arguments` if it is a JSON string. Returns other values unchanged and None for invalid JSON."""
     if not isinstance(arguments, str):
         return arguments
     try:
         return json.loads(arguments)
-    # a few thousand open brackets are enough for a RecursionError
+    # a few thousand open brackets raise RecursionError
     except (ValueError, RecursionError):
         return None
 
 
-def _untagged(thought: str) -> str:
-    """A thought that cannot end itself."""
-    return thought.replace("<think>", "< think>").replace("</think>", "</ think>")
-
-
-# Token ids that an endpoint gave, as the token side of a conversation.
-
-
 def add_ids(history: TokenHistory | None, ids: TokenIds) -> TokenHistory:
-    """`history` with the prompt and the response of one more turn.
+    """Append the prompt and the response of a turn to `history`, and return it; None begins one.
 
-    A prompt that begins with everything so far adds its rest; any other opens a segment (templates drop earlier
-    thoughts, and answers that are sent as text may be tokenized otherwise than they were drawn).
+    If the prompt begins with all ids so far, only its rest is appended. Otherwise a new segment begins: templates drop
+    earlier thoughts, and an answer that is sent back as text may be tokenized differently.
     """
     history = TokenHistory() if history is None else history
     before = history.buffer.size if history.segments else 0
