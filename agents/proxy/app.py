@@ -45,13 +45,10 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             if name.removeprefix("turngym_") in LABELED:
-                yield f'{name}{{name="{_escaped(str(key))}"}}', float(inner)
+                label = str(key).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+                yield f'{name}{{name="{label}"}}', float(inner)
             else:
                 yield from _numbers(f"{name}_{re.sub('[^a-zA-Z0-9_]', '_', str(key))}", inner)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 # /watch: a page that shows /healthz every two seconds. It loads nothing from elsewhere.
@@ -92,39 +89,12 @@ look(); setInterval(look, 2000);
 </script></html>
 """
 
-# Routes that this server does not have: the error names the one to use.
-
 OTHERS = {
     "/v1/responses": "the Responses API",
     "/v1/completions": "plain completions",
     "/v1/embeddings": "embeddings",
 }
-
-
-def add_routes(app: Flask, health: Callable[[], Mapping[str, Any]]) -> None:
-    """Add /metrics, /watch and the refusals; `health` gives the content of /healthz."""
-    app.add_url_rule("/metrics", "metrics", lambda: _text(prometheus(health()), "text/plain; version=0.0.4"))
-    app.add_url_rule("/watch", "watch", lambda: _text(PAGE, "text/html; charset=utf-8"))
-    for path, what in OTHERS.items():
-        app.add_url_rule(path, f"not {path}", _refuse(path, what), methods=["POST"])
-
-
-def _text(text: str, kind: str) -> Response:
-    from flask import Response
-
-    return Response(text.encode(), content_type=kind)
-
-
-def _refuse(path: str, what: str) -> Callable[[], Response]:
-    def refuse() -> Response:
-        raise ApiError(
-            404,
-            f"{path}: this server does not have {what}; send messages to POST /v1/chat/completions "
-            "(client.chat.completions in the official client)",
-            code="unsupported_endpoint",
-        )
-
-    return refuse
+"""Routes of the OpenAI API that this server does not have: the error names the one to use."""
 
 
 # Completions in the OpenAI form: whole, or as server-sent events.
@@ -153,9 +123,9 @@ def completion(finished: Finished, inflight: InflightRequest, pieces: Sequence[s
 class EventStream:
     """The answer as events while it is being generated: a role, text, calls as they are complete, the end.
 
-    An engine that does not stream gives its text in one event at the end; keep-alive comments come before it. `close`
-    (the WSGI server calls it, also for a client that went away) drops an answer that is not there yet, and the engine
-    gives it up; one that is there stays recorded.
+    An engine that does not stream gives its text in one event at the end; keep-alive comments come before it. The WSGI
+    server calls `close` at the end, also if the client went away: an unfinished answer is then dropped and its
+    generation stopped, a finished one stays recorded.
     """
 
     def __init__(self, inflight: InflightRequest) -> None:
@@ -168,10 +138,7 @@ class EventStream:
         self._events = self._run()
 
     def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        return next(self._events)
+        return self._events
 
     def close(self) -> None:
         self._events.close()
@@ -275,8 +242,6 @@ def _logprobs(drawn: Sequence[tuple[int, float]], pieces: Sequence[str]) -> dict
     return {"content": rows, "refusal": None}
 
 
-# Answers in JSON, errors included.
-
 ROUTES = (
     "POST /v1/chat/completions, GET /v1/models, POST /v1/sessions/done, POST /v1/feedback, GET /healthz, GET /metrics, "
     "GET /watch"
@@ -310,35 +275,10 @@ def json_response(value: Mapping[str, Any], status: int, headers: dict[str, str]
     return Response(json.dumps(value).encode(), status=status, headers=headers, mimetype="application/json")
 
 
-# Routes about existing sessions: their end, and feedback on their turns.
-
 MAX_TEXT = 4000
 """Most characters of a user's comment on a turn."""
 NAMING = ("session_id", "metadata", "conversation", "conversation_id")
 FIELDS = ("score", "text", "turn", "answer", *NAMING)
-
-
-def add_session_routes(app: Flask, service: ProxyService) -> None:
-    """Add them to the application."""
-    from flask import request
-
-    @app.post("/v1/sessions/done")
-    def done() -> Response:
-        fields = read_json(request.get_data(cache=False))
-        session = read_session(fields, dict(request.headers))
-        if session is None:
-            raise invalid("which session is done? Set the header X-Session-Id or session_id", "session_id")
-        given = fields.get("messages")
-        final = () if not given else read_messages(given, service.settings)
-        return json_response({"object": "session", "turns": service.end(session, final)}, 200)
-
-    @app.post("/v1/feedback")
-    def feedback() -> Response:
-        if service.stopping:
-            raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
-        said, place = read_feedback(read_json(request.get_data(cache=False)), dict(request.headers))
-        outcome = service.feedback(said, **place)
-        return json_response({"object": "feedback", "score": said.score, "status": outcome}, 200)
 
 
 def read_feedback(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Feedback, dict[str, Any]]:
@@ -357,11 +297,6 @@ def read_feedback(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tupl
         raise invalid(f"score is {shown(score)}; it must be 1 (good) or -1 (bad)", "score")
     if text is not None and (not isinstance(text, str) or len(text) > MAX_TEXT):
         raise invalid(f"text is {shown(text)}; it must be text of at most {MAX_TEXT} letters", "text")
-    return Feedback(score=int(score), text=text or ""), _place(fields, headers)
-
-
-def _place(fields: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-    """The turn that is meant: `session_id` and `turn`, or `answer`."""
     session, turn, answer = read_session(fields, headers), fields.get("turn"), fields.get("answer")
     if answer is not None and not isinstance(answer, str):
         raise invalid(f"answer is {shown(answer)}; it must be the id of an answer (chatcmpl-...)", "answer")
@@ -371,10 +306,9 @@ def _place(fields: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, A
         raise invalid("which turn? Send answer (its id), or session_id and turn", "session_id")
     if answer is not None and turn is not None:
         raise invalid("answer names the turn already: leave turn out", "turn")
-    return {"session_id": session, "turn": turn, "answer": answer}
+    place = {"session_id": session, "turn": turn, "answer": answer}
+    return Feedback(score=int(score), text=text or ""), place
 
-
-# The application.
 
 OPEN = ("/healthz", "/watch")
 """Paths that need no key."""
@@ -389,90 +323,96 @@ def create_app(
         ProxyError: Flask is not installed.
     """
     try:
-        from flask import Flask, request
+        from flask import Flask, Response, request
     except ImportError as error:
         raise ProxyError("the proxy needs Flask: pip install 'turngym[serve]'") from error
-    # both paths said, because Flask cannot find them for a package inside a namespace
+    # both paths are given, because Flask cannot find them for a package inside a namespace
     here = str(Path(__file__).parent)
     app = Flask("turngym.agents.proxy", root_path=here, instance_path=here, static_folder=None)
     app.extensions["proxy"] = service
     app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body
 
-    def health() -> dict[str, Any]:
-        return {**service.health(), **({} if more_health is None else more_health())}
-
-    _add_checks(app, api_key)
-    _add_chat(app, service)
-    add_session_routes(app, service)
-    _add_health(app, service, health)
-    add_routes(app, health)
-
-    @app.errorhandler(Exception)
-    def refused(error: Exception) -> Response:
-        return refusal(app, error, request.method, request.path)
-
-    return app
-
-
-def _add_checks(app: Flask, api_key: str | None) -> None:
-    """Check the key and the content type of every request."""
-    from flask import request
-
     @app.before_request
-    def check_key() -> None:
+    def check() -> None:
         if api_key is not None and request.path not in OPEN:
             _check_key(request.headers.get("Authorization", ""), api_key)
-
-    @app.before_request
-    def check_type() -> None:
         # any page may send text/plain or a form to any address, but JSON only to who allows it (CORS)
         if request.method == "POST" and request.mimetype != "application/json":
             raise ApiError(415, "send Content-Type: application/json", code="unsupported_media_type")
 
+    @app.errorhandler(Exception)
+    def failed(error: Exception) -> Response:
+        return refusal(app, error, request.method, request.path)
 
-def _add_chat(app: Flask, service: ProxyService) -> None:
-    from flask import request
+    def body() -> dict[str, Any]:
+        return read_json(request.get_data(cache=False))
 
     @app.post("/v1/chat/completions")
     def chat() -> Response:
-        asked = read_request(
-            read_json(request.get_data(cache=False)), dict(request.headers), service.settings, service.name
-        )
+        asked = read_request(body(), dict(request.headers), service.settings, service.name)
         inflight = service.begin(asked)
         if asked.stream:
-            return _stream(inflight)
+            no_cache = {"Cache-Control": "no-cache"}
+            return Response(EventStream(inflight), mimetype="text/event-stream", headers=no_cache)
         # other WSGI servers do not say whether the client is still there
         gone = request.environ.get("waitress.client_disconnected", lambda: False)
-        finished = _answer(inflight, gone)
+        while (finished := inflight.wait(POLL_SECONDS)) is None:
+            if gone():
+                inflight.abandon()
+                # nginx's status for this; HTTP has none
+                raise ApiError(499, "the client closed the connection", code="disconnected")
         pieces = service.renderer.pieces(finished.record.ids.tolist()) if asked.logprobs else None
         return json_response(completion(finished, inflight, pieces), 200)
 
+    @app.post("/v1/sessions/done")
+    def done() -> Response:
+        fields = body()
+        session = read_session(fields, dict(request.headers))
+        if session is None:
+            raise invalid("which session is done? Set the header X-Session-Id or session_id", "session_id")
+        given = fields.get("messages")
+        final = read_messages(given, service.settings) if given else ()
+        return json_response({"object": "session", "turns": service.end(session, final)}, 200)
 
-def _add_health(app: Flask, service: ProxyService, health: Callable[[], Mapping[str, Any]]) -> None:
+    @app.post("/v1/feedback")
+    def feedback() -> Response:
+        if service.stopping:
+            raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
+        said, place = read_feedback(body(), dict(request.headers))
+        outcome = service.feedback(said, **place)
+        return json_response({"object": "feedback", "score": said.score, "status": outcome}, 200)
+
     @app.get("/v1/models")
     def models() -> Response:
         model = {"id": service.name, "object": "model", "created": 0, "owned_by": "turngym"}
         return json_response({"object": "list", "data": [model]}, 200)
 
+    def health() -> dict[str, Any]:
+        return {**service.health(), **({} if more_health is None else more_health())}
+
     @app.get("/healthz")
     def healthz() -> Response:
         return json_response(health(), 503 if service.stopping else 200)
 
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(prometheus(health()).encode(), content_type="text/plain; version=0.0.4")
 
-def _answer(inflight: InflightRequest, gone: Callable[[], bool]) -> Finished:
-    """The whole answer, unless the client goes away first."""
-    while (finished := inflight.wait(POLL_SECONDS)) is None:
-        if gone():
-            inflight.abandon()
-            # nginx's status for this; HTTP has none
-            raise ApiError(499, "the client closed the connection", code="disconnected")
-    return finished
+    @app.get("/watch")
+    def watch() -> Response:
+        return Response(PAGE.encode(), content_type="text/html; charset=utf-8")
 
+    def other() -> Response:
+        raise ApiError(
+            404,
+            f"{request.path}: this server does not have {OTHERS[request.path]}; send messages to "
+            "POST /v1/chat/completions (client.chat.completions in the official client)",
+            code="unsupported_endpoint",
+        )
 
-def _stream(inflight: InflightRequest) -> Response:
-    from flask import Response
-
-    return Response(EventStream(inflight), mimetype="text/event-stream", headers={"Cache-Control": "no-cache"})
+    for path in OTHERS:
+        app.add_url_rule(path, f"not {path}", other, methods=["POST"])
+    return app
 
 
 def _check_key(header: str, key: str) -> None:
