@@ -16,9 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from turngym.agents.judges.hints import HINT_HEAD
 from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, without_stale
@@ -43,9 +40,9 @@ class SessionHints:
     position: Literal["last_user", "last_message"] = "last_user"
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [self.enhance(episode) for episode in episodes]
+        return [self._with_hints(episode) for episode in episodes]
 
-    def enhance(self, episode: Episode) -> Episode:
+    def _with_hints(self, episode: Episode) -> Episode:
         given: list[Message] = [dict(message) for message in episode.meta["before"]]
         tools: Tools = ()
         turns = []
@@ -54,7 +51,11 @@ class SessionHints:
             added = [self.renderer.template_message(message) for message in messages_from_json(said["messages"])]
             given = [*given[: said["kept"]], *added]
             if turn.hint is not None and turn.hint_prompt_ids is None and self.accepts(turn.hint):
-                ids = self._with_hint(given, tools, turn.hint)
+                messages = [dict(message) for message in given] or [{"role": "user", "content": ""}]
+                users = [place for place, message in enumerate(messages) if message["role"] == "user"]
+                place = users[-1] if users and self.position == "last_user" else len(messages) - 1
+                messages[place]["content"] += HINT_HEAD + turn.hint
+                ids = self.renderer.ids(messages, tools)
                 if len(ids) + turn.response_length <= self.max_context:
                     turn = replace(turn, hint_prompt_ids=ids)
             turns.append(turn)
@@ -66,16 +67,6 @@ class SessionHints:
         if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in hint):
             return False
         return not any(token in hint for token in self.renderer.control)
-
-    def _with_hint(self, given: Sequence[Message], tools: Tools, hint: str) -> NDArray[np.int32]:
-        messages = [dict(message) for message in given] or [{"role": "user", "content": ""}]
-        users = [place for place, message in enumerate(messages) if message["role"] == "user"]
-        place = users[-1] if users and self.position == "last_user" else len(messages) - 1
-        messages[place]["content"] += HINT_HEAD + hint
-        return self.renderer.ids(messages, tools)
-
-
-# Judged sessions, until a training step has enough turns.
 
 
 class SessionBuffer:
@@ -163,12 +154,28 @@ class SessionBuffer:
         if self._paused:
             self._set_version(request.step - 1)
             self.resume()
-        self._grow_old(request.step - 1)
+        # a new version of the student may make waiting turns too old
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._step_ready(request.episodes))
+            self._version = request.step - 1
+            waiting: list[tuple[Episode, int]] = []
+            if self._staleness is not None:
+                waiting, self._ready, self._ready_turns = list(self._ready), deque(), 0
+        self.put_judged(episode for episode, _ in waiting)
+        most, turns = request.episodes, 0
+        taken: list[Episode] = []
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._ready_turns >= self._batch_turns or len(self._ready) >= most
+            )
             if self._closed:
                 raise KeyboardInterrupt
-            taken = self._next_step(request.episodes)
+            while self._ready and turns < self._batch_turns and len(taken) < most:
+                episode, more = self._ready.pop() if self._newest_first else self._ready.popleft()
+                taken.append(episode)
+                turns += more
+            self._ready_turns -= turns
+            self.counts["sessions_trained"] += len(taken)
+            self.counts["turns_trained"] += turns
         # before the update: a run resumed from an older checkpoint takes back what later steps used
         self._written("trained", request.step, taken)
         if not self._live:
@@ -201,33 +208,6 @@ class SessionBuffer:
         if self._paused:
             self._paused = False
             self._resume_engine()
-
-    def _grow_old(self, version: int) -> None:
-        """Exclude the turns that a new version of the student makes too old."""
-        with self._changed:
-            self._version = version
-            if self._staleness is None:
-                return
-            waiting, self._ready, self._ready_turns = list(self._ready), deque(), 0
-        self.put_judged(episode for episode, _ in waiting)
-
-    def _step_ready(self, most: int) -> bool:
-        return self._ready_turns >= self._batch_turns or len(self._ready) >= most
-
-    def _next_step(self, most: int) -> list[Episode]:
-        taken: list[Episode] = []
-        turns = 0
-        while self._ready and turns < self._batch_turns and len(taken) < most:
-            episode, more = self._ready.pop() if self._newest_first else self._ready.popleft()
-            taken.append(episode)
-            turns += more
-        self._ready_turns -= turns
-        self.counts["sessions_trained"] += len(taken)
-        self.counts["turns_trained"] += turns
-        return taken
-
-
-# The judge of turns, and the queue in front of it.
 
 
 class TurnJudge(Protocol):
@@ -396,8 +376,7 @@ class TurnJudging:
 
     def _work(self) -> None:
         while (jobs := self._next()) is not None:
-            judgments = self._ask(jobs)
-            for job, judgment in zip(jobs, judgments, strict=True):
+            for job, judgment in zip(jobs, self._ask(jobs), strict=True):
                 self._settle(job, judgment)
 
     def _next(self) -> list[_Job] | None:
@@ -470,13 +449,15 @@ class TurnJudging:
                 return
             heard = {turn: self._heard.pop((key, turn)) for name, turn in list(self._heard) if name == key}
             self._forget(key)
-        turns = tuple(self._with_votes(turn, session, heard.get(turn.index)) for turn in session.episode.turns)
-        self._on_judged(self._judge.finished(replace(session.episode, turns=turns)))
-
-    def _with_votes(self, turn: Turn, session: _Session, feedback: Feedback | None) -> Turn:
-        judgment = session.votes.get(turn.index, Judgment(votes=()))
-        judged = self._judge.judged(turn, judgment) if judgment.votes else turn
-        return judged if feedback is None else self._judge.heard(judged, feedback)
+        turns = []
+        for turn in session.episode.turns:
+            judgment = session.votes.get(turn.index)
+            if judgment is not None and judgment.votes:
+                turn = self._judge.judged(turn, judgment)
+            if turn.index in heard:
+                turn = self._judge.heard(turn, heard[turn.index])
+            turns.append(turn)
+        self._on_judged(self._judge.finished(replace(session.episode, turns=tuple(turns))))
 
     def _forget(self, key: str) -> None:
         del self._sessions[key]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.proxy.conversation import ChatListRenderer
-from turngym.agents.proxy.sessions import Feedback, ProxySession, SessionTurn
+from turngym.agents.proxy.sessions import Feedback, ProxySession
 from turngym.agents.proxy.turn_records import (
     FILE,
     ChatMessage,
@@ -46,10 +46,32 @@ def episode_of(
       goes on under another key).
     """
     following = [*(turn.has_new_messages for turn in session.turns[1:]), True]
-    turns = tuple(
-        _turn(index, turn, _why_excluded(turn, new, temperature))
-        for index, (turn, new) in enumerate(zip(session.turns, following, strict=True))
-    )
+    turns, chat = [], []
+    for index, (turn, has_next_state) in enumerate(zip(session.turns, following, strict=True)):
+        excluded = None if has_next_state else "no next state"
+        if temperature is not None and turn.temperature != temperature:
+            excluded = f"sampled at temperature {turn.temperature:g}"
+        turns.append(
+            Turn(
+                index=index,
+                observation=turn.observation,
+                admissible=None,
+                response=turn.text,
+                action=turn.text,
+                verdict=Verdict.OK,
+                reward=0.0,
+                segment=turn.segment,
+                prompt_span=turn.prompt_span,
+                response_span=turn.response_span,
+                logprobs=turn.logprobs,
+                finish=turn.finish,
+                policy_version=turn.version,
+                version_spans=turn.version_spans,
+                excluded=excluded,
+            )
+        )
+        tools = {} if turn.tools is None else {"tools": list(turn.tools)}
+        chat.append({"kept": turn.kept, "messages": [message.as_json() for message in turn.messages], **tools})
     name, _, number = session.key.rpartition("-")
     return Episode(
         task=Task(
@@ -63,60 +85,24 @@ def episode_of(
         sample=0,
         group=int(number),
         segments=tuple(buffer.array() for buffer in session.history.segments),
-        turns=turns,
+        turns=tuple(turns),
         status=Status.TRUNCATED_TURNS if why == "part" else Status.COMPLETED,
         success=False,
         episode_return=0.0,
         system=session.system,
         final_observation=as_observation(final) if final else "",
-        meta=_meta(session, why, final),
+        meta={
+            "agent": "proxy",
+            "ended": why,
+            "next_roles": [turn.role for turn in session.turns[1:]] + ([final[-1].role] if final else []),
+            "superseded": session.superseded,
+            "temperatures": [turn.temperature for turn in session.turns],
+            "before": list(session.before),
+            "first": session.first,
+            "at": [turn.at for turn in session.turns],
+            "chat": chat,
+        },
     )
-
-
-def _why_excluded(turn: SessionTurn, new: bool, temperature: float | None) -> str | None:
-    if temperature is not None and turn.temperature != temperature:
-        return f"sampled at temperature {turn.temperature:g}"
-    return None if new else "no next state"
-
-
-def _turn(index: int, turn: SessionTurn, excluded: str | None) -> Turn:
-    return Turn(
-        index=index,
-        observation=turn.observation,
-        admissible=None,
-        response=turn.text,
-        action=turn.text,
-        verdict=Verdict.OK,
-        reward=0.0,
-        segment=turn.segment,
-        prompt_span=turn.prompt_span,
-        response_span=turn.response_span,
-        logprobs=turn.logprobs,
-        finish=turn.finish,
-        policy_version=turn.version,
-        version_spans=turn.version_spans,
-        excluded=excluded,
-    )
-
-
-def _meta(session: ProxySession, why: str, final: tuple[ChatMessage, ...]) -> dict[str, Any]:
-    roles = [turn.role for turn in session.turns[1:]] + ([final[-1].role] if final else [])
-    return {
-        "agent": "proxy",
-        "ended": why,
-        "next_roles": roles,
-        "superseded": session.superseded,
-        "temperatures": [turn.temperature for turn in session.turns],
-        "before": list(session.before),
-        "first": session.first,
-        "at": [turn.at for turn in session.turns],
-        "chat": [_said(turn) for turn in session.turns],
-    }
-
-
-def _said(turn: SessionTurn) -> dict[str, Any]:
-    said: dict[str, Any] = {"kept": turn.kept, "messages": [message.as_json() for message in turn.messages]}
-    return said if turn.tools is None else {**said, "tools": list(turn.tools)}
 
 
 @dataclass(slots=True)
@@ -155,13 +141,11 @@ def restore(
             try:
                 reading.take(record)
             except (LookupError, ValueError, TypeError, AttributeError, TurngymError) as error:
-                reading.doubt(
-                    RecordProblem(
-                        line=0, reason=f"a {record['kind']} of session {record.get('session')} does not fit: {error}"
-                    )
-                )
+                reason = f"a {record['kind']} of session {record.get('session')} does not fit: {error}"
+                reading.doubt(RecordProblem(line=0, reason=reason))
         elif record["kind"] == "judged":
-            reading.judged(record)
+            judgment = Judgment(votes=tuple(record["votes"]), cut=record["cut"])
+            reading.restored.votes[record["session"], record["turn"]] = judgment
         elif record["kind"] == "feedback":
             said = Feedback(score=record["score"], text=record["text"])
             reading.restored.feedback[record["session"], record["turn"]] = said
@@ -210,10 +194,6 @@ class _Reading:
                     self.restored.feedback.pop((key, len(session.turns) - 1), None)
                 session.apply(self.renderer, turn)
 
-    def judged(self, record: Mapping[str, Any]) -> None:
-        votes = tuple(record["votes"])
-        self.restored.votes[record["session"], record["turn"]] = Judgment(votes=votes, cut=record["cut"])
-
     def doubt(self, problem: RecordProblem) -> None:
         self.restored.damaged.append(problem)
         self._set_aside(list(self.under_way))
@@ -244,12 +224,7 @@ class _Reading:
         self.restored.set_aside += len(keys)
 
     def _count(self, key: str) -> None:
-        self.restored.serial = max(self.restored.serial, serial_of(key))
-
-
-def serial_of(key: str) -> int:
-    """The number in a session's key."""
-    return int(key.rpartition("-")[2])
+        self.restored.serial = max(self.restored.serial, int(key.rpartition("-")[2]))
 
 
 def _used(folder: Path) -> set[str]:

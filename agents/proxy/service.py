@@ -29,8 +29,6 @@ from turngym.agents.sglang.policy import StopFinder
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import Generation, Policy
 
-# A chat request in flight.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
@@ -93,7 +91,7 @@ class InflightRequest:
         try:
             generation = self.pending.answer.result(seconds)
         except FutureTimeout:
-            if self.service.now() < self.deadline:
+            if self.service.clock() < self.deadline:
                 return None
             self.abandon("timed_out")
             raise busy("the request waited too long for the engine", status=503, seconds=5) from None
@@ -122,8 +120,6 @@ class InflightRequest:
                 self.service.engine.release(self.pending.request.session)
             self.service.closed(self.session, why)
 
-
-# What /healthz counts.
 
 CLIENTS = 100
 """Most clients that are counted by name."""
@@ -186,33 +182,6 @@ class RequestCounts:
         return counts, {**tables, **{name: value for name, value in sorted(counts.items()) if name not in SHOWN}}
 
 
-def turn_record(inflight: InflightRequest, generation: Generation) -> TurnRecord:
-    """The record of the turn that `generation` finishes."""
-    request, prompt, session = inflight.request, inflight.prompt, inflight.session
-    text, _ = inflight.service.renderer.decode(generation.ids)
-    reader = inflight.reader()
-    main = request.main and session is not None
-    return TurnRecord(
-        session="" if session is None else session.key,
-        main=main,
-        kept=prompt.kept,
-        messages=prompt.new_messages,
-        tools=prompt.tools if session is None or prompt.tools != session.history.tools else None,
-        opens=prompt.opens,
-        prompt_ids=prompt.added,
-        ids=generation.ids,
-        logprobs=generation.logprobs,
-        reply=reply_of([*reader.feed(text), *reader.end()]),
-        text=text,
-        finish=generation.finish,
-        version=generation.policy_version,
-        version_spans=generation.version_spans,
-        temperature=inflight.pending.request.sampling.temperature,
-        retry=prompt.retry,
-        owner=owner_of(request.user) if main and request.session_id is None else None,
-    )
-
-
 def owner_of(user: str) -> str:
     """A hash of the user that conversations belong to; "" if the client names none."""
     return session_name(f"user/{user}") if user else ""
@@ -261,7 +230,7 @@ class ProxyService:
         """Makes the ids of answers unique among servers; nothing depends on it."""
         self.tally = RequestCounts()
         self.counts = self.tally.counts
-        self._seed, self._clock = seed, clock
+        self._seed, self.clock = seed, clock
         self._on_episode, self._on_turn, self._on_close = on_episode, on_turn, on_close
         self._numbers = count(1)
         self._heard = HeardFeedback(on_feedback)
@@ -358,13 +327,9 @@ class ProxyService:
         found = [session for session in self.sessions.all() if session.turns]
         return [episode_of(session, "open", temperature=self.temperature) for session in found]
 
-    def now(self) -> float:
-        """Seconds on the clock that deadlines are set by."""
-        return self._clock()
-
     def deadline(self) -> float:
-        """When a request that begins to wait now has waited too long."""
-        return self._clock() + self.settings.deadline
+        """When a request that begins to wait now has waited too long, on `clock`."""
+        return self.clock() + self.settings.deadline
 
     def sweep(self) -> int:
         """End sessions that were idle for too long; returns how many."""
@@ -434,8 +399,29 @@ class ProxyService:
     def record_turn(self, inflight: InflightRequest, generation: Generation) -> Finished:
         """Write down a finished turn and add it to its session. Called once per request."""
         request, prompt, session = inflight.request, inflight.prompt, inflight.session
-        record = turn_record(inflight, generation)
-        # before anything else: no client has an answer that a restarted server would not know
+        text, _ = self.renderer.decode(generation.ids)
+        reader = inflight.reader()
+        main = request.main and session is not None
+        record = TurnRecord(
+            session="" if session is None else session.key,
+            main=main,
+            kept=prompt.kept,
+            messages=prompt.new_messages,
+            tools=prompt.tools if session is None or prompt.tools != session.history.tools else None,
+            opens=prompt.opens,
+            prompt_ids=prompt.added,
+            ids=generation.ids,
+            logprobs=generation.logprobs,
+            reply=reply_of([*reader.feed(text), *reader.end()]),
+            text=text,
+            finish=generation.finish,
+            version=generation.policy_version,
+            version_spans=generation.version_spans,
+            temperature=inflight.pending.request.sampling.temperature,
+            retry=prompt.retry,
+            owner=owner_of(request.user) if main and request.session_id is None else None,
+        )
+        # written before anything else: no client may have an answer that a restarted server would not know
         record = replace(record, at=self.recorder.write(record.as_json()))
         if session is not None and record.main:
             if prompt.opens and session.history.segments:

@@ -33,14 +33,12 @@ from turngym.agents.proxy.turn_records import (
 from turngym.agents.rendering.conversation import Message
 from turngym.envs.core.episode import Episode, Span
 
-# Conversations without an id.
-
 
 class HistoryMatch:
-    """Names of sessions by their messages. Not safe for several threads: its owner has a lock.
+    """Finds the session of a conversation by its messages. Not safe for several threads: its owner has a lock.
 
-    Two clients whose conversations were the same word for word are one session until one of them goes on; the other
-    one then begins a session of its own. Conversations of different owners are never the same.
+    Two clients whose conversations are equal word for word share a session until one of them continues; the other one
+    then gets a new session. Conversations of different owners never match.
     """
 
     def __init__(self) -> None:
@@ -50,11 +48,8 @@ class HistoryMatch:
     def find(self, owner: str, messages: Sequence[ChatMessage]) -> str | None:
         """The session of `owner` that `messages` continue, or None."""
         digests = _digests(owner, messages)
-        # the whole list continues nothing: it asks again for an answer, which may have been somebody else's
-        for digest in reversed(digests[:-1]):
-            if digest in self._by_history:
-                return self._by_history[digest]
-        return None
+        # without the last digest: the whole list asks again for an answer, which may have been another client's
+        return next((self._by_history[digest] for digest in reversed(digests[:-1]) if digest in self._by_history), None)
 
     def note(self, name: str, owner: str, messages: Sequence[ChatMessage]) -> None:
         """Remember the conversation of the session `name`, the last answer included."""
@@ -65,23 +60,20 @@ class HistoryMatch:
             self._history_of[name] = digest
 
     def forget(self, name: str) -> None:
-        """The session is over."""
+        """Remove the session `name`."""
         digest = self._history_of.pop(name, None)
         if digest is not None:
             del self._by_history[digest]
 
 
 def _digests(owner: str, messages: Sequence[ChatMessage]) -> list[str]:
-    """Of every beginning of the conversation, from its first message alone to all of it."""
+    """A hash of every prefix of the conversation, from its first message alone to all of it."""
     running = hashlib.sha256(json.dumps(owner).encode())
     found = []
     for message in messages:
         running.update(json.dumps(message.identity, ensure_ascii=True).encode() + b"\n")
         found.append(running.hexdigest())
     return found
-
-
-# Open chat sessions: one request of a session at a time, until the session is done or idle for too long.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +113,13 @@ class ProxySession:
     history: ChatHistory = field(default_factory=ChatHistory)
     turns: list[SessionTurn] = field(default_factory=list)
     before: tuple[Message, ...] = ()
-    """What had been said before the first turn, as the template got it, where an earlier part was handed on."""
+    """Messages before the first turn, as the template got them, if an earlier part was handed on."""
     owner: str | None = None
-    """As in `TurnRecord`: a session that is found by its history."""
+    """As in `TurnRecord`; set for a session that is found by its history."""
     first: int = 0
-    """Turns of the conversation that were handed on before, under other keys."""
+    """Number of turns of the conversation that were handed on before, under other keys."""
     superseded: int = 0
-    """Turns whose answer the client asked for again."""
+    """Number of turns whose answer the client requested again."""
     queue: deque[object] = field(default_factory=deque)
     """Requests of this session: the first is being answered, the others wait."""
     last_used: float = 0.0
@@ -370,11 +362,14 @@ class HeardFeedback:
 
         Raises ApiError (404) for one that is not known.
         """
-        return self._find(session_name(session_id or ""), turn) if answer is None else self._answered(answer)
-
-    def _find(self, name: str, turn: int | None) -> Place:
         with self._lock:
-            parts = self._parts.get(name)
+            parts = self._parts.get(session_name(session_id or ""))
+            answered = None if answer is None else self._answers.get(answer)
+        if answered is not None:
+            return answered
+        if answer is not None:
+            text = f"there was no main turn {answer!r} since this server started; name session_id and turn"
+            raise ApiError(404, text, param="answer", code="not_found")
         if not parts:
             raise ApiError(404, "no session of this name has had an answer here", param="session_id", code="not_found")
         last = parts[-1][0] + parts[-1][2] - 1
@@ -384,20 +379,15 @@ class HeardFeedback:
                 return key, wanted - first
         raise ApiError(404, f"turn is {wanted}; the session has turns 0 to {last}", param="turn", code="not_found")
 
-    def _answered(self, answer: str) -> Place:
-        with self._lock:
-            place = self._answers.get(answer)
-        if place is None:
-            text = f"there was no main turn {answer!r} since this server started; name session_id and turn"
-            raise ApiError(404, text, param="answer", code="not_found")
-        return place
-
     def say(self, place: Place, feedback: Feedback, *, is_open: bool, write: Callable[[Any], object]) -> Outcome:
         """Take in feedback. The same feedback twice changes nothing; another one replaces it."""
         with self._lock:
             if self._said.get(place) != feedback:
                 # written before it counts, so that a restarted server knows it, too
-                write(feedback_record(*place, feedback))
+                key, turn = place
+                write(
+                    {"kind": "feedback", "session": key, "turn": turn, "score": feedback.score, "text": feedback.text}
+                )
                 _keep(self._said, place, feedback)
         return "recorded" if self._tell is None else self._tell(*place, feedback, is_open)
 
@@ -406,18 +396,10 @@ class HeardFeedback:
         _keep(self._parts, name, [*parts, (first, key, turns)])
 
 
-def feedback_record(key: str, turn: int, feedback: Feedback) -> dict[str, Any]:
-    """The record of feedback on one turn."""
-    return {"kind": "feedback", "session": key, "turn": turn, "score": feedback.score, "text": feedback.text}
-
-
 def _keep(table: OrderedDict[Any, Any], key: Any, value: Any) -> None:
     table[key] = value
     if len(table) > REMEMBERED:
         table.popitem(last=False)
-
-
-# Turns that too old weights have drawn.
 
 
 def without_stale(episode: Episode, version: int, most: int | None) -> Episode:

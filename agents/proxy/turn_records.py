@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.proxy.config import ProxyError
 from turngym.envs.core.files import FolderInUseError, locked_file
-from turngym.envs.core.trace import add_checksum, check_checksum, has_checksum
+from turngym.envs.core.trace import add_checksum, check_checksum
 
 Tools = tuple[Mapping[str, Any], ...]
 """Functions in the OpenAI form."""
@@ -138,7 +138,7 @@ def read_call(inside: str, salt: str) -> ToolCall | None:
     return ToolCall(id=name, name=call["name"], arguments=text)
 
 
-# Records of turns and session ends as sealed JSON lines, flushed one by one; open sessions are rebuilt from them.
+# Records of turns and session ends, as JSON lines with a checksum. After a restart open sessions are rebuilt from them.
 
 SCHEMA = 1
 FILE = "records.jsonl"
@@ -285,7 +285,7 @@ def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
 
     Raises ProxyError for a newer schema.
     """
-    path, sealed = folder / FILE, False
+    path = folder / FILE
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -294,12 +294,10 @@ def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
                 continue
             found = _record(number, line)
             if isinstance(found, RecordProblem):
-                # older versions ended a torn line with a bare newline
-                if line.endswith(TORN) or not line.endswith(b"\n") or not (sealed or line.endswith(b"}\n")):
+                if line.endswith(TORN) or not line.endswith(b"\n"):
                     continue
             elif found["v"] > SCHEMA:
                 raise ProxyError(f"{path}, line {number}: records of version {found['v']}; this reads up to {SCHEMA}")
-            sealed = sealed or has_checksum(line)
             yield found
 
 

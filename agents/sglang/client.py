@@ -284,18 +284,11 @@ class SglangSettings:
     """Seconds to reach a server."""
     backoff: float = 0.2
     """Seconds before the second attempt; doubled with each further one, up to 5."""
-    admin_timeout: float = 300.0
-    """Seconds for an administrative call, such as an update of the weights."""
-    resume_aborted: bool = True
-    """Continue a response that the server interrupted to change its weights. The new weights sample the rest, and the
-    turn records which weights sampled which ids."""
 
     def __post_init__(self) -> None:
-        for name, least in (("parallel", 1), ("deadline", 0.01), ("connect_timeout", 0.01), ("admin_timeout", 0.01)):
+        for name, least in (("parallel", 1), ("deadline", 0.01)):
             if getattr(self, name) < least:
                 raise ServerError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.backoff < 0:
-            raise ServerError(f"backoff is {self.backoff}; it must not be negative")
 
 
 KEY = "TURNGYM_SERVER_KEY"

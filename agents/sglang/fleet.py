@@ -38,6 +38,8 @@ OLDEST, TRIED, BEFORE = (0, 5, 21), "0.5.23", (0, 6)
 """Releases that speak the protocol used here; earlier ones update weights in another way."""
 HEADROOM = 4
 """SGLang limits prompts to 5 ids less than prompt and response together, which is 1 less than the context."""
+ADMIN_TIMEOUT = 300.0
+"""Seconds for an administrative call, such as an update of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,15 +256,15 @@ class Fleet:
         """Answers of all servers, each asked once, at the same time. Raises the first error, which names its server."""
 
         async def call() -> list[Any]:
-            limit = self.settings.admin_timeout
-            return await asyncio.gather(*(one.request(method, path, body, timeout=limit) for one in self._admin))
+            asked = (one.request(method, path, body, timeout=ADMIN_TIMEOUT) for one in self._admin)
+            return await asyncio.gather(*asked)
 
         return self.loop.run(call())
 
     def call_one(self, url: str, method: str, path: str, body: Any = None) -> Any:
         """Answer of the server at `url`, asked once."""
         one = next(connection for connection in self._admin if connection.url == url)
-        return self.loop.run(one.request(method, path, body, timeout=self.settings.admin_timeout))
+        return self.loop.run(one.request(method, path, body, timeout=ADMIN_TIMEOUT))
 
     async def abort(self, rid: str) -> None:
         """Abort a request on whichever server has it."""

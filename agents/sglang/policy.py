@@ -198,7 +198,7 @@ class SglangPolicy:
         response = PartialResponse()
         if room < 1 or prompt_length >= max_prompt:
             return response.whole("length")
-        can_continue = settings.resume_aborted and (self.stops is not None or not request.sampling.stop_text)
+        can_continue = self.stops is not None or not request.sampling.stop_text
         aborts, clock = self._aborts, self.fleet.endpoint_for(request.session).connection.clock
         end = clock() + settings.deadline
         while True:

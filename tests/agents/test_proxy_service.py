@@ -411,18 +411,6 @@ def test_a_damaged_record_sets_aside_what_it_may_belong_to(
     assert second.service.sessions.serial == 3
 
 
-def test_records_of_older_versions_have_no_checksums_and_a_bare_torn_line(make: Make) -> None:
-    first = make()
-    first.talk("a", 3)
-    first.service.close()
-    path = first.service.recorder.path
-    old = [line[: line.rindex(b',"crc"')] + b"}\n" for line in path.read_bytes().splitlines()]
-    path.write_bytes(old[0] + old[1] + old[2][:-40] + b"\n")
-    second = make()
-    assert second.service.sessions.serial == 1
-    assert len(kinds(path.parent)) == 2
-
-
 def test_a_record_that_was_cut_by_a_kill_is_no_damage_after_a_restart(make: Make) -> None:
     first = make()
     first.talk("a", 2)
