@@ -45,6 +45,10 @@ def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32"
 def require_model(folder: str | Path) -> Path:
     """The folder, with the home directory filled in. Raises AgentError where it holds no model."""
     path = Path(folder).expanduser()
+    if path.suffix == ".gguf":
+        raise AgentError(
+            f"{folder} is a GGUF file: turngym model import {folder} --out FOLDER makes a model folder of it"
+        )
     if not (path / "config.json").exists():
         raise AgentError(f"{folder} holds no model: config.json, model.safetensors and a tokenizer are needed there")
     return path

@@ -59,7 +59,7 @@ def quickstart(arguments: list[str]) -> int:
 
 def set_up_tests() -> None:
     """What needs an extra that does not install here is skipped with a reason."""
-    set_up("train,parquet,serve,endpoint,dense,docs,dev")
+    set_up("train,gguf,parquet,serve,endpoint,dense,docs,dev")
     for extra, lost in OPTIONAL.items():
         if install("-e", f".[{extra}]", check=False):
             say(f"the extras [{extra}] did not install ({lost} will be skipped)")

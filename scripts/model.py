@@ -1,6 +1,7 @@
-"""Verify model folders, checkpoints and runs: whether every file is as it was written.
+"""Make a model folder of a GGUF file, or verify that every file of a model, checkpoint or run is as it was written.
 
 Examples:
+    turngym model import SmolLM2-135M-Instruct.Q4_1.gguf --out models/smollm2
     turngym model verify runs/turnopd
     turngym model verify runs/turnopd/checkpoints/step_000100/model
 """
@@ -14,8 +15,19 @@ from pathlib import Path
 
 import tyro
 
+from turngym.agents.gguf_model import import_gguf
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import FILE, ChangedFileError, changed_files, read_sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """Write the model of a GGUF file as a folder for --agent, --student and --teacher: float32 weights, tokenizer."""
+
+    file: tyro.conf.Positional[Path]
+    """A GGUF file of the Llama, Qwen2 or Qwen3 family."""
+    out: Path
+    """The new folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +42,12 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym model` with `argv` (without the verb itself)."""
     description = (__doc__ or "").split("\n")[0]
     command = tyro.extras.subcommand_cli_from_dict(
-        {"verify": Verify}, args=list(argv), prog="turngym model", description=description
+        {"import": Import, "verify": Verify}, args=list(argv), prog="turngym model", description=description
     )
+    if isinstance(command, Import):
+        out = import_gguf(command.file, command.out)
+        print(f"{out}: use it as --agent model:{out} or --student {out}")
+        return 0
     if not command.folders:
         raise TurngymError("name one or more folders: turngym model verify FOLDER")
     return max(_verify(folder) for folder in command.folders)

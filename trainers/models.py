@@ -57,6 +57,8 @@ def find_model(path: str | Path) -> None:
     if (folder / "config.json").exists():
         check_sums(folder)
         return
+    if folder.suffix == ".gguf":
+        raise ModelError(f"{path} is a GGUF file: turngym model import {path} --out FOLDER makes a model folder of it")
     words = str(path).split("/")
     # NAME or OWNER/NAME; what has a folder of ours above it was meant as one
     named = len(words) <= 2 and all(HUB_WORD.fullmatch(word) for word in words)

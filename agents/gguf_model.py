@@ -1,0 +1,264 @@
+"""How a GGUF file becomes an ordinary model folder that transformers loads and that can be trained.
+
+The weights are dequantized to float32; nothing of the quantization remains in config.json. Three families are read:
+Llama, Qwen2 and Qwen3 (`general.architecture`), with byte-level BPE tokenizers (`tokenizer.ggml.model` = gpt2).
+
+A GGUF file names the way its tokenizer splits text (`tokenizer.ggml.pre`) and does not spell it out. A wrong guess
+gives other ids for some texts only, which nobody notices, so an unknown name is an error. The format and the names:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.envs.core.errors import AgentError
+from turngym.envs.core.files import write_sums
+
+CONFIGS = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+"""The families that are read: `general.architecture` and the configuration of transformers."""
+
+LAYER_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Tensors of one layer: their names in a GGUF file and in transformers."""
+WHOLE_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""How GPT-4 splits text; %s is how many digits stay together."""
+SPLITS = {"gpt-2": None, "smollm": None, "llama-bpe": WORDS % r"\p{N}{1,3}", "qwen2": WORDS % r"\p{N}"}
+"""`tokenizer.ggml.pre` and the pattern of its pieces; None: GPT-2's own, of which `smollm` splits off each digit."""
+
+CONTROL, USER_DEFINED = 3, 4
+"""`tokenizer.ggml.token_type` of what is no piece of BPE: control tokens such as <|im_end|>, and whole words added."""
+
+
+def import_gguf(file: Path, folder: Path) -> Path:
+    """Write the model of the GGUF `file` to `folder`: config.json, float32 weights, tokenizer, chat template.
+
+    Returns `folder`. Raises AgentError where the package `gguf` or torch is missing, `folder` exists, memory is short,
+    or the file is damaged, of another architecture, or of a tokenizer whose splitting is not known.
+    """
+    try:
+        import torch
+        import transformers
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise AgentError(
+            f"GGUF files need gguf, torch and transformers: pip install 'turngym[train,gguf]' ({error})"
+        ) from error
+    if folder.exists():
+        raise AgentError(f"{folder} exists; name a new folder with --out")
+    if not file.is_file():
+        raise AgentError(f"there is no file {file}")
+    try:
+        # the reader maps the file, so that a truncated one is noticed here
+        reader = GGUFReader(file)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # it raises whatever numpy does
+        raise AgentError(f"{file} is no GGUF file, or not the whole of one ({str(error).splitlines()[0]})") from error
+    found = _Metadata(file, fields)
+    tokenizer = _tokenizer(found)
+    _require_memory(file, sum(int(tensor.n_elements) for tensor in reader.tensors))
+    tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
+    config = _config(found, transformers, tied=tied)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    state = {name: torch.from_numpy(weight) for name, weight in _weights(found, reader, config)}
+    if tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    try:
+        model.load_state_dict(state, strict=True, assign=True)
+    except RuntimeError as error:
+        what = " ".join(str(error).split())
+        raise AgentError(f"{file}: its tensors are not those of a {found.architecture} model: {what[:300]}") from error
+    model.tie_weights()
+    ids = {
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
+    model.generation_config = transformers.GenerationConfig(**ids)
+    # written beside its place, so that a folder of this name is always whole
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    write_sums(unfinished)
+    unfinished.rename(folder)
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """The key-value pairs of a GGUF file. A key that is missing is an AgentError that names it."""
+
+    file: Path
+    fields: dict[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        name = str(self["general.architecture"])
+        if name not in CONFIGS:
+            raise AgentError(f"{self.file} holds a model of architecture {name!r}; known: {', '.join(CONFIGS)}")
+        return name
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.fields:
+            raise AgentError(f"{self.file} has no {key!r}")
+        return self.fields[key]
+
+    def of_model(self, key: str) -> Any:
+        return self[f"{self.architecture}.{key}"]
+
+    def token_id(self, kind: str) -> int | None:
+        found = self.fields.get(f"tokenizer.ggml.{kind}_token_id")
+        return None if found is None else int(found)
+
+
+def _config(found: _Metadata, transformers: Any, *, tied: bool) -> Any:
+    kind = found.architecture
+    heads = int(found.of_model("attention.head_count"))
+    eos = found.token_id("eos")
+    values: dict[str, Any] = {
+        "vocab_size": len(found["tokenizer.ggml.tokens"]),
+        "hidden_size": int(found.of_model("embedding_length")),
+        "intermediate_size": int(found.of_model("feed_forward_length")),
+        "num_hidden_layers": int(found.of_model("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(found.fields.get(f"{kind}.attention.head_count_kv", heads)),
+        "max_position_embeddings": int(found.of_model("context_length")),
+        # float32 in the file: 9.999999747378752e-06 was written as 1e-05
+        "rms_norm_eps": float(
+            np.format_float_positional(np.float32(found.of_model("attention.layer_norm_rms_epsilon")))
+        ),
+        "tie_word_embeddings": tied,
+        "bos_token_id": found.token_id("bos"),
+        "eos_token_id": eos,
+        "pad_token_id": _first(found.token_id("padding"), eos),
+    }
+    if found.fields.get(f"{kind}.rope.scaling.type", "none") != "none":
+        raise AgentError(f"{found.file} stretches its rotary positions ({kind}.rope.scaling.type), which is not read")
+    theta = float(found.fields.get(f"{kind}.rope.freq_base", 10_000.0))
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    if (width := found.fields.get(f"{kind}.attention.key_length")) is not None:
+        values["head_dim"] = int(width)
+    return getattr(transformers, CONFIGS[kind])(**values)
+
+
+def _weights(found: _Metadata, reader: Any, config: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Every tensor under its name in transformers, as float32."""
+    from gguf.quants import dequantize
+
+    for tensor in reader.tensors:
+        words = tensor.name.split(".")
+        if words[0] == "blk" and len(words) == 4 and words[2] in LAYER_PARTS:
+            name = f"model.layers.{words[1]}.{LAYER_PARTS[words[2]]}.{words[3]}"
+        elif words[0] in WHOLE_PARTS and len(words) == 2:
+            name = f"{WHOLE_PARTS[words[0]]}.{words[1]}"
+        elif words[0] == "rope_freqs":
+            raise AgentError(f"{found.file} stretches its rotary positions as Llama 3.1 does, which is not read")
+        else:
+            raise AgentError(f"{found.file} holds a tensor {tensor.name!r} that no {found.architecture} model has")
+        try:
+            weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise AgentError(f"{found.file}: the quantization {kind} of {tensor.name} is not read by gguf") from error
+        if found.architecture == "llama" and words[0] == "blk" and words[2] in ("attn_q", "attn_k"):
+            heads = config.num_attention_heads if words[2] == "attn_q" else config.num_key_value_heads
+            weight = _halves_apart(weight, heads)
+        yield name, np.ascontiguousarray(weight)
+
+
+def _halves_apart(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows of a projection, [heads * width, D] or [heads * width], in the order of transformers.
+
+    Llama files interleave the two halves of each head that rotate together; transformers keeps the halves apart.
+    """
+    pairs = weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+
+def _tokenizer(found: _Metadata) -> Any:
+    import tokenizers
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    kind, split = found["tokenizer.ggml.model"], found.fields.get("tokenizer.ggml.pre", "missing")
+    if kind != "gpt2":
+        raise AgentError(f"{found.file} has a tokenizer of kind {kind!r}; byte-level BPE ('gpt2') alone is read")
+    if split not in SPLITS:
+        raise AgentError(
+            f"{found.file} splits text as {split!r}, which is not known here; known: {', '.join(SPLITS)}. Ids would be "
+            "wrong for some texts: use the model's original tokenizer.json"
+        )
+    tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ", 1)) for merge in found["tokenizer.ggml.merges"]]
+    made = tokenizers.Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, merges))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=SPLITS[split] is None)
+    first: list[Any] = []
+    if split == "smollm":
+        first = [pre_tokenizers.Digits(individual_digits=True)]
+    elif (pattern := SPLITS[split]) is not None:
+        first = [pre_tokenizers.Split(Regex(pattern), behavior="isolated")]
+    made.pre_tokenizer = pre_tokenizers.Sequence([*first, byte_level])
+    made.decoder = decoders.ByteLevel()
+    if split == "qwen2":
+        made.normalizer = normalizers.NFC()
+    for token, sort in zip(tokens, types, strict=True):
+        if sort in (CONTROL, USER_DEFINED):
+            made.add_tokens([tokenizers.AddedToken(token, special=sort == CONTROL, normalized=False)])
+    ids = {name: found.token_id(key) for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"))}
+    ids["pad"] = _first(found.token_id("padding"), ids["eos"])
+    if ids["eos"] is None:
+        raise AgentError(f"{found.file} has no 'tokenizer.ggml.eos_token_id': nothing would end a response")
+    if bad := [name for name, one in ids.items() if one is not None and not 0 <= one < len(tokens)]:
+        raise AgentError(f"{found.file}: its {bad[0]} token {ids[bad[0]]} is outside the vocabulary of {len(tokens)}")
+    names = {f"{name}_token": tokens[one] for name, one in ids.items() if one is not None}
+    if found.fields.get("tokenizer.ggml.add_bos_token", False) and "bos_token" in names:
+        begin = names["bos_token"]
+        # TemplateProcessing puts it before every text, as llama.cpp does
+        made.post_processor = processors.Sequence(
+            [processors.TemplateProcessing(f"{begin} $A", special_tokens=[(begin, ids["bos"])])]
+        )
+    context = int(found.of_model("context_length"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, model_max_length=context, clean_up_tokenization_spaces=False, **names
+    )
+    tokenizer.chat_template = found.fields.get("tokenizer.chat_template")
+    return tokenizer
+
+
+def _first(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one
+
+
+def _require_memory(file: Path, elements: int) -> None:
+    """Raises AgentError where `elements` numbers of float32 do not fit into the memory that is free."""
+    needed, free = 4 * elements, _free_bytes()
+    if needed > free:
+        raise AgentError(f"{file} needs {needed / 1e9:.1f} GB of memory in float32, and {free / 1e9:.1f} GB are free")
+
+
+def _free_bytes() -> float:
+    told = Path("/proc/meminfo")
+    if not told.is_file():  # only Linux says what is available
+        return float("inf")
+    rows = told.read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(row.split()[1]) for row in rows if row.startswith("MemAvailable"))
