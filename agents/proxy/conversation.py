@@ -224,18 +224,10 @@ TAGS = {
 }
 """By the tag that is open: the tags that mean something, and their beginnings."""
 
-# From a client's list of messages to a prompt.
-
-_PROBE_TOOL = {
-    "type": "function",
-    "function": {"name": "turngymtool", "description": "d", "parameters": {"type": "object", "properties": {}}},
-}
-_PROBE_RESULT = "turngymresult"
-
 
 @dataclass(slots=True)
 class ChatHistory:
-    """What is known of one chat session: token ids, and the messages that they stand for."""
+    """One chat session so far: its token ids, and the messages that they stand for."""
 
     segments: list[IdBuffer] = field(default_factory=list)
     client_messages: list[ChatMessage] = field(default_factory=list)
@@ -300,8 +292,16 @@ class ChatListRenderer:
         special = {str(token) for token in tokenizer.all_special_tokens}
         self.control = tuple(sorted(special | {token.content for token in added.values() if token.special}))
         """Texts that stand for control tokens."""
-        self._shows_tools = "turngymtool" in self.template.render([_user("x")], tools=[_PROBE_TOOL])
-        self._shows_results = self._probe_results()
+        # some templates ignore tools and their results; both are then written into other messages
+        tool = {"name": "turngymtool", "description": "d", "parameters": {"type": "object", "properties": {}}}
+        shown = self.template.render([_user("x")], tools=[{"type": "function", "function": tool}])
+        self._shows_tools = tool["name"] in shown
+        call: Message = {"role": "assistant", "content": "turngymanswer"}
+        try:
+            shown = self.template.render([_user("x"), call, {"role": "tool", "content": "turngymresult"}])
+        except RenderError:
+            shown = ""
+        self._shows_results = "turngymresult" in shown
 
     def prompt(self, history: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
         """The prompt for `messages` after `history`, which is not changed.
@@ -312,7 +312,11 @@ class ChatListRenderer:
         known, common = len(history.client_messages), common_prefix(history.client_messages, messages)
         follows = 0 < known == common < len(messages)
         # only what is new: repeated messages hold answers, in which the policy may have sampled anything
-        self._check_control(messages, common)
+        for place, message in enumerate(messages[common:], start=common):
+            text = message.text
+            if token := next((token for token in self.control if token in text), None):
+                where = f"messages[{place}].content"
+                raise invalid(f"{where} holds {token!r}, a control token of this model", where, "control_token")
         given = (*history.template_messages[:common], *map(self.template_message, messages[common:]))
         with self._lock:
             text = self._render(given, tools)
@@ -337,12 +341,8 @@ class ChatListRenderer:
             history.segments.append(IdBuffer())
         spans = history.segments[-1].extend(record.prompt_ids), history.segments[-1].extend(record.ids)
         history.client_messages = [*history.client_messages[: record.kept], *record.messages, record.reply]
-        answer = self.template.answer(record.text)
-        history.template_messages = [
-            *history.template_messages[: record.kept],
-            *map(self.template_message, record.messages),
-            answer,
-        ]
+        added = [*map(self.template_message, record.messages), self.template.answer(record.text)]
+        history.template_messages = [*history.template_messages[: record.kept], *added]
         history.tools = history.tools if record.tools is None else record.tools
         history.last_id = int(record.ids[-1]) if len(record.ids) and int(record.ids[-1]) in self.stop_ids else None
         with self._lock:
@@ -363,7 +363,12 @@ class ChatListRenderer:
 
     def incremental_decoder(self) -> IncrementalDecoder:
         """A decoder for the ids of one answer as they are sampled; it gives the same text as `decode`."""
-        return IncrementalDecoder(self._decode_locked)
+
+        def decode(ids: list[int]) -> str:
+            with self._lock:
+                return self._decode(ids)
+
+        return IncrementalDecoder(decode)
 
     def reader(self, prompt: Prompt, *, stops: Sequence[str] = (), tools: bool = False, salt: str = "") -> AnswerReader:
         """A reader for the text of an answer to `prompt`."""
@@ -404,31 +409,12 @@ class ChatListRenderer:
             return _user(f"<tool_response>\n{message.content}\n</tool_response>")
         return {"role": message.role, "content": message.text}
 
-    def _check_control(self, messages: Sequence[ChatMessage], first: int) -> None:
-        for place, message in enumerate(messages[first:], start=first):
-            for token in self.control:
-                if token in message.text:
-                    where = f"messages[{place}].content"
-                    raise invalid(f"{where} holds {token!r}, a control token of this model", where, "control_token")
-
-    def _probe_results(self) -> bool:
-        call: Message = {"role": "assistant", "content": "turngymanswer"}
-        try:
-            shown = self.template.render([_user("x"), call, {"role": "tool", "content": _PROBE_RESULT}])
-        except RenderError:
-            return False
-        return _PROBE_RESULT in shown
-
     def _stop_text(self, last: int | None) -> str:
         return "" if last is None else self._decode([last])
 
     def _encode(self, text: str) -> NDArray[np.int32]:
         # not the template's own cache: prompts are long, all different, and a server runs for weeks
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
-
-    def _decode_locked(self, ids: list[int]) -> str:
-        with self._lock:
-            return self._decode(ids)
 
     def _decode(self, ids: list[int]) -> str:
         decoded = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -17,8 +17,6 @@ from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall
 from turngym.envs.core.errors import did_you_mean
 from turngym.envs.core.settings import JsonError, strict_json
 
-# Messages: roles, content in parts, tool calls.
-
 
 def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, ...]:
     """The messages, with role system for developer and text content. Raises ApiError that names message and field."""
@@ -42,7 +40,10 @@ def _message(message: Any, where: str) -> ChatMessage:
     if role not in ROLES:
         hint = did_you_mean(str(role), ROLES)
         raise invalid(f"{where}.role is {shown(role)}; valid: {', '.join(ROLES)}.{hint}", f"{where}.role")
-    calls = _calls(message.get("tool_calls"), f"{where}.tool_calls")
+    given = message.get("tool_calls")
+    if given is not None and not isinstance(given, list):
+        raise invalid(f"{where}.tool_calls is {shown(given)}; it must be a list of calls", f"{where}.tool_calls")
+    calls = tuple(_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(given or ()))
     if calls and role != "assistant":
         raise invalid(f"{where} has tool calls, but its role is {role}; only the assistant calls", where)
     content = message.get("content")
@@ -82,14 +83,6 @@ def _clean(text: str, where: str) -> str:
     return text
 
 
-def _calls(calls: Any, where: str) -> tuple[ToolCall, ...]:
-    if calls is None:
-        return ()
-    if not isinstance(calls, list):
-        raise invalid(f"{where} is {shown(calls)}; it must be a list of calls", where)
-    return tuple(_call(call, f"{where}[{place}]") for place, call in enumerate(calls))
-
-
 def _call(call: Any, where: str) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
@@ -101,8 +94,6 @@ def _call(call: Any, where: str) -> ToolCall:
     identity = call.get("id", "")
     return ToolCall(id=identity if isinstance(identity, str) else "", name=name, arguments=_clean(arguments, where))
 
-
-# Which conversation a request belongs to, and what the client calls itself.
 
 SESSION = "X-Session-Id"
 MAX_SESSION_ID = 256
@@ -132,25 +123,11 @@ def read_session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str |
     return None
 
 
-def read_user(fields: Mapping[str, Any]) -> str:
-    """The user whose conversations are matched by history: OpenAI's `user`, or `metadata.user_id`; "" without one."""
-    value = fields.get("user") or (fields.get("metadata") or {}).get("user_id")
-    return "" if value is None else _short(value, "user")
-
-
-def client_name(headers: Mapping[str, str]) -> str:
-    """The client's User-Agent in at most 60 printable characters."""
-    said = headers.get("User-Agent") or "a client without a name"
-    return "".join(char if char.isprintable() else " " for char in said)[:60].strip()
-
-
 def _short(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value or len(value) > MAX_SESSION_ID:
         raise invalid(f"{name} is {shown(value)}; it must be text of 1 to {MAX_SESSION_ID} letters", name)
     return value
 
-
-# Sampling: fields that ask for another distribution or form are refused, unless their value changes nothing.
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
@@ -161,7 +138,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "logit_bias": ({},),
 }
-"""Fields of the sampling, and their values that change nothing."""
+"""Fields that ask for another distribution, and the values of them that change nothing."""
 
 
 def check_sampling(fields: Mapping[str, Any]) -> None:
@@ -192,8 +169,6 @@ def check_sampling(fields: Mapping[str, Any]) -> None:
         )
 
 
-# The whole request.
-
 USED = (
     *("messages", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "stop"),
     *("tools", "tool_choice", "seed", "logprobs", "return_token_ids", "n"),
@@ -216,9 +191,9 @@ class ChatRequest:
     main: bool
     """Whether the turn is trained on."""
     user: str = ""
-    """The user that a conversation without a session id belongs to; "" if the client does not say."""
+    """OpenAI's `user`, or `metadata.user_id`: only conversations of the same user are matched by their history."""
     client: str = ""
-    """The client's name for the log."""
+    """The client's User-Agent, at most 60 printable characters, for the log."""
     done: bool
     """Whether the session ends with this turn."""
     stream: bool = False
@@ -254,7 +229,12 @@ def read_request(
     Raises:
         ApiError: 400 with the field at fault, 404 for a model that is not served.
     """
-    _check_model(fields.get("model"), name)
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        raise invalid(f"model is {_kind(model)}; it must be text", "model")
+    if model not in (None, name):
+        text = f"the model {shown(model)} does not exist; this server has {name!r}.{did_you_mean(model, [name])}"
+        raise ApiError(404, text, param="model", code="model_not_found")
     _integer(fields, "n", 1, 1)
     session = read_session(fields, headers)
     matched = settings.unnamed == "match"
@@ -272,13 +252,15 @@ def read_request(
     tools = _tools(fields.get("tools"), settings)
     check_sampling(fields)
     choice = fields.get("tool_choice")
+    user = fields.get("user") or (fields.get("metadata") or {}).get("user_id")
+    client = headers.get("User-Agent") or "a client without a name"
     ignored = [name for name in fields if name not in USED and name not in HARMLESS and fields[name] is not None]
     return ChatRequest(
         messages=read_messages(fields.get("messages"), settings),
         session_id=session,
         main=turn_type == "main",
-        user=read_user(fields),
-        client=client_name(headers),
+        user="" if user is None else _short(user, "user"),
+        client="".join(char if char.isprintable() else " " for char in client)[:60].strip(),
         done=read_done(fields, headers),
         stream=stream,
         usage_in_stream=bool((options or {}).get("include_usage")),
@@ -301,16 +283,6 @@ def read_done(fields: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
             raise invalid(f"{SESSION_DONE} is {shown(said)}; valid: 1 or 0, true or false", "session_done")
         return said.strip().lower() in ("1", "true", "yes")
     return _boolean(fields, "session_done")
-
-
-def _check_model(model: Any, name: str) -> None:
-    if model is None or model == name:
-        return
-    if not isinstance(model, str):
-        raise invalid(f"model is {_kind(model)}; it must be text", "model")
-    hint = did_you_mean(model, [name])
-    text = f"the model {shown(model)} does not exist; this server has {name!r}.{hint}"
-    raise ApiError(404, text, param="model", code="model_not_found")
 
 
 def _tools(tools: Any, settings: ProxySettings) -> tuple[Mapping[str, Any], ...]:
