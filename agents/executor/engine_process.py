@@ -106,8 +106,7 @@ def _new_file(size: int) -> Path:
 
 def serve_engine(pipe: Any, threads: int, payload: bytes, path: Path, settings: dict[str, Any]) -> None:
     """Main loop of the child process: one local engine that answers until the other end of `pipe` is closed."""
-    # Signals reach the whole process group. They are ignored here, since the parent first finishes what it has accepted
-    # and then closes the pipe.
+    # signals reach the whole process group; the parent first finishes what it has accepted, then closes the pipe
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
@@ -121,25 +120,20 @@ def serve_engine(pipe: Any, threads: int, payload: bytes, path: Path, settings: 
         while True:
             what, value = pipe.recv()
             if what == "stream":
-                _stream(engine, pipe, value)
+                sender = _TokenSender(pipe)
+                try:
+                    results = engine.stream(value, [sender.watch(row) for row in range(len(value))])
+                    sender.flush()
+                    pipe.send(("done", results))
+                except (EOFError, OSError):
+                    raise
+                except Exception as error:
+                    pipe.send(("failed", picklable(error)))
             elif what == "release":
                 engine.release(value)
             elif what == "version":
                 engine.weights_changed(value)
             # a `stop` that arrives after its row has ended is ignored
-
-
-def _stream(engine: LocalEngine, pipe: Any, requests: list[GenerateRequest]) -> None:
-    sender = _TokenSender(pipe)
-    try:
-        results = engine.stream(requests, [sender.watch(row) for row in range(len(requests))])
-    except (EOFError, OSError):
-        raise
-    except Exception as error:
-        pipe.send(("failed", picklable(error)))
-        return
-    sender.flush()
-    pipe.send(("done", results))
 
 
 class _TokenSender:
@@ -198,7 +192,7 @@ class EngineProcess:
         self.policy_version = int(settings.pop("policy_version", 0))
         self._lock = threading.Lock()
         self._pipe: Any = None
-        self._end: Any = weakref.finalize(self, _remove, self._path)
+        self._end: Any = weakref.finalize(self, self._path.unlink, missing_ok=True)
         try:
             self._payload = skeleton(model)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -254,7 +248,7 @@ class EngineProcess:
         self._pipe = None
 
     def _notify(self, what: str, value: Any) -> None:
-        """Send a message that a process started later does not need."""
+        """Send a message that a process which is started later does not need."""
         if self._pipe is not None:
             with contextlib.suppress(EngineError):
                 self._send(what, value)
@@ -305,8 +299,4 @@ def _stop(process: Any, pipe: Any, path: Path) -> None:
     if process.is_alive():
         process.kill()
         process.join()
-    _remove(path)
-
-
-def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)

@@ -30,17 +30,11 @@ def available_cores(environment: Mapping[str, str] = os.environ) -> int:
     The smallest of its affinity, the container's quota and `TURNGYM_CORES`, divided among the processes that torchrun
     started on this machine.
     """
-    limits = [_allowed(), *_quota(), *_number(environment, SHARE)]
-    beside = _number(environment, "LOCAL_WORLD_SIZE")
-    return max(1, min(limits) // max(1, *beside, 1))
-
-
-def _allowed() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
     # macOS and Windows have no affinity
-    except AttributeError:
-        return os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share, beside = (environment.get(name, "") for name in (SHARE, "LOCAL_WORLD_SIZE"))
+    limits = [allowed, *_quota(), *([int(share)] if share.isdecimal() else [])]
+    return max(1, min(limits) // max(1, int(beside) if beside.isdecimal() else 1))
 
 
 def _quota() -> list[int]:
@@ -56,12 +50,6 @@ def _quota() -> list[int]:
     # there is no such file, or it says `max`
     except (OSError, ValueError):
         return []
-
-
-def _number(environment: Mapping[str, str], name: str) -> list[int]:
-    """The variable's number; empty if it is unset or not a number."""
-    value = environment.get(name, "")
-    return [int(value)] if value.isdecimal() else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +134,6 @@ class WorkerOptions:
 
     def choice(self, workload: Workload) -> WorkerCount:
         """How many workers play: as asked, or for `auto` what pays off."""
-        return (
-            choose_workers(workload)
-            if self.workers == "auto"
-            else WorkerCount(workers=self.workers, reason="--workers")
-        )
+        if self.workers == "auto":
+            return choose_workers(workload)
+        return WorkerCount(workers=self.workers, reason="--workers")

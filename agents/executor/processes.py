@@ -106,11 +106,10 @@ class _Pickler(pickle.Pickler):
         local = sys.modules.get("turngym.agents.local_engine.engine")
         if local is None or not isinstance(obj, local.LocalEngine):
             return None
-        for number, engine in enumerate(self.engines):
-            if engine is obj:
-                return number
-        self.engines.append(obj)
-        return len(self.engines) - 1
+        known = next((number for number, engine in enumerate(self.engines) if engine is obj), None)
+        if known is None:
+            self.engines.append(obj)
+        return len(self.engines) - 1 if known is None else known
 
     def reducer_override(self, obj: Any) -> Any:
         """lru_caches (renderers have many) arrive empty; `for_workers` of an object says how its copy is made."""
@@ -173,11 +172,21 @@ class Worker:
         """Start a run; an unfinished one is abandoned. Engine i of `spec` has the number `engine_numbers[i]`."""
         self.end()
         for load, payload in zip(loads, payloads, strict=True):
-            self._load_engine(load, payload)
+            # imported here, since workers without a local engine do not need torch
+            from turngym.agents.local_engine.engine import load_weights, unpack_engine
+
+            if load.full_engine:
+                self._engines[load.engine] = unpack_engine(payload)
+            else:
+                load_weights(self._engines[load.engine], payload, load.version)
         content: RolloutSpec = unpack(
             spec, {place: self._engines[engine] for place, engine in enumerate(engine_numbers)}
         )
-        self._keep_env_open(content.make_env)
+        if self._spare_env is None or self._spare_env[0] != content.make_env:
+            # the new one is made before the former is closed, so that what the two share stays built
+            former, self._spare_env = self._spare_env, (content.make_env, content.make_env())
+            if former is not None:
+                former[1].close()
         self._rollout = Rollout(
             content.make_env,
             content.agent,
@@ -186,22 +195,6 @@ class Worker:
             system=content.system,
             meta=dict(content.meta),
         )
-
-    def _keep_env_open(self, make_env: MakeEnv) -> None:
-        if self._spare_env is None or self._spare_env[0] != make_env:
-            # the new one is made before the former is closed, so that what the two share stays built
-            former, self._spare_env = self._spare_env, (make_env, make_env())
-            if former is not None:
-                former[1].close()
-
-    def _load_engine(self, load: Load, payload: bytes) -> None:
-        # imported here, since workers without a local engine do not need torch
-        from turngym.agents.local_engine.engine import load_weights, unpack_engine
-
-        if load.full_engine:
-            self._engines[load.engine] = unpack_engine(payload)
-        else:
-            load_weights(self._engines[load.engine], payload, load.version)
 
     def advance(self, jobs: Sequence[tuple[int, Job]]) -> list[tuple[int, Episode]]:
         """Add `jobs` and play until episodes end; returns their numbers and records, or nothing after HEARTBEAT s."""
@@ -254,7 +247,7 @@ class LocalWorkers:
     def __init__(self, count: int, *, threads: int | None = None) -> None:
         if count < 1:
             raise ExecutorError(f"{count} workers: at least 1 must play")
-        self._count = count
+        self.count = count
         self._threads = threads or max(1, available_cores() // count)
         # a forked child would inherit locks of threads that it does not have, and a CUDA context that it cannot use
         self._context = multiprocessing.get_context("spawn")
@@ -262,10 +255,6 @@ class LocalWorkers:
         self._deaths: list[Answer] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._shared = 0
-
-    @property
-    def count(self) -> int:
-        return self._count
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -30,19 +30,24 @@ class RayWorkers:
         except ImportError as error:
             raise ExecutorError(f"Ray workers need ray: pip install 'turngym[ray]' ({error})") from error
         self._ray: Any = ray
-        self._count = count
+        self.count = count
         self._ours = not ray.is_initialized()
         if self._ours:
-            self._connect(address, cpus * count)
+            start: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+            if address is None and not os.environ.get("RAY_ADDRESS"):
+                # with fewer processors than the workers claim, some actors would wait forever
+                claimed = int(np.ceil(cpus * count))
+                start |= {"num_cpus": max(os.cpu_count() or 1, claimed), "include_dashboard": False}
+            try:
+                ray.init(address=address, **start)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                where = f"the Ray cluster at {address!r}" if address else "Ray"
+                raise ExecutorError(f"cannot connect to {where}: {str(error).strip().splitlines()[0]}") from error
         resources = {"num_cpus": cpus, "num_gpus": gpus}
         # no restarts by Ray: a restarted actor has lost its engines, so the scheduler must learn of the death
         self._actor_class = self._ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **resources)(Actor)
         self._actors: dict[int, Any] = {}
         self._pending: dict[int, Any] = {}
-
-    @property
-    def count(self) -> int:
-        return self._count
 
     def call(self, worker: int, method: str, *args: Any) -> None:
         assert worker not in self._pending, f"worker {worker} has not answered yet"
@@ -78,18 +83,6 @@ class RayWorkers:
             self.stop(worker)
         if self._ours and self._ray.is_initialized():
             self._ray.shutdown()
-
-    def _connect(self, address: str | None, cpus: float) -> None:
-        quiet = {"logging_level": "ERROR", "log_to_driver": False}
-        start: dict[str, Any] = {}
-        if address is None and not os.environ.get("RAY_ADDRESS"):
-            # with fewer processors than the workers claim, some actors would wait forever
-            start = {"num_cpus": max(os.cpu_count() or 1, int(np.ceil(cpus))), "include_dashboard": False}
-        try:
-            self._ray.init(address=address, **quiet, **start)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = f"the Ray cluster at {address!r}" if address else "Ray"
-            raise ExecutorError(f"cannot connect to {where}: {str(error).strip().splitlines()[0]}") from error
 
     def _answer(self, worker: int, call: Any) -> Answer:
         del self._pending[worker]

@@ -12,7 +12,7 @@ from turngym.agents.executor.options import WorkerOptions, Workload
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import ExecutorError, LocalWorkers, Workers
 from turngym.agents.executor.ray_cluster import RayWorkers
-from turngym.agents.playing.agent import Agent, Conversation, Reply, ResponseWriter
+from turngym.agents.playing.agent import Agent, Conversation, Reply
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout
 from turngym.envs.core.episode import Episode
 
@@ -52,8 +52,7 @@ class CancellableRollout:
         self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
     ) -> list[Episode]:
         """Play `jobs`; see `rollout`. Raises ExecutorError before the next round of answers after `cancel`."""
-        cancellable = _CancellableAgent(agent, self._cancelled)
-        return rollout(jobs, make_env, cancellable, **options)
+        return rollout(jobs, make_env, _CancellableAgent(agent, self._cancelled), **options)
 
     def cancel(self) -> None:
         """Make the rollout of another thread, and every later one, end with ExecutorError."""
@@ -64,21 +63,10 @@ class _CancellableAgent:
     """An agent that raises instead of answering once the rollout is cancelled."""
 
     def __init__(self, agent: Agent, cancelled: threading.Event) -> None:
-        self._agent = agent
-        self._cancelled = cancelled
-
-    @property
-    def name(self) -> str:
-        return self._agent.name
-
-    @property
-    def writer(self) -> ResponseWriter:
-        return self._agent.writer
+        self.name, self.writer, self.release = agent.name, agent.writer, agent.release
+        self._agent, self._cancelled = agent, cancelled
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
         if self._cancelled.is_set():
             raise ExecutorError("the rollout was cancelled")
         return self._agent.respond(waiting)
-
-    def release(self, conversation: Conversation) -> None:
-        self._agent.release(conversation)
