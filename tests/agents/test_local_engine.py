@@ -11,40 +11,18 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from engine_requests import reference_ids, request  # noqa: E402
+from engine_requests import EOS, TINY, VOCAB, play, reference_ids, reference_logprobs, request  # noqa: E402
 
 from turngym.agents.local_engine import model as prefill  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.envs.core.protocols import Generation  # noqa: E402
 
-VOCAB = 61
-EOS = (3, 4, 5)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 def build(kind: str, **changes: Any) -> Any:
     """A random model of two layers; weights large enough that greedy choices are clear."""
     torch.manual_seed(1)
-    common = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.25,
-        "eos_token_id": None,
-        "bos_token_id": None,
-        "pad_token_id": None,
-    }
-    grouped = {"num_key_value_heads": 2, "head_dim": 8}
+    common = TINY | {"initializer_range": 0.25}
+    grouped = {"head_dim": 8}
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
     made = {
         "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common | grouped | changes)),
@@ -77,44 +55,11 @@ def qwen3() -> Any:
     return build("qwen3")
 
 
-def reference_logprobs(model: Any, prompt: Any, ids: Any, temperature: float) -> np.ndarray:
-    """From one forward pass over prompt and response."""
-    full = torch.tensor(np.concatenate((prompt, ids))).long()
-    with torch.no_grad():
-        logp = (model(full[None]).logits[0].float() / (temperature or 1.0)).log_softmax(-1)
-    return logp[torch.arange(len(prompt) - 1, len(full) - 1), torch.tensor(ids).long()].numpy()
-
-
 def same(one: Sequence[Generation], other: Sequence[Generation]) -> None:
     for a, b in zip(one, other, strict=True):
         assert a.ids.tolist() == b.ids.tolist()
         assert a.finish == b.finish
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
-
-
-def play(engine: LocalEngine, turns: int, sessions: int, temperature: float, seed: int = 0) -> list[Any]:
-    """Ragged multi-turn histories; every (request, generation) in order."""
-    rng = np.random.default_rng(seed)
-    history = {f"s{i}": rng.integers(0, VOCAB, rng.integers(1, 30)) for i in range(sessions)}
-    played = []
-    for turn in range(turns):
-        asked = [
-            request(
-                name,
-                prompt,
-                (7, i, turn),
-                temperature=temperature,
-                max_new_tokens=int(rng.integers(1, 9)),
-                stop_ids=EOS,
-            )
-            for i, (name, prompt) in enumerate(history.items())
-            if rng.random() < 0.8
-        ]
-        for one, generation in zip(asked, engine.generate(asked), strict=True):
-            played.append((one, generation))
-            observation = rng.integers(0, VOCAB, rng.integers(1, 12))
-            history[one.session] = np.concatenate((one.prompt_ids, generation.ids, observation))
-    return played
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "qwen3-mixed", "mistral", "gemma2", "mixtral"])
@@ -124,7 +69,7 @@ def test_greedy_equals_generate_on_the_whole_history(kind: str) -> None:
     assert len(played) > 15
     for asked, generation in played:
         assert generation.ids.tolist() == reference_ids(model, asked)
-        expected = reference_logprobs(model, asked.prompt_ids, generation.ids, 0.0)
+        expected = reference_logprobs(model, asked.prompt_ids, generation.ids)
         np.testing.assert_allclose(generation.logprobs, expected, atol=1e-4)
         ended = generation.ids[-1] in EOS
         assert generation.finish == ("stop" if ended else "length")

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from engine_requests import reference_ids, request  # noqa: E402
+from engine_requests import TINY, VOCAB, reference_ids, request  # noqa: E402
 
 from turngym.agents import load_world  # noqa: E402
 from turngym.agents.local_engine import decoder as dense_weights  # noqa: E402
@@ -28,7 +28,6 @@ from turngym.agents.models import load_policy  # noqa: E402
 from turngym.envs.core.protocols import Generation  # noqa: E402
 from turngym.trainers.models import final_states, head  # noqa: E402
 
-VOCAB = 61
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "qwen3 with biases": ("Qwen3", {"head_dim": 8, "attention_bias": True}),
@@ -57,19 +56,7 @@ def build(kind: str = "qwen3", seed: int = 1) -> Any:
     """A random model; every weight is random, those of norms and biases too."""
     family, changes = KINDS[kind]
     torch.manual_seed(seed)
-    common = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "eos_token_id": None,
-        "bos_token_id": None,
-        "pad_token_id": None,
-    }
-    config = getattr(transformers, f"{family}Config")(**common | changes)
+    config = getattr(transformers, f"{family}Config")(**TINY | changes)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

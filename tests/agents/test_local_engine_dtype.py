@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from engine_requests import TINY, play  # noqa: E402
+
 from turngym.agents import load_world  # noqa: E402
 from turngym.agents.local_engine.engine import (  # noqa: E402
     LocalEngine,
@@ -23,57 +25,24 @@ from turngym.agents.named_agent import open_agent  # noqa: E402
 from turngym.agents.options import AgentOptions  # noqa: E402
 from turngym.agents.playing.environments import probe  # noqa: E402
 from turngym.envs.core.errors import TurngymError  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest, Generation, RolloutRequest, Sampling  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, RolloutRequest, Sampling  # noqa: E402
 from turngym.trainers.models import autocast, final_states, head  # noqa: E402
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts  # noqa: E402
 from turngym.trainers.train_config import PlayConfig, RolloutConfig  # noqa: E402  # noqa: E402
 
-VOCAB = 61
+SIZE: Any = {"turns": 3, "sessions": 4, "temperature": 1.0}
 TOLERANCE = 0.04
 """Of a log-probability in bfloat16, whose numbers carry 8 bits: 2^-8 of logits of about 1, some layers deep."""
 
 
 def build(kind: str = "qwen3") -> Any:
     torch.manual_seed(0)
-    common: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.06,
-        "eos_token_id": None,
-        "bos_token_id": None,
-        "pad_token_id": None,
-    }
+    common = TINY | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.06}
     if kind == "qwen3":
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common)).eval()
     linear = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "full_attention_interval": 2}
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     return transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**common | linear | heads)).eval()
-
-
-def play(engine: LocalEngine) -> list[tuple[GenerateRequest, Generation]]:
-    """Three turns of four histories."""
-    rng = np.random.default_rng(0)
-    history, played = [rng.integers(0, VOCAB, 5 + 9 * i) for i in range(4)], []
-    for turn in range(3):
-        asked = [
-            GenerateRequest(
-                session=str(i),
-                prompt_ids=ids.astype(np.int32),
-                sampling=Sampling(temperature=1.0, max_new_tokens=8),
-                stream=(i, turn),
-            )
-            for i, ids in enumerate(history)
-        ]
-        drawn = engine.generate(asked)
-        played += list(zip(asked, drawn, strict=True))
-        history = [np.concatenate((h, d.ids, rng.integers(0, VOCAB, 6))) for h, d in zip(history, drawn, strict=True)]
-    return played
 
 
 def logprobs(model: Any, asked: GenerateRequest, ids: Any, *, in_bfloat16: bool) -> Any:
@@ -89,7 +58,7 @@ def test_bfloat16_agrees_with_float32_and_with_the_trainers_bfloat16(kind: str) 
     model = build(kind)
     engine = LocalEngine(model, dtype="bfloat16", cache="ragged")
     gaps: dict[bool, list[float]] = {False: [], True: []}
-    for asked, generation in play(engine):
+    for asked, generation in play(engine, **SIZE):
         for how, gap in gaps.items():
             expected = logprobs(model, asked, generation.ids, in_bfloat16=how)
             gap.append(float(np.abs(generation.logprobs - expected).max()))
@@ -106,7 +75,7 @@ def test_the_cache_is_as_precise_as_the_weights(kind: str) -> None:
         "told": LocalEngine(build(kind), dtype="bfloat16"),
         "loaded": LocalEngine(build(kind).to(torch.bfloat16)),
     }.items():
-        play(engine)
+        play(engine, **SIZE)
         sizes[name] = engine.cache_bytes
     slots = 4
     recurrent = 0 if kind == "qwen3" else 2 * slots * 4 * 16 * 16 * 4  # saved and live, 4 heads of 16 x 16 numbers
@@ -116,17 +85,17 @@ def test_the_cache_is_as_precise_as_the_weights(kind: str) -> None:
 def test_the_copy_follows_the_weights() -> None:
     model = build()
     engine = LocalEngine(model, dtype="bfloat16")
-    play(engine)
+    play(engine, **SIZE)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    after = play(engine)
-    fresh = play(LocalEngine(model, dtype="bfloat16"))
+    after = play(engine, **SIZE)
+    fresh = play(LocalEngine(model, dtype="bfloat16"), **SIZE)
     for (_, one), (_, other) in zip(after, fresh, strict=True):
         assert one.ids.tolist() == other.ids.tolist()
         np.testing.assert_array_equal(one.logprobs, other.logprobs)
     engine.weights_changed(3)
-    assert play(engine)[0][1].policy_version == 3
+    assert play(engine, **SIZE)[0][1].policy_version == 3
     assert engine.model is model
     assert next(model.parameters()).dtype == torch.float32
 
@@ -134,7 +103,7 @@ def test_the_copy_follows_the_weights() -> None:
 def test_a_replica_has_the_precision() -> None:
     engine = LocalEngine(build(), dtype="bfloat16")
     twin = unpack_engine(pack_engine(engine))
-    for (_, one), (_, other) in zip(play(engine), play(twin), strict=True):
+    for (_, one), (_, other) in zip(play(engine, **SIZE), play(twin, **SIZE), strict=True):
         np.testing.assert_array_equal(one.logprobs, other.logprobs)
 
 

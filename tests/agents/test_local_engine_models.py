@@ -11,17 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from engine_requests import request as asked_of  # noqa: E402
+
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.local_engine.model import EngineError  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
 
 VOCAB = 40
 
 
-def request(prompt: Any, session: str = "a", **sampling: Any) -> GenerateRequest:
-    sampling = {"temperature": 0.0, "max_new_tokens": 6} | sampling
-    ids = np.array(prompt, np.int32)
-    return GenerateRequest(session=session, prompt_ids=ids, sampling=Sampling(**sampling), stream=(3, 1))
+def request(prompt: Any, session: str = "a", **sampling: Any) -> Any:
+    return asked_of(session, prompt, (3, 1), **{"max_new_tokens": 6} | sampling)
 
 
 def build(kind: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from engine_requests import reference_ids, request  # noqa: E402
+from engine_requests import TINY, VOCAB, reference_ids, request  # noqa: E402
 
 from turngym.agents.local_engine.cache import (  # noqa: E402
     MIN_SECOND_WAVE,
@@ -23,23 +23,13 @@ from turngym.agents.local_engine.cache import (  # noqa: E402
 )
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 
-VOCAB = 61
 SYSTEM = [(7 * n + 3) % VOCAB for n in range(40)]
 
 
 def build(config: str = "Qwen3", causal: str = "Qwen3", **more: Any) -> Any:
     torch.manual_seed(3)
-    made = getattr(transformers, f"{config}Config")(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-        **more,
-    )
+    sizes = TINY | {"head_dim": 8, "max_position_embeddings": 512}
+    made = getattr(transformers, f"{config}Config")(**sizes | more)
     model = getattr(transformers, f"{causal}ForCausalLM")(made).eval()
     with torch.no_grad():
         for parameter in model.parameters():
