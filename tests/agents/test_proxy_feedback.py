@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -211,11 +210,7 @@ def test_a_thumb_takes_the_judges_place_or_joins_it(
     desk.bench.service.feedback(UP, session_id="s", turn=1)
     desk.bench.service.end("s")
     desk.desk.put(desk.bench.episodes[-1])
-    tick = threading.Event()
-    for _ in range(500):
-        if desk.done:
-            break
-        tick.wait(0.01)
+    tools.until(lambda: desk.done)
     turns = desk.done[0].turns
     assert turns[0].judge_scores == scores
     # the last turn has no next state, and teaches all the same
@@ -230,19 +225,12 @@ def test_a_thumb_ends_the_wait_for_a_judge_that_is_down(make_tokenizer: Any, tmp
     judge.down = True
     desk = Desk(make_tokenizer(), tmp_path, judge)
     desk.bench.talk("s", 2)
-    tick = threading.Event()
-    for _ in range(500):
-        if desk.desk.as_json().get("judge_failed"):
-            break
-        tick.wait(0.01)
+    tools.until(lambda: desk.desk.as_json().get("judge_failed"))
     desk.bench.service.end("s")
     desk.desk.put(desk.bench.episodes[-1])
     assert not desk.done
     assert desk.bench.service.feedback(UP, session_id="s", turn=0) == "counted"
-    for _ in range(500):
-        if desk.done:
-            break
-        tick.wait(0.01)
+    tools.until(lambda: desk.done)
     assert desk.done[0].turns[0].judge_scores == (1.0,)
     assert desk.desk.as_json()["to_judge"] == 0
     desk.close()

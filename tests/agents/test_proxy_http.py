@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,41 +16,17 @@ httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 
 import proxy_tools as tools  # noqa: E402
 from malformed import MALFORMED  # noqa: E402
+from proxy_http import Served  # noqa: E402
 
 from turngym.agents.proxy.app import create_app  # noqa: E402
 from turngym.agents.serving import DrainingServer  # noqa: E402
 from turngym.envs.core.errors import TurngymError  # noqa: E402
 from turngym.scripts.serve_proxy import proxy_front  # noqa: E402
 
-user = tools.user
+user, until = tools.user, tools.until
 KEY = "sécret"
 JSON = {"Content-Type": "application/json"}
 PLAIN = httpx.Client(verify=False, timeout=20)  # without certificates, which take a client most of its time to load
-
-
-class Served:
-    """A running server, its bench, and a plain HTTP client."""
-
-    def __init__(self, bench: Any, key: str | None) -> None:
-        self.bench = bench
-        self.server = DrainingServer(proxy_front(create_app(bench.service, api_key=key)), port=0, drain=10.0)
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-        headers = {} if key is None else {"Authorization": b"Bearer " + key.encode()}
-        self.http = httpx.Client(base_url=self.server.url, timeout=20, headers=headers, verify=False)
-
-    def post(self, headers: dict[str, str] | None = None, **body: Any) -> Any:
-        return self.http.post("/chat/completions", json=body, headers=headers or {})
-
-    def health(self) -> Any:
-        return PLAIN.get(self.server.url.removesuffix("/v1") + "/healthz").json()
-
-    def stop(self) -> None:
-        self.bench.policy.gate.set()
-        self.http.close()
-        self.server.stop()
-        self.thread.join(20)
-        self.bench.service.close()
 
 
 @pytest.fixture
@@ -66,15 +41,6 @@ def serve(make_tokenizer: Callable[..., Any], tmp_path: Path) -> Iterator[Callab
     yield start
     for one in made:
         one.stop()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    tick = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        tick.wait(0.01)
-    raise AssertionError("it never happened")
 
 
 def test_plain_http(serve: Callable[..., Served]) -> None:
@@ -187,43 +153,16 @@ def test_back_pressure(serve: Callable[..., Served]) -> None:
     held.join(20)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up(serve: Callable[..., Served], stream: bool) -> None:
-    served = serve()
-    service, policy = served.bench.service, served.bench.policy
-    policy.gate.clear()
-    body = json.dumps({"messages": [user("x")], "session_id": "a", "stream": stream}).encode()
-    sent = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    head = f"POST /v1/chat/completions HTTP/1.1\r\n{sent}\r\n\r\n".encode()
-    with socket.create_connection((served.server.host, served.server.port)) as raw:
-        raw.sendall(head + body)
-        until(policy.entered.is_set)
-    waiting = threading.Thread(target=lambda: served.post(messages=[user("x")], session_id="a"))
-    waiting.start()
-    tick = threading.Event()
-    tick.wait(1.2)  # two signs of life: by then the server knows that nobody listens
-    policy.gate.set()
-    waiting.join(20)
-    until(lambda: service.counts["underway"] == 0)
-    assert service.health()["disconnected"] == 1
-    assert service.health()["turns"] == {"main": 1, "side": 0}
-
-
 def test_stopping_answers_what_was_accepted(serve: Callable[..., Served]) -> None:
     served = serve()
     served.bench.policy.gate.clear()
     answers: list[Any] = []
-    clients = [
-        threading.Thread(
-            target=lambda n=n: answers.append(  # type: ignore[misc]
-                PLAIN.post(
-                    served.server.url + "/chat/completions",
-                    json={"messages": [user("x")], "session_id": f"s{n}"},
-                )
-            )
-        )
-        for n in range(4)
-    ]
+
+    def ask(session: str) -> None:
+        body = {"messages": [user("x")], "session_id": session}
+        answers.append(PLAIN.post(served.server.url + "/chat/completions", json=body))
+
+    clients = [threading.Thread(target=ask, args=(f"s{n}",)) for n in range(4)]
     for client in clients:
         client.start()
     until(lambda: served.bench.service.counts["underway"] == 4)

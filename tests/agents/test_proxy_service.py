@@ -17,7 +17,7 @@ from turngym.agents.proxy.config import ApiError, ProxyError
 from turngym.agents.proxy.turn_records import ChatMessage, read_records
 from turngym.envs.core.trace import episode_to_json
 
-user = tools.user
+user, until = tools.user, tools.until
 
 Make = Callable[..., Any]
 
@@ -48,15 +48,6 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     thread = threading.Thread(target=run)
     thread.start()
     return thread, result
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ready = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        ready.wait(0.005)
-    raise AssertionError("it never happened")
 
 
 def kinds(folder: Path) -> list[str]:

@@ -16,44 +16,14 @@ pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
 httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
 
 import proxy_tools as tools  # noqa: E402
+from proxy_http import Served  # noqa: E402
 
-from turngym.agents.proxy.app import create_app  # noqa: E402
-from turngym.agents.serving import DrainingServer  # noqa: E402
-from turngym.scripts.serve_proxy import proxy_front  # noqa: E402
-
-user = tools.user
+user, until = tools.user, tools.until
 LOOK = {
     "type": "function",
     "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
 }
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
-
-
-class Served:
-    """A running server over an engine that draws one id when a test says so."""
-
-    def __init__(self, bench: Any) -> None:
-        self.bench, self.policy, self.service = bench, bench.policy, bench.service
-        self.server = DrainingServer(proxy_front(create_app(bench.service)), port=0, drain=10.0)
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-        self.http = httpx.Client(base_url=self.server.url, timeout=20, verify=False)
-
-    def events(self, **body: Any) -> Iterator[Any]:
-        body = {"messages": [user("x")], "stream": True, **body}
-        with self.http.stream("POST", "/chat/completions", json=body) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: "):
-                    said = line.removeprefix("data: ")
-                    yield said if said == "[DONE]" else json.loads(said)
-
-    def stop(self) -> None:
-        if isinstance(self.policy, tools.StreamingEcho):
-            self.policy.flow()
-        self.http.close()
-        self.server.stop()
-        self.thread.join(20)
-        self.service.close()
 
 
 @pytest.fixture
@@ -68,15 +38,6 @@ def serve(make_tokenizer: Callable[..., Any], tmp_path: Path) -> Iterator[Callab
     yield start
     for one in made:
         one.stop()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    tick = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        tick.wait(0.01)
-    raise AssertionError("it never happened")
 
 
 def text_of(event: Any) -> str:
@@ -191,9 +152,8 @@ def test_a_client_that_hangs_up_ends_the_drawing_and_is_counted(serve: Callable[
     assert served.service.health()["turns"] == {"main": 1, "side": 0}
 
 
-def test_an_engine_that_fails_in_company_goes_on_where_the_stream_was(serve: Callable[..., Served]) -> None:
-    served = serve()
-    served.policy.answer = lambda request: f"for {request.session}"
+def failing_in_company(served: Served, after: int) -> tuple[str, list[Any]]:
+    """The first `after` letters of a stream whose batch of two fails then, and the events after them."""
     served.policy.paced = True
     served.service.engine.pause()
     one = served.events(messages=[user("one")], session_id="one")
@@ -201,13 +161,20 @@ def test_an_engine_that_fails_in_company_goes_on_where_the_stream_was(serve: Cal
     next(one)
     other.start()
     until(lambda: served.service.engine.waiting == 2)
-    served.policy.fail_after = 3
+    served.policy.fail_after = after
     served.service.engine.resume()
-    served.policy.step(3)
-    head = letters(one, 3)
+    served.policy.step(after)
+    head = letters(one, after)
     served.policy.flow()
     tail = list(one)
     other.join(20)
+    return head, tail
+
+
+def test_an_engine_that_fails_in_company_goes_on_where_the_stream_was(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.policy.answer = lambda request: f"for {request.session}"
+    head, tail = failing_in_company(served, 3)
     (name,) = {request.session for request in served.policy.requests if request.session.endswith("-1/0")}
     assert head + "".join(map(text_of, tail[:-1])) == f"for {name}"
     assert served.service.counts["streams_torn"] == 0
@@ -216,20 +183,7 @@ def test_an_engine_that_fails_in_company_goes_on_where_the_stream_was(serve: Cal
 def test_a_stream_that_cannot_be_continued_ends_with_an_error(serve: Callable[..., Served]) -> None:
     served = serve()
     served.policy.answer = lambda request: f"answer {served.policy.asked} of many"
-    served.policy.paced = True
-    served.service.engine.pause()
-    one = served.events(session_id="one")
-    other = threading.Thread(target=lambda: list(served.events(session_id="two")))
-    next(one)
-    other.start()
-    until(lambda: served.service.engine.waiting == 2)
-    served.policy.fail_after = 9
-    served.service.engine.resume()
-    served.policy.step(9)
-    head = letters(one, 9)
-    served.policy.flow()
-    tail = list(one)
-    other.join(20)
+    head, tail = failing_in_company(served, 9)
     assert head.startswith("answer ")
     assert tail[-1]["error"]["message"] == "the engine had to begin again and answered otherwise"
     assert served.service.health()["streams_torn"] >= 1
@@ -281,24 +235,6 @@ class TestOfficialClient:
         with openai.OpenAI(base_url=served.server.url, api_key="k", max_retries=0, http_client=plain) as client:
             yield client, served
 
-    def test_it_reads_text_before_the_engine_is_done(self, client: tuple[Any, Served]) -> None:
-        api, served = client
-        served.policy.paced = True
-        usage = {"include_usage": True}
-        chunks = api.chat.completions.create(
-            model="tiny", messages=[user("x")], stream=True, stream_options=usage, extra_body={"session_id": "a"}
-        )
-        assert next(chunks).choices[0].delta.role == "assistant"
-        for letter in "an":
-            served.policy.step(1)
-            assert next(chunks).choices[0].delta.content == letter
-        assert served.service.health()["turns"] == {"main": 0, "side": 0}
-        served.policy.flow()
-        rest = list(chunks)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in rest[:-1]) == "swer 1"
-        assert (rest[-1].choices, rest[-1].usage.completion_tokens) == ([], 9)
-        assert served.service.health()["turns"] == {"main": 1, "side": 0}
-
     def test_its_helper_builds_the_same_message(self, client: tuple[Any, Served]) -> None:
         api, served = client
         served.policy.answer = lambda request: f"Let me look. {CALL}{CALL}"
@@ -310,11 +246,3 @@ class TestOfficialClient:
         for streamed, call in zip(built.message.tool_calls, whole.message.tool_calls, strict=True):
             assert streamed.function.name == call.function.name == "look"
             assert json.loads(streamed.function.arguments) == {"at": "é"}
-
-    def test_an_error_in_the_stream_is_raised(self, client: tuple[Any, Served]) -> None:
-        import openai
-
-        api, served = client
-        served.policy.answer = lambda request: str(1 // 0)
-        with pytest.raises(openai.APIError, match="ZeroDivisionError"):
-            list(api.chat.completions.create(model="tiny", messages=[user("x")], stream=True))

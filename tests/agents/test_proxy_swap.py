@@ -19,7 +19,7 @@ from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: 
 from turngym.agents.sglang.policy import PartialResponse, StopFinder  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
 
-user = tools.user
+user, until = tools.user, tools.until
 
 
 @pytest.fixture
@@ -28,15 +28,6 @@ def bench(make_tokenizer: Callable[..., Any], tmp_path: Path) -> Iterator[Any]:
     yield one
     one.policy.flow()
     one.service.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ready = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        ready.wait(0.005)
-    raise AssertionError("it never happened")
 
 
 def ids_of(bench: Any, text: str) -> list[int]:

@@ -19,6 +19,16 @@ from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Wait until `condition` holds, at most ten seconds."""
+    tick = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        tick.wait(0.005)
+    raise AssertionError("it never happened")
+
+
 class EchoPolicy:
     """Answers `answer(request)`, by default how often it was asked; waits while `gate` is closed."""
 
