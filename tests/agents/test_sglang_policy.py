@@ -231,23 +231,25 @@ def test_abort_from_another_thread_keeps_what_was_drawn(server: Any, connect: An
     assert found[0].ids.tolist() == by_hand([5, 6], 50, seed_of((LONG,)))[0][: len(found[0].ids)]
 
 
-def test_a_response_that_the_server_broke_off_goes_on(server: Any, connect: Any) -> None:
-    """Aborted by the server after 3 ids: the rest is asked for, and the whole is what an undisturbed server draws."""
-    policy = connect(server)
+def interrupt_first(server: Any, count: int) -> None:
+    """Make the server break off its first response after `count` ids."""
 
-    def cut(answer: Any) -> Any:
+    def edit(answer: Any) -> Any:
         if len(server.of("/generate")) == 1:
             meta = answer["meta_info"]
-            answer["output_ids"], meta["output_token_logprobs"] = (
-                answer["output_ids"][:3],
-                meta["output_token_logprobs"][:3],
-            )
-            meta["weight_versions"][0]["end"] = 3
+            answer["output_ids"] = answer["output_ids"][:count]
+            meta["output_token_logprobs"] = meta["output_token_logprobs"][:count]
+            meta["weight_versions"][0]["end"] = count
             meta["finish_reason"] = {"type": "abort", "message": "Abort"}
         return answer
 
-    server.edit = cut
-    (found,) = policy.generate([ask(5, 6, most=9, stream=(3,))])
+    server.edit = edit
+
+
+def test_a_response_that_the_server_broke_off_goes_on(server: Any, connect: Any) -> None:
+    """The rest is asked for, and the whole is what an undisturbed server draws."""
+    interrupt_first(server, 3)
+    (found,) = connect(server).generate([ask(5, 6, most=9, stream=(3,))])
     ids, logps = by_hand([5, 6], 9, seed_of((3,)))
     assert len(ids) > 3
     first, second = server.of("/generate")
@@ -263,23 +265,13 @@ def test_a_stop_text_across_the_break_is_found(server: Any, connect: Any) -> Non
     text = Letters().decode(ids)
     across = text[2:4]
     assert across not in text[:3]
-
-    def cut(answer: Any) -> Any:
-        if len(server.of("/generate")) == 1:
-            meta = answer["meta_info"]
-            answer["output_ids"] = answer["output_ids"][:3]
-            meta["output_token_logprobs"] = meta["output_token_logprobs"][:3]
-            meta["weight_versions"][0]["end"] = 3
-            meta["finish_reason"] = {"type": "abort"}
-        return answer
-
-    server.edit = cut
-    policy = connect(server, stops=StopFinder(Letters()))
-    (found,) = policy.generate([ask(5, 6, most=9, stream=(3,), stop_text=(across,))])
+    interrupt_first(server, 3)
+    asked = ask(5, 6, most=9, stream=(3,), stop_text=(across,))
+    (found,) = connect(server, stops=StopFinder(Letters())).generate([asked])
     assert (found.ids.tolist(), found.finish) == (ids[:4], "stop")
     assert len(found.logprobs) == 4
     server.asked.clear()
-    (found,) = connect(server).generate([ask(5, 6, most=9, stream=(3,), stop_text=(across,))])
+    (found,) = connect(server).generate([asked])
     assert (found.ids.tolist(), found.finish) == (ids[:3], "aborted")
 
 
@@ -290,12 +282,9 @@ def test_weights_that_change_in_between_are_written_down(server: Any, connect: A
     server.token_seconds = 0.01
 
     def change(answer: Any) -> Any:
-        meta = answer["meta_info"]
-        count = len(answer["output_ids"])
-        meta["weight_versions"] = [
-            {"version": "default", "start": 0, "end": 2},
-            {"version": "new", "start": 2, "end": count},
-        ]
+        rows = [("default", 0, 2), ("new", 2, len(answer["output_ids"]))]
+        spans = [{"version": name, "start": start, "end": end} for name, start, end in rows]
+        answer["meta_info"]["weight_versions"] = spans
         return answer
 
     server.edit = change
@@ -334,34 +323,14 @@ def test_a_server_with_other_weights_gets_its_own_again(server: Any, connect: An
     assert set(repaired) == {server.url}
 
 
-def _lose(meta: Any) -> None:
-    meta["output_token_logprobs"].pop()
-
-
-def _other_id(meta: Any) -> None:
-    meta["output_token_logprobs"][1][1] += 1
-
-
-def _gap(meta: Any) -> None:
-    meta["weight_versions"] = [{"version": "default", "start": 1, "end": meta["completion_tokens"]}]
-
-
-def _infinite(meta: Any) -> None:
-    meta["output_token_logprobs"][0][0] = float("nan")
-
-
-def _unfinished(meta: Any) -> None:
-    meta["finish_reason"] = None
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (_lose, "both must be of one length"),
-        (_other_id, "its log-probability is of id"),
-        (_gap, "do not cover"),
-        (_infinite, "must be finite"),
-        (_unfinished, "finish_reason is None"),
+        (lambda meta: meta["output_token_logprobs"].pop(), "both must be of one length"),
+        (lambda meta: meta["output_token_logprobs"][1].__setitem__(1, 39), "its log-probability is of id"),
+        (lambda meta: meta["weight_versions"][0].update(start=1), "do not cover"),
+        (lambda meta: meta["output_token_logprobs"][0].__setitem__(0, float("nan")), "must be finite"),
+        (lambda meta: meta.update(finish_reason=None), "finish_reason is None"),
     ],
 )
 def test_an_answer_that_does_not_add_up_is_none(server: Any, connect: Any, damage: Any, words: str) -> None:
