@@ -288,12 +288,7 @@ def _prefill_group(
 
 
 def _prefill_pieces(
-    model: CausalModel,
-    cache: HybridCache,
-    slots: Sequence[int],
-    starts: Sequence[int],
-    new: Sequence[Ids],
-    tokens: int,
+    model: CausalModel, cache: HybridCache, slots: Sequence[int], starts: Sequence[int], new: Sequence[Ids], tokens: int
 ) -> Tensor:
     """Feed all but the last ids in pieces whose widths are powers of two, then the last id of every row in one pass.
 

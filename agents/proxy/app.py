@@ -89,11 +89,7 @@ look(); setInterval(look, 2000);
 </script></html>
 """
 
-OTHERS = {
-    "/v1/responses": "the Responses API",
-    "/v1/completions": "plain completions",
-    "/v1/embeddings": "embeddings",
-}
+OTHERS = {"/v1/responses": "the Responses API", "/v1/completions": "plain completions", "/v1/embeddings": "embeddings"}
 """Routes of the OpenAI API that this server does not have: the error names the one to use."""
 
 

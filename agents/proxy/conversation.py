@@ -276,11 +276,7 @@ class ChatListRenderer:
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        thinking: bool | None = None,
-        stop_ids: Sequence[int] = (),
+        self, tokenizer: PreTrainedTokenizerBase, *, thinking: bool | None = None, stop_ids: Sequence[int] = ()
     ) -> None:
         self.template = ChatTemplate(tokenizer, thinking=thinking)
         self.stop_ids = tuple(dict.fromkeys((*self.template.stop_ids, *stop_ids)))

@@ -83,13 +83,7 @@ def generate_body(rid: str, prompt: NDArray[np.int32], sampling: Sampling, seed:
 
 
 def score_body(
-    rid: str,
-    ids: NDArray[np.int32],
-    start: int,
-    *,
-    top: int = 0,
-    chosen: Sequence[int] = (),
-    temperature: float = 1.0,
+    rid: str, ids: NDArray[np.int32], start: int, *, top: int = 0, chosen: Sequence[int] = (), temperature: float = 1.0
 ) -> dict[str, Any]:
     """A request for the log-probabilities of `ids[start + 1:]`; nothing is sampled.
 

@@ -340,12 +340,7 @@ class RetryingClient:
     """How often the server at a url has been given its weights again."""
 
     async def send(
-        self,
-        session: str,
-        make: Callable[[str], dict[str, Any]],
-        read: Callable[[Any, int], T],
-        end: float,
-        where: str,
+        self, session: str, make: Callable[[str], dict[str, Any]], read: Callable[[Any, int], T], end: float, where: str
     ) -> T:
         """The answer to the body `make(rid)`, parsed by `read(answer, floor)`, by `end` on the connections' clock.
 

@@ -15,6 +15,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the local engine needs turngym[train]")
 pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
 
+from engine_requests import request as asked_of  # noqa: E402
+
 from turngym.agents.executor.engine_process import (  # noqa: E402
     EngineProcess,
     mapped_model,
@@ -23,17 +25,12 @@ from turngym.agents.executor.engine_process import (  # noqa: E402
 )
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.local_engine.model import EngineError  # noqa: E402
-from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest  # noqa: E402
 from turngym.trainers.models import tiny_qwen3  # noqa: E402
 
 
 def request(name: str, *ids: int, count: int = 12) -> GenerateRequest:
-    return GenerateRequest(
-        session=name,
-        prompt_ids=np.array(ids, np.int32),
-        sampling=Sampling(max_new_tokens=count, temperature=1.0),
-        stream=(1, sum(ids)),
-    )
+    return asked_of(name, ids, (1, sum(ids)), max_new_tokens=count, temperature=1.0)
 
 
 def model(seed: int = 0) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -93,59 +94,56 @@ def untimed(episodes: list[Episode]) -> list[Episode]:
     return [replace(episode, timings={}) for episode in episodes]
 
 
-@pytest.fixture(scope="module")
-def spec() -> EnvSpec:
-    return EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
+SPEC = EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
+EXPERT = ExpertAgent(noise=0.4)
 
 
-@pytest.fixture(scope="module")
-def jobs(spec: EnvSpec) -> list[Job]:
-    env: Any = spec()
+@cache
+def jobs() -> list[Job]:
+    env: Any = SPEC()
     ids = env.unwrapped.task_ids()
     env.close()
     return [Job(task_id=ids[n % 4], sample=n // 4, group=n % 4, seed=3) for n in range(10)]
 
 
-@pytest.fixture(scope="module")
-def expected(spec: EnvSpec, jobs: list[Job]) -> list[Episode]:
-    return untimed(rollout(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1}))
+@cache
+def expected() -> list[Episode]:
+    return untimed(rollout(jobs(), SPEC, EXPERT, meta={"step": 1}))
 
 
-def play(workers: Any, jobs: list[Job], spec: Any, *, retries: int = 2, patience: float = 600.0, **more: Any) -> Any:
+def play(
+    workers: Any, asked: list[Job] | None = None, *, retries: int = 2, patience: float = 600.0, **more: Any
+) -> Any:
     run = ParallelRollout(workers, retries=retries, patience=patience)
-    return run, untimed(run(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1}, **more))
+    return run, untimed(run(jobs() if asked is None else asked, SPEC, EXPERT, meta={"step": 1}, **more))
 
 
 @pytest.mark.parametrize(("count", "slots"), [(1, 64), (2, 3), (3, 64), (16, 16)])
-def test_same_episodes_for_any_number_of_workers_and_slots(
-    spec: EnvSpec, jobs: list[Job], expected: list[Episode], count: int, slots: int
-) -> None:
+def test_same_episodes_for_any_number_of_workers_and_slots(count: int, slots: int) -> None:
     seen: list[Episode] = []
     workers = ThreadlessWorkers(count)
-    _, episodes = play(workers, jobs, spec, slots=slots, on_episode=seen.append)
-    assert episodes == expected
-    assert sorted(e.task.task_id for e in seen) == sorted(job.task_id for job in jobs)
-    assert len(workers.alive) == min(count, len(jobs))
+    _, episodes = play(workers, slots=slots, on_episode=seen.append)
+    assert episodes == expected()
+    assert sorted(e.task.task_id for e in seen) == sorted(job.task_id for job in jobs())
+    assert len(workers.alive) == min(count, len(jobs()))
 
 
-def test_depth_cap_and_empty_list(spec: EnvSpec, jobs: list[Job]) -> None:
-    _, episodes = play(ThreadlessWorkers(2), jobs, spec, max_turns=1)
+def test_depth_cap_and_empty_list() -> None:
+    _, episodes = play(ThreadlessWorkers(2), max_turns=1)
     assert {episode.depth for episode in episodes} == {1}
-    assert play(ThreadlessWorkers(2), [], spec)[1] == []
+    assert play(ThreadlessWorkers(2), [])[1] == []
 
 
-def test_a_worker_keeps_an_environment_open_between_runs(spec: EnvSpec, jobs: list[Job]) -> None:
+def test_a_worker_keeps_an_environment_open_between_runs() -> None:
     """One slot: each run makes one environment, and the first run one more, which stays."""
     MADE.clear()
     run = ParallelRollout(ThreadlessWorkers(1))
     for _ in range(3):
-        run(jobs[:2], Counted(spec), ExpertAgent(), slots=1)
+        run(jobs()[:2], Counted(SPEC), ExpertAgent(), slots=1)
     assert len(MADE) == 1 + 3
 
 
-def test_a_dead_worker_loses_only_its_unfinished_episodes(
-    spec: EnvSpec, jobs: list[Job], expected: list[Episode]
-) -> None:
+def test_a_dead_worker_loses_only_its_unfinished_episodes() -> None:
     deaths: Iterator[str] = iter(["", "", "", "", "fell over", "", "", "fell over again"])
     handed: list[int] = []
 
@@ -156,14 +154,14 @@ def test_a_dead_worker_loses_only_its_unfinished_episodes(
         return next(deaths, "")
 
     seen: list[Episode] = []
-    run, episodes = play(ThreadlessWorkers(2, fate), jobs, spec, slots=4, on_episode=seen.append)
-    assert episodes == expected
+    run, episodes = play(ThreadlessWorkers(2, fate), slots=4, on_episode=seen.append)
+    assert episodes == expected()
     assert run.deaths == ["fell over", "fell over again"]
-    assert len(seen) == len(jobs)
-    assert len(jobs) < len(handed) <= len(jobs) + 2 * 2  # two deaths, two slots each: nothing else was played again
+    assert len(seen) == len(jobs())
+    assert len(jobs()) < len(handed) <= len(jobs()) + 2 * 2  # two deaths, two slots each: nothing else was played again
 
 
-def test_an_episode_that_kills_its_worker_fails_alone(spec: EnvSpec, jobs: list[Job], expected: list[Episode]) -> None:
+def test_an_episode_that_kills_its_worker_fails_alone() -> None:
     poison = 3
     batches: list[list[int]] = []
 
@@ -173,39 +171,37 @@ def test_an_episode_that_kills_its_worker_fails_alone(spec: EnvSpec, jobs: list[
             batches.append(batch)
         return "out of memory" if poison in batch else ""
 
-    run, episodes = play(ThreadlessWorkers(2, fate), jobs, spec, slots=8)
+    run, episodes = play(ThreadlessWorkers(2, fate), slots=8)
     failed = episodes[poison]
-    assert (failed.status, failed.task.task_id, failed.sample) == (Status.ERROR_ENGINE, jobs[poison].task_id, 0)
+    assert (failed.status, failed.task.task_id, failed.sample) == (Status.ERROR_ENGINE, jobs()[poison].task_id, 0)
     assert failed.meta == {"agent": "expert", "step": 1, "error": failed.meta["error"]}
     assert failed.meta["error"] == "lost 3 times with its worker; last: out of memory"
     assert failed.task.env_id == "turngym/ALFWorld-v0"
-    assert [e for n, e in enumerate(episodes) if n != poison] == [e for n, e in enumerate(expected) if n != poison]
+    assert [e for n, e in enumerate(episodes) if n != poison] == [e for n, e in enumerate(expected()) if n != poison]
     assert len(run.deaths) == 3
     assert len(batches[0]) > 1
     assert batches[2] == [poison]
 
 
-def test_without_retries_what_was_being_played_fails(spec: EnvSpec, jobs: list[Job]) -> None:
+def test_without_retries_what_was_being_played_fails() -> None:
     deaths = iter(["power"])
     fate = lambda worker, method, args: next(deaths, "") if method == "advance" else ""  # noqa: E731
-    _, episodes = play(ThreadlessWorkers(1, fate), jobs[:4], spec, retries=0, slots=2)
+    _, episodes = play(ThreadlessWorkers(1, fate), jobs()[:4], retries=0, slots=2)
     assert [episode.status for episode in episodes[:2]] == [Status.ERROR_ENGINE] * 2
     assert not any(episode.status.is_error for episode in episodes[2:])
 
 
-def test_workers_that_never_start_are_an_error(spec: EnvSpec, jobs: list[Job]) -> None:
+def test_workers_that_never_start_are_an_error() -> None:
     workers = ThreadlessWorkers(2, lambda worker, method, args: "killed")
     with pytest.raises(ExecutorError, match="die before they are ready, 5 in a row: killed"):
-        play(workers, jobs, spec)
+        play(workers)
     assert workers.closed == 1
     silent = ThreadlessWorkers(2, lambda worker, method, args: "never")
     with pytest.raises(ExecutorError, match=r"worker 0 gave no answer for 1e-09 s while it started"):
-        play(silent, jobs, spec, patience=1e-9)
+        play(silent, patience=1e-9)
 
 
-def test_a_stuck_worker_is_ended_and_its_episodes_played_elsewhere(
-    spec: EnvSpec, jobs: list[Job], expected: list[Episode], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stuck_worker_is_ended_and_its_episodes_played_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("turngym.agents.executor.parallel.time.monotonic", lambda: clock[0])
     stuck = [True]
@@ -217,24 +213,22 @@ def test_a_stuck_worker_is_ended_and_its_episodes_played_elsewhere(
             return "never"
         return ""
 
-    run, episodes = play(ThreadlessWorkers(1, fate), jobs, spec, patience=60.0)
-    assert episodes == expected
+    run, episodes = play(ThreadlessWorkers(1, fate), patience=60.0)
+    assert episodes == expected()
     assert run.deaths == ["worker 0 gave no answer for 60 s"]
 
 
-def test_exceptions_propagate_after_what_finished_was_kept(spec: EnvSpec, jobs: list[Job]) -> None:
+def test_exceptions_propagate_after_what_finished_was_kept() -> None:
     seen: list[Episode] = []
     workers = ThreadlessWorkers(1)
-    wrong = [*jobs[:2], replace(jobs[2], sha256="0" * 64)]
+    wrong = [*jobs()[:2], replace(jobs()[2], sha256="0" * 64)]
     with pytest.raises(TaskError, match="is asked for; the data differ"):
-        play(workers, wrong, spec, slots=1, on_episode=seen.append)
+        play(workers, wrong, slots=1, on_episode=seen.append)
     assert len(seen) == 2
     assert workers.closed == 1
 
 
-def test_an_interrupted_run_has_handed_on_what_finished_and_can_be_called_again(
-    spec: EnvSpec, jobs: list[Job], expected: list[Episode]
-) -> None:
+def test_an_interrupted_run_has_handed_on_what_finished_and_can_be_called_again() -> None:
     seen: list[Episode] = []
 
     def keep(episode: Episode) -> None:
@@ -245,13 +239,13 @@ def test_an_interrupted_run_has_handed_on_what_finished_and_can_be_called_again(
     workers = ThreadlessWorkers(2)
     run = ParallelRollout(workers)
     with pytest.raises(KeyboardInterrupt):
-        run(jobs, spec, ExpertAgent(noise=0.4), slots=2, on_episode=keep, meta={"step": 1})
+        run(jobs(), SPEC, EXPERT, slots=2, on_episode=keep, meta={"step": 1})
     assert len(seen) >= 3
     assert workers.closed == 1
-    assert untimed(run(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1})) == expected
+    assert untimed(run(jobs(), SPEC, EXPERT, meta={"step": 1})) == expected()
     run.cancel()
     with pytest.raises(ExecutorError, match="cancelled"):
-        run(jobs, spec, ExpertAgent())
+        run(jobs(), SPEC, ExpertAgent())
 
 
 def test_an_engine_on_servers_is_not_asked_before_its_time() -> None:
@@ -266,13 +260,13 @@ def test_an_engine_on_servers_is_not_asked_before_its_time() -> None:
     play.close()
 
 
-def test_what_cannot_be_sent_is_named(jobs: list[Job]) -> None:
+def test_what_cannot_be_sent_is_named() -> None:
     with pytest.raises(ExecutorError, match=r"cannot be sent to workers: .*lambda.*EnvSpec"):
-        ParallelRollout(ThreadlessWorkers(1))(jobs, lambda: None, ExpertAgent())
+        ParallelRollout(ThreadlessWorkers(1))(jobs(), lambda: None, ExpertAgent())
     with pytest.raises(ExecutorError, match="retries is -1"):
         ParallelRollout(ThreadlessWorkers(1), retries=-1)
     with pytest.raises(ExecutorError, match="slots is 0"):
-        ParallelRollout(ThreadlessWorkers(1))(jobs, lambda: None, ExpertAgent(), slots=0)
+        ParallelRollout(ThreadlessWorkers(1))(jobs(), lambda: None, ExpertAgent(), slots=0)
 
 
 class Owing(ThreadlessWorkers):
@@ -288,22 +282,18 @@ class Owing(ThreadlessWorkers):
         return super().wait(timeout)
 
 
-def test_an_error_that_was_owed_to_the_run_before_is_not_the_next_ones(
-    spec: EnvSpec, jobs: list[Job], expected: list[Episode]
-) -> None:
+def test_an_error_that_was_owed_to_the_run_before_is_not_the_next_ones() -> None:
     workers = Owing(2, lambda worker, *call: "never" if worker == 0 and workers.late is None else "")
     run = ParallelRollout(workers)
-    assert untimed(run(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1})) == expected
+    assert untimed(run(jobs(), SPEC, EXPERT, meta={"step": 1})) == expected()
     assert workers.asked[0][0] == "begin"
     workers.late = True
-    assert untimed(run(jobs, spec, ExpertAgent(noise=0.4), meta={"step": 1})) == expected
+    assert untimed(run(jobs(), SPEC, EXPERT, meta={"step": 1})) == expected()
     assert workers.late is False
     assert workers.closed == 0
 
 
-def test_fixed_shares_are_the_same_every_time_also_after_a_death(
-    spec: EnvSpec, jobs: list[Job], expected: list[Episode]
-) -> None:
+def test_fixed_shares_are_the_same_every_time_also_after_a_death() -> None:
     """Which episodes are decoded together follows from the jobs alone."""
     handed: list[tuple[int, list[int]]] = []
     died: list[int] = []
@@ -320,7 +310,7 @@ def test_fixed_shares_are_the_same_every_time_also_after_a_death(
     run = ParallelRollout(ThreadlessWorkers(3, fate), fixed_shares=True)
     for slots in (3, 64):  # fewer slots than jobs: a share is handed over at once all the same
         del handed[:]
-        assert untimed(run(jobs, spec, ExpertAgent(noise=0.4), slots=slots, meta={"step": 1})) == expected
+        assert untimed(run(jobs(), SPEC, EXPERT, slots=slots, meta={"step": 1})) == expected()
         assert dict(reversed(handed)) == shares  # what each was handed first
         assert sorted(worker for worker, _ in handed) == ([0, 1, 1, 2] if slots == 3 else [0, 1, 2])
     assert run.deaths == ["killed"]

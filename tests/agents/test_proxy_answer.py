@@ -76,7 +76,7 @@ def test_stop_texts_and_control_tokens(text: str, stops: list[str], shown: str) 
 def test_what_is_certain_comes_at_once() -> None:
     reader = AnswerReader(stops=["STOP"], control=CONTROL, tools=True)
     assert [reader.feed(piece) for piece in ("Let", " me", " S", "it ", "<", "b> ", "<tool_")] == [
-        *(["Let"], [" me"], [], [" Sit"], [], [" <b>"], []),
+        *(["Let"], [" me"], [], [" Sit"], [], [" <b>"], [])
     ]
     assert AnswerReader(control=CONTROL).feed("blank ") == ["blank "]
 

@@ -116,8 +116,7 @@ def test_bodies_that_are_no_json(serve: Callable[..., Served], form: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{"Origin": "https://elsewhere.example"}, {"Origin": "null"}, {"Host": "rebound.example"}, {"Host": ""}],
+    "headers", [{"Origin": "https://elsewhere.example"}, {"Origin": "null"}, {"Host": "rebound.example"}, {"Host": ""}]
 )
 def test_a_page_elsewhere_makes_no_turn(serve: Callable[..., Served], headers: dict[str, str]) -> None:
     served = serve()

@@ -87,15 +87,7 @@ def test_the_engine_rests_from_a_batch_to_its_update(make: Any) -> None:
     assert [episode.group for episode in source(ask(8))] == [1, 2]
     source.updated(8)
     told = [what for what in log.said if what[0] in ("rest", "work", "version", "trained")]
-    assert told == [
-        ("rest",),
-        ("version", 7),
-        ("work",),
-        ("trained", 8, (1, 2)),
-        ("rest",),
-        ("version", 8),
-        ("work",),
-    ]
+    assert told == [("rest",), ("version", 7), ("work",), ("trained", 8, (1, 2)), ("rest",), ("version", 8), ("work",)]
     assert source.as_json()["ready_turns"] == 2
 
 

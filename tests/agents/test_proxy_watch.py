@@ -32,11 +32,7 @@ def test_numbers_for_prometheus() -> None:
 
 
 def health(main: int, **training: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "turns": {"main": main, "side": 1},
-        "sessions": {"open": 4},
-        "engine": {"waiting": 2},
-    }
+    found: dict[str, Any] = {"turns": {"main": main, "side": 1}, "sessions": {"open": 4}, "engine": {"waiting": 2}}
     return found | ({"training": {"step": 6, "state": "running", "ready_turns": 5, **training}} if training else {})
 
 
