@@ -291,7 +291,7 @@ class ChatListRenderer:
         # some templates ignore tools and their results; both are then written into other messages
         tool = {"name": "turngymtool", "description": "d", "parameters": {"type": "object", "properties": {}}}
         shown = self.template.render([_user("x")], tools=[{"type": "function", "function": tool}])
-        self._shows_tools = tool["name"] in shown
+        self._shows_tools = "turngymtool" in shown
         call: Message = {"role": "assistant", "content": "turngymanswer"}
         try:
             shown = self.template.render([_user("x"), call, {"role": "tool", "content": "turngymresult"}])

@@ -40,9 +40,9 @@ class SessionHints:
     position: Literal["last_user", "last_message"] = "last_user"
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [self._with_hints(episode) for episode in episodes]
+        return [self.enhance(episode) for episode in episodes]
 
-    def _with_hints(self, episode: Episode) -> Episode:
+    def enhance(self, episode: Episode) -> Episode:
         given: list[Message] = [dict(message) for message in episode.meta["before"]]
         tools: Tools = ()
         turns = []
