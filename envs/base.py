@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from turngym.envs.channels import Channel
-from turngym.envs.core.errors import TaskError, TurngymError, did_you_mean
+from turngym.envs.core.errors import TaskError, TurngymError, checked_choice, did_you_mean
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.spaces import UnicodeText, printable
 
@@ -422,11 +422,8 @@ def check_snapshot(state: Any, keys: Mapping[str, tuple[type, ...]], where: str)
         if not isinstance(state[key], types):
             names = " or ".join(kind.__name__ for kind in types)
             raise TurngymError(f"{where}: the snapshot's {key} is {state[key]!r:.80}; it must be {names}")
-    if "phase" in keys and state["phase"] not in ("playing", "over"):
-        hint = did_you_mean(state["phase"], ("playing", "over"))
-        raise TurngymError(
-            f"{where}: the snapshot's phase is {state['phase']!r}; it must be 'playing' or 'over'.{hint}"
-        )
+    if "phase" in keys:
+        checked_choice(f"{where}: the snapshot's phase", state["phase"], ("playing", "over"))
 
 
 class SnapshotGuard:

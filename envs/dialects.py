@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.errors import checked_choice
 from turngym.envs.tool_calls import (
     COHERE,
     MISTRAL,
@@ -164,9 +164,4 @@ DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in _ALL}
 
 def find_dialect(name: str) -> Dialect:
     """The dialect called `name`. Raises TurngymError if there is none."""
-    if name in DIALECTS:
-        return DIALECTS[name]
-    known = ", ".join(DIALECTS)
-    raise TurngymError(
-        f"unknown dialect of tool calls {name!r}; dialects are: {known}.{did_you_mean(name, list(DIALECTS))}"
-    )
+    return DIALECTS[checked_choice("the dialect of tool calls", name, DIALECTS)]

@@ -10,7 +10,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
-from turngym.envs.core.errors import TurngymError, checked_int, did_you_mean, finite, nearest
+from turngym.envs.core.errors import TurngymError, checked_choice, checked_int, finite, nearest
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.spaces import printable
 
@@ -61,17 +61,13 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         base = env.unwrapped
         if not isinstance(base, TextEnv):
             raise TurngymError(f"ActionGuard wraps environments that extend TextEnv, not {type(base).__name__}")
-        policies = get_args(OnInvalid)
-        if on_invalid not in policies:
-            hint = did_you_mean(str(on_invalid), policies)
-            raise TurngymError(f"on_invalid is {on_invalid!r}; it must be one of {', '.join(policies)}.{hint}")
         if show_admissible and type(base).admissible is TextEnv.admissible:
             raise TurngymError(
                 f"show_admissible is True, but {base.env_id} takes any text and has no list of admissible actions; "
                 "leave it False"
             )
         self.base = base
-        self.on_invalid = on_invalid
+        self.on_invalid: OnInvalid = checked_choice("on_invalid", on_invalid, get_args(OnInvalid))
         self.channel = make_channel(channel, base.tool) if isinstance(channel, str) else channel
         self.max_turns = limit_of_turns(max_turns)
         # checked even if it is not used, so that a mistake does not wait for another policy

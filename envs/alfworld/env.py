@@ -18,7 +18,7 @@ from turngym.envs.alfworld.players import SearchingPlayer, next_action, plausibl
 from turngym.envs.alfworld.priors import GeneratorConfig, Part, preset
 from turngym.envs.alfworld.textworld import Reference, acquire, release
 from turngym.envs.base import Outcome, Player, TextEnv
-from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.core.errors import TaskError, checked_choice
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 
 Engine = Literal["native", "textworld"]
@@ -80,9 +80,7 @@ class ALFWorldEnv(TextEnv):
     ) -> None:
         super().__init__(render_mode=render_mode)
         self.source = open_split(split, data=data, config=config, part=part)
-        if engine not in get_args(Engine):
-            hint = did_you_mean(str(engine), get_args(Engine))
-            raise TaskError(f"engine is {engine!r}; engines are {' and '.join(get_args(Engine))}.{hint}")
+        checked_choice("engine", engine, get_args(Engine), TaskError)
         if domain_randomization and split not in ("train", "generated"):
             raise TaskError(f"domain_randomization shuffles numbers in training; split {split!r} is for evaluation")
         self.engine_name = engine
@@ -239,7 +237,5 @@ def open_split(
     if split in ("generated", UNSEEN):
         chosen = preset(config) if isinstance(config, str) else config
         return GeneratedGames(chosen, part) if split == "generated" else GeneratedGames(unseen(chosen), "eval", split)
-    if split not in SPLITS:
-        known = (*SPLITS, "generated", UNSEEN)
-        raise TaskError(f"unknown split {split!r}; splits are {', '.join(known)}.{did_you_mean(str(split), known)}")
+    checked_choice("split", split, (*SPLITS, "generated", UNSEEN), TaskError)
     return RealGames(find_root(data), split)

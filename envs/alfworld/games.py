@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, get_args, overload
+from typing import Any, get_args, overload
 
 from turngym.envs.alfworld.game import Game, load_game, read_game_file
 from turngym.envs.alfworld.generate import UNSEEN, generate, parse_task_id
 from turngym.envs.alfworld.priors import GeneratorConfig, Part
-from turngym.envs.core.errors import TaskError
+from turngym.envs.core.errors import TaskError, checked_choice
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 """Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""
@@ -34,22 +34,6 @@ CATEGORIES = {
 """Row of the result tables by task type."""
 
 
-class GameSource(Protocol):
-    """Where an environment gets its games from."""
-
-    split: str
-    task_ids: Sequence[str]
-
-    def data(self, task_id: str) -> dict[str, Any]:
-        """The content of the game file."""
-
-    def game(self, task_id: str) -> Game:
-        """The game, ready for the native engine."""
-
-    def category(self, task_id: str) -> str | None:
-        """Row of the result tables, if the source knows it without reading the goal."""
-
-
 class RealGames:
     """Games of `alfworld-download`, read when they are asked for. Ids are `<split>/<task>/<trial>`, sorted."""
 
@@ -63,13 +47,15 @@ class RealGames:
         self.task_ids: Sequence[str] = _listed(root, split, folder.stat().st_mtime_ns)
 
     def data(self, task_id: str) -> dict[str, Any]:
+        """The content of the game file."""
         return read_game_file(self.root / task_id / GAME_FILE)
 
     def game(self, task_id: str) -> Game:
+        """The game, ready for the native engine."""
         return load_game(self.root / task_id / GAME_FILE)
 
     def category(self, task_id: str) -> str | None:
-        """From the folder name, `<task type>-<object>-<...>`; traj_data.json is not needed."""
+        """Row of the result tables, from the folder name `<task type>-<object>-<...>`; None where that says none."""
         return CATEGORIES.get(task_id.split("/")[1].split("-")[0])
 
 
@@ -114,8 +100,7 @@ class GeneratedGames:
     """Games made from a configuration when they are asked for; the 256 last used are kept."""
 
     def __init__(self, config: GeneratorConfig, part: Part, split: str = "generated") -> None:
-        if part not in get_args(Part):
-            raise TaskError(f"part is {part!r}; generated games have the parts {' and '.join(get_args(Part))}")
+        checked_choice("part", part, get_args(Part), TaskError)
         self.split = split
         self.config = config
         self.task_ids: Sequence[str] = GeneratedIds(config, part)
@@ -128,6 +113,10 @@ class GeneratedGames:
 
     def category(self, task_id: str) -> str | None:
         return CATEGORIES[self.game(task_id).data["task_type"]]
+
+
+GameSource = RealGames | GeneratedGames
+"""Where an environment gets its games from."""
 
 
 class GeneratedIds(Sequence[str]):

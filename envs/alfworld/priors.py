@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.core.errors import TaskError, checked_choice
 
 Part = Literal["train", "eval"]
 TASK_TYPES = (
@@ -70,11 +70,9 @@ class GeneratorConfig:
         if not self.name or not all(c.isalnum() or c in "-_" for c in self.name):
             raise TaskError(f"generator name {self.name!r}: use letters, digits, - and _")
         for room in self.rooms:
-            if room not in ROOMS:
-                raise TaskError(f"generator {self.name!r}: unknown room {room!r}; known: {', '.join(ROOMS)}")
+            checked_choice(f"generator {self.name!r}: a room", room, ROOMS, TaskError)
         for task, weight in self.mix or ():
-            if task not in TASK_TYPES:
-                raise TaskError(f"generator {self.name!r}: unknown task type {task!r}; known: {', '.join(TASK_TYPES)}")
+            checked_choice(f"generator {self.name!r}: a task type", task, TASK_TYPES, TaskError)
             if weight < 0:
                 raise TaskError(f"generator {self.name!r}: weight of {task} is {weight}; it must be 0 or more")
         for low, high in (self.receptacles, self.objects or (1, 1)):
@@ -125,9 +123,7 @@ PRESETS = {config.name: config for config in (SMALL, FULL)}
 
 def preset(name: str) -> GeneratorConfig:
     """The preset called `name`. Raises TaskError with the nearest names."""
-    if name not in PRESETS:
-        raise TaskError(f"no generator preset {name!r}; presets are {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
-    return PRESETS[name]
+    return PRESETS[checked_choice("the generator preset", name, PRESETS, TaskError)]
 
 
 # --- what the real train games have

@@ -1,7 +1,7 @@
 """The errors that turngym raises on purpose, and the helpers that make their texts useful.
 
-A text says what is wrong, which value it was, where it was, and what would be valid. `checked_int` and `finite` check
-numbers that callers give, `full_disk` explains a full disk, and `did_you_mean` names the nearest valid values.
+A text says what is wrong, which value it was, where it was, and what would be valid. `checked_int`, `finite` and
+`checked_choice` check what callers give, `full_disk` explains a full disk, `did_you_mean` names near valid values.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from difflib import SequenceMatcher
 from heapq import nlargest
 from numbers import Integral, Real
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class TurngymError(Exception):
@@ -48,6 +51,16 @@ def checked_int(
     if value < least:
         raise error(f"{name} is {value}; it must be at least {least}{otherwise}")
     return int(value)
+
+
+def checked_choice(name: str, value: object, choices: Iterable[T], error: type[TurngymError] = TurngymError) -> T:
+    """Returns the one of `choices` that equals `value`. Raises `error`, which lists them, if none does."""
+    known = list(choices)
+    for choice in known:
+        if choice == value:
+            return choice
+    names = [str(choice) for choice in known]
+    raise error(f"{name} is {value!r}; valid: {', '.join(names)}.{did_you_mean(str(value), names)}")
 
 
 def finite(name: str, value: object) -> float:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
 from turngym.envs.base import Outcome, Player, TextEnv, quote
 from turngym.envs.channels import Channel
-from turngym.envs.core.errors import TaskError, checked_int
+from turngym.envs.core.errors import TaskError, checked_choice, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.search import players, protocol
 from turngym.envs.search.players import Scene
-from turngym.envs.search.protocol import Count, check_format, render
+from turngym.envs.search.protocol import Count, DocFormat, render
 from turngym.envs.search.questions import Question, RewardKind, RewardRule, assert_disjoint
 from turngym.envs.search.retrievers import Searcher
 from turngym.envs.search.sources import PROMPT, asked, open_source
@@ -112,7 +112,7 @@ class SearchEnv(TextEnv):
         self.searcher = Searcher(self.source, retriever, rerank)
         s, f, r = format_scores
         self.rule = RewardRule(kind=reward, s=s, f=f, r=r, strict_compat=strict_compat)
-        self._layout = check_format(doc_format)
+        self._layout: DocFormat = checked_choice("doc_format", doc_format, get_args(DocFormat), TaskError)
         self._topk, self._doc_tokens, self._count = checked_int("topk", topk, 1, error=TaskError), doc_tokens, count
         self._max_searches, self._search_turns = limits["max_searches"], limits["search_turns"]
         # one tuple for all calls: TextEnv keeps the set of ids by the identity of the list

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from turngym.envs.channels import cut, first_action, tagged
-from turngym.envs.core.errors import TaskError, did_you_mean
 from turngym.envs.core.task import ToolSpec
 from turngym.envs.spaces import printable
 from turngym.retrieval.core import Hit
@@ -92,16 +91,6 @@ Count = Callable[[str], int]
 NOTHING = "No passage was found."
 """What stands between the information tags when the search worked and nothing matches."""
 _WORD = re.compile(r"\S+")
-
-
-def check_format(name: str) -> DocFormat:
-    """`name`, if it is a layout. Raises TaskError otherwise."""
-    known = get_args(DocFormat)
-    if name not in known:
-        raise TaskError(
-            f"doc_format is {name!r}; it must be one of {', '.join(known)}.{did_you_mean(str(name), known)}"
-        )
-    return name  # type: ignore[return-value]
 
 
 def render(hits: Sequence[Hit], doc_format: DocFormat, budget: int | None = None, count: Count | None = None) -> str:

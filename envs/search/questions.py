@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from turngym.envs.channels import blocks
-from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.core.errors import TaskError, checked_choice
 from turngym.envs.core.task import content_hash
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -125,10 +125,7 @@ class RewardRule:
     """Take the answer as the published code does: from prompt and response, and only if both hold two at least."""
 
     def __post_init__(self) -> None:
-        known = get_args(RewardKind)
-        if self.kind not in known:
-            hint = did_you_mean(str(self.kind), known)
-            raise TaskError(f"reward is {self.kind!r}; it must be one of {', '.join(known)}.{hint}")
+        checked_choice("reward", self.kind, get_args(RewardKind), TaskError)
         for name in ("s", "f", "r"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise TaskError(f"the reward's coefficient {name} is {getattr(self, name)}; it must be from 0 to 1")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.core.errors import TaskError, checked_choice, did_you_mean
 from turngym.envs.core.task import content_hash
 from turngym.envs.search.protocol import harmless
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
@@ -102,12 +102,12 @@ def open_source(
         TaskError: an unknown source or split, data that are not there, questions in both training and evaluation.
     """
     if source == "world":
-        return _world(_FrozenConfig(config), _known_split(split or "train"))
+        return _world(_FrozenConfig(config), checked_choice("split", split or "train", SPLITS, TaskError))
     names = MIXTURES.get(source) or tuple(source.split("+"))
     if all(name in SETS for name in names):
         if corpus is not None:
             raise TaskError(f"source {source!r} has its own corpora; another one is a setting: retriever=...")
-        return _public(names, str(_data_folder(data)), _known_split(split or "all"))
+        return _public(names, str(_data_folder(data)), checked_choice("split", split or "all", SPLITS, TaskError))
     path = Path(source).expanduser()
     if path.suffix in (".parquet", ".jsonl", ".json") or path.exists():
         if not path.is_file():
@@ -245,12 +245,6 @@ def _check_halves(questions: Iterable[Question]) -> None:
         [question for question in rows if question.split == "train"],
         [question for question in rows if question.split != "train"],
     )
-
-
-def _known_split(split: str) -> str:
-    if split not in SPLITS:
-        raise TaskError(f"split is {split!r}; splits are: {', '.join(SPLITS)}.{did_you_mean(split, SPLITS)}")
-    return split
 
 
 def _data_folder(data: str | Path | None) -> Path:

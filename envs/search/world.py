@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.core.errors import TaskError, checked_choice
 
 FAMILIES = ("popqa-like", "nq-like", "2wiki-like", "hotpot-like", "musique-like")
 """Question families, which are also the data sources (rows of the reports)."""
@@ -91,10 +91,8 @@ class WorldConfig:
     """Family to the chance that a hop of its paths adds something that the next passage says."""
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.questions if name not in FAMILIES]
-        if unknown:
-            hint = did_you_mean(unknown[0], FAMILIES)
-            raise TaskError(f"world {self.name!r}: no family {unknown[0]!r}; families: {', '.join(FAMILIES)}.{hint}")
+        for family in self.questions:
+            checked_choice(f"world {self.name!r}: a family of questions", family, FAMILIES, TaskError)
 
 
 FULL = WorldConfig(
@@ -147,9 +145,7 @@ PRESETS = {config.name: config for config in (FULL, TINY)}
 
 def preset(name: str) -> WorldConfig:
     """The preset called `name`. Raises TaskError with the nearest names."""
-    if name not in PRESETS:
-        raise TaskError(f"there is no world {name!r}; worlds are: {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
-    return PRESETS[name]
+    return PRESETS[checked_choice("the world", name, PRESETS, TaskError)]
 
 
 # --- the typed graph

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -27,7 +26,6 @@ from turngym.envs.search.world import (
     Part,
     WorldConfig,
     make_graph,
-    preset,
     relations,
 )
 from turngym.envs.search.world_text import Draft, Teller, Writer
@@ -87,15 +85,6 @@ def one_world(config: WorldConfig, part: Part, number: int) -> WorldConfig:
     name = f"{config.name}-{part}{number}"
     # every configuration seed makes other worlds, every world has a seed of its own
     return replace(config, name=name, seed=config.seed * 2**20 + seed, worlds=None, part=part, questions=counts)
-
-
-@lru_cache(maxsize=4)
-def open_world(name: str) -> FictionalWorld:
-    """The world of a preset, made once per process. Raises TaskError for unknown names, and for many worlds."""
-    config = preset(name)
-    if config.worlds is not None:
-        raise TaskError(f"{name!r} is many worlds: generate_worlds makes them")
-    return generate_world(config)
 
 
 def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tuple[Question, tuple[Triple, ...]]]:

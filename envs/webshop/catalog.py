@@ -101,22 +101,6 @@ def read_products(
         yield parse_product(item, asin, attributes, human, where)
 
 
-def read_pairs(
-    pairs: Iterable[tuple[dict[str, Any], Any]], *, report: LoadReport, check: Check = "compat", source: str = "items"
-) -> Iterator[Product]:
-    """`read_products` of (item, attributes entry) pairs, for shops that are generated while they are stored."""
-    present: dict[str, Any] = {}
-
-    def items() -> Iterator[dict[str, Any]]:
-        for item, entry in pairs:
-            # only the product that is being read: a shop of a million need not fit into memory
-            present.clear()
-            present[item["asin"]] = entry
-            yield item
-
-    return read_products(items(), present, None, report=report, check=check, source=source)
-
-
 def check_report(report: LoadReport, check: Check, where: str = "") -> None:
     """Raises ShopDataError naming the first flawed product if `check` is strict."""
     if check == "strict" and report.examples:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import string
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from turngym.envs.base import Outcome, Player, TextEnv, quote
-from turngym.envs.core.errors import TaskError, TurngymError, checked_int, did_you_mean
+from turngym.envs.core.errors import TaskError, checked_choice, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.webshop.goals import Goal, GoalIds, draw_goal, listed_goals, shuffled
 from turngym.envs.webshop.players import (
@@ -40,7 +39,7 @@ from turngym.envs.webshop.session import (
     play,
 )
 from turngym.envs.webshop.shop import Shop, goal_task, open_shop
-from turngym.envs.webshop.views import SEPARATOR, View, checked_mode, views_of
+from turngym.envs.webshop.views import SEPARATOR, Mode, View, views_of
 
 _SESSIONS_KEPT = 1000
 """Session ids whose goals a ShopSession remembers; the original never forgets any."""
@@ -53,7 +52,6 @@ click[description], click[features], click[reviews], click[< prev], click[next >
 click[buy now]
 A search finds up to 50 products, ten to a page. Choose the options that are asked for before you buy. The purchase \
 ends the episode; the score from 0 to 1 says how well it fits: kind of product, features, options, price."""
-_FINAL = re.compile(r"\[WEBSHOP_FINAL_SCORE=([0-9]+\.[0-9]{6})\]\s*\Z")
 
 
 class WebShopEnv(TextEnv):
@@ -111,13 +109,10 @@ class WebShopEnv(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(render_mode=render_mode)
-        self.mode = checked_mode(observation_mode)
-        self.quirks = replace(quirks_of(compat), backdoors=backdoors)
+        self.mode: Mode = checked_choice("observation_mode", observation_mode, get_args(Mode))
+        self.quirks = replace(COMPAT[checked_choice("compat", compat, COMPAT)], backdoors=backdoors)
         self.strict_admissible = strict_admissible
-        if oracle_query not in get_args(OracleQuery):
-            hint = did_you_mean(str(oracle_query), get_args(OracleQuery))
-            raise TurngymError(f"oracle_query is {oracle_query!r}; valid: {', '.join(get_args(OracleQuery))}.{hint}")
-        self.oracle_query: OracleQuery = oracle_query
+        self.oracle_query: OracleQuery = checked_choice("oracle_query", oracle_query, get_args(OracleQuery))
         self._history = History(num_prev_obs, num_prev_actions)
         self._goal: Goal | None = None
         self._given = shop
@@ -195,11 +190,9 @@ class WebShopEnv(TextEnv):
             return FirstHitPlayer(lambda: self.scene)
         if name == "oracle-title":
             return OraclePlayer(lambda: self.scene, "title")
-        return (
-            OraclePlayer(lambda: self.scene, "instruction")
-            if name == "oracle-instruction"
-            else super().make_player(name)
-        )
+        if name == "oracle-instruction":
+            return OraclePlayer(lambda: self.scene, "instruction")
+        return super().make_player(name)
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
         info = super().describe(verdict, action)
@@ -248,7 +241,7 @@ class WebShopEnv(TextEnv):
         if after is None:
             return Outcome(observation=observation, verdict=Verdict.INADMISSIBLE)
         if after.kind == "done":
-            marked = f"{observation}\n{final_score(self.score)}"
+            marked = f"{observation}\n[WEBSHOP_FINAL_SCORE={self.score:.6f}]"
             return Outcome(observation=marked, reward=self.score, terminated=True)
         return Outcome(observation=observation, verdict=Verdict.NO_EFFECT if after == before else Verdict.OK)
 
@@ -298,24 +291,6 @@ class WebShopEnv(TextEnv):
         self._listed = GoalIds(opened.profile.name, listed, len(opened.goals))
         self._views = views_of(opened, show_attributes=self._show_attributes, endless_pages=self.quirks.endless_pages)
         self._goal = None
-
-
-def quirks_of(compat: str) -> Quirks:
-    """The quirks called `compat`; TurngymError lists the names."""
-    if compat not in COMPAT:
-        raise TurngymError(f"compat is {compat!r}; valid: {', '.join(COMPAT)}.{did_you_mean(compat, COMPAT)}")
-    return COMPAT[compat]
-
-
-def final_score(score: float) -> str:
-    """The line that ends an episode's last observation."""
-    return f"[WEBSHOP_FINAL_SCORE={score:.6f}]"
-
-
-def parse_final_score(text: str) -> float | None:
-    """The score in the last line of `text` to six digits; None where the episode has not ended."""
-    found = _FINAL.search(text)
-    return None if found is None else float(found[1])
 
 
 class History:
@@ -377,7 +352,7 @@ class ShopSession:
         session_prefix: str = "",
     ) -> None:
         self.shop = shop
-        self.mode = checked_mode(observation_mode)
+        self.mode: Mode = checked_choice("observation_mode", observation_mode, get_args(Mode))
         self.quirks = quirks
         self.views = views_of(shop, show_attributes=show_attrs, endless_pages=quirks.endless_pages)
         self.history = History(num_prev_obs, num_prev_actions)

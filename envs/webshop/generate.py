@@ -19,7 +19,7 @@ from zlib import crc32
 
 import numpy as np
 
-from turngym.envs.core.errors import did_you_mean
+from turngym.envs.core.errors import checked_choice
 from turngym.envs.webshop.products import UNPRICED, ShopDataError, cap_text, price_text
 
 Part = Literal["train", "eval"]
@@ -74,10 +74,7 @@ EVAL_EVERY = 5
 
 def find_config(name: str) -> CatalogConfig:
     """The preset called `name`. Raises ShopDataError where there is none."""
-    if name not in CONFIGS:
-        known = ", ".join(CONFIGS)
-        raise ShopDataError(f"there is no generated shop {name!r}; presets are: {known}.{did_you_mean(name, CONFIGS)}")
-    return CONFIGS[name]
+    return CONFIGS[checked_choice("the generated shop", name, CONFIGS, ShopDataError)]
 
 
 def part_of(asin: str) -> Part:

@@ -18,7 +18,7 @@ from typing import overload
 
 import numpy as np
 
-from turngym.envs.core.errors import TaskError, did_you_mean
+from turngym.envs.core.errors import TaskError, checked_choice
 from turngym.envs.webshop.products import Kind, Product, Profile, ShopDataError, cap_text, draw_cap
 
 SHUFFLE_SEED = 233
@@ -115,18 +115,6 @@ def draw_goal(weights: Sequence[float], rng: random.Random) -> int:
     """
     cumulative = [0.0, *accumulate(weights)]
     return min(bisect(cumulative, rng.uniform(0, cumulative[-1])), len(cumulative) - 2)
-
-
-def limited(weights: Sequence[float], limit: int, rng: random.Random) -> list[int]:
-    """The original's `limit_goals`: that many different goals in the order in which they were drawn."""
-    if not 0 < limit <= max(len(weights) - 1, 1):
-        raise ShopDataError(f"limit is {limit}; with {len(weights)} goals valid are 1 to {max(len(weights) - 1, 1)}")
-    cumulative = [0.0, *accumulate(weights)]
-    chosen: dict[int, None] = {}
-    while len(chosen) < limit:
-        place = bisect(cumulative, rng.uniform(0, cumulative[-1]))
-        chosen[min(place, len(cumulative) - 2)] = None
-    return list(chosen)
 
 
 class Goals(Sequence[Goal]):
@@ -243,11 +231,7 @@ class Splits:
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
         """The goals of a split; ShopDataError lists the names."""
-        if name not in self.parts:
-            valid = ", ".join(self.parts)
-            hint = did_you_mean(name, self.parts)
-            raise ShopDataError(f"split is {name!r}; with splits {self.scheme!r} valid are: {valid}.{hint}")
-        return self.parts[name]
+        return self.parts[checked_choice("split", name, self.parts, ShopDataError)]
 
     def name_of(self, goal: int) -> str:
         """The split of a goal, or 'unused'."""

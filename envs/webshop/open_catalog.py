@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from turngym.envs.core.errors import checked_choice
 from turngym.envs.core.task import content_hash
 from turngym.envs.webshop.catalog import (
     Catalog,
@@ -79,9 +80,8 @@ def load_catalog(
 
     Mapped shops are built once, in `cache`, `$TURNGYM_CACHE` or `~/.cache/turngym`, under the hash of their files.
     """
-    for name, value, valid in (("storage", storage, get_args(Storage)), ("check", check, get_args(Check))):
-        if value not in valid:
-            raise ShopDataError(f"{name} is {value!r}; valid: {', '.join(valid)}")
+    checked_choice("storage", storage, get_args(Storage), ShopDataError)
+    checked_choice("check", check, get_args(Check), ShopDataError)
     if num_products is not None and num_products < 1:
         raise ShopDataError(f"num_products is {num_products}; valid: at least 1, or None for all")
     paths = () if profile.generated else find_files(profile, data)
@@ -266,7 +266,7 @@ class MappedCatalog(Catalog):
             if manifest["format"] != FORMAT:
                 raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
             check_manifest(manifest)
-            if wrong := changed_file(folder, manifest.get("files", {})):  # shops of older versions have none
+            if wrong := changed_file(folder, manifest["files"]):
                 raise ValueError(wrong)
             self.sha256: str = manifest["sha256"]
             self.report = LoadReport(**manifest["report"])

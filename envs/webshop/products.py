@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turngym.envs.core.errors import TurngymError, did_you_mean
+from turngym.envs.core.errors import TurngymError, checked_choice
 
 
 class ShopDataError(TurngymError):
@@ -199,9 +199,7 @@ PROFILES = {
 
 def find_profile(name: str) -> Profile:
     """The profile called `name`; ShopDataError lists the valid names."""
-    if name not in PROFILES:
-        raise ShopDataError(f"profile is {name!r}; valid: {', '.join(PROFILES)}.{did_you_mean(name, PROFILES)}")
-    return PROFILES[name]
+    return PROFILES[checked_choice("profile", name, PROFILES, ShopDataError)]
 
 
 def find_files(profile: Profile, data: str | os.PathLike[str] | None) -> tuple[Path, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rapidfuzz import fuzz, utils
 
-from turngym.envs.core.errors import did_you_mean
+from turngym.envs.core.errors import checked_choice
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product, ShopDataError
 
@@ -237,10 +237,7 @@ def simplify_pair(name: str, value: str) -> str:
 
 def make_tagger(name: str = DEFAULT_TAGGER) -> NounTagger:
     """`builtin` (approximate, no dependency), `spacy` (exactly the original's), `all-words` (for tests)."""
-    if name not in _MAKERS:
-        valid = ", ".join(sorted(_MAKERS))
-        raise ShopDataError(f"tagger is {name!r}; valid: {valid}.{did_you_mean(name, sorted(_MAKERS))}")
-    return NounTagger(name=name, nouns=_MAKERS[name]())
+    return NounTagger(name=name, nouns=_MAKERS[checked_choice("tagger", name, _MAKERS, ShopDataError)]())
 
 
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")

@@ -16,7 +16,6 @@ from typing import Any
 
 from cachetools import LRUCache, cached
 
-from turngym.envs.core.errors import TaskError
 from turngym.envs.core.task import Task, content_hash
 from turngym.envs.webshop.catalog import Catalog, Check
 from turngym.envs.webshop.generate import part_of
@@ -81,9 +80,10 @@ class Shop:
         self.goals = Goals(catalog.entries, self._prices, rng, kind=profile.kind, product=self._at, order=catalog.order)
         self._lock = RLock()
         self._at_row = lru_cache(maxsize=MEMO)(catalog.__getitem__)
-        self._facts = lru_cache(maxsize=MEMO)(self._make_facts)
+        self._facts = lru_cache(maxsize=MEMO)(lambda row: ProductFacts(self._at(row), self.tagger))
         self._best = lru_cache(maxsize=MEMO)(self._find_best)
-        self._splits = lru_cache(maxsize=None)(self._make_splits)
+        own_parts = part_of if profile.generated else None
+        self._splits = lru_cache(maxsize=None)(partial(make_splits, self.goals, profile, part_of=own_parts))
         # at least one byte, because a cache without room would still be asked
         size = MEMO_BYTES if memo else 1
         cost = partial(_answer_cost, size=size, entries=max(memo, 1))
@@ -140,13 +140,6 @@ class Shop:
         """Goals for training and for evaluation: `make_splits` for this shop."""
         return self._splits(scheme)
 
-    def goal(self, index: int) -> Goal:
-        """Goal by number; TaskError says which exist."""
-        if not 0 <= index < len(self.goals):
-            last = len(self.goals) - 1
-            raise TaskError(f"goal {index} does not exist: profile {self.profile.name!r} has goals 0 to {last}")
-        return self.goals[index]
-
     def close(self) -> None:
         """One user less; the last one frees products and index."""
         with _lock:
@@ -175,12 +168,6 @@ class Shop:
             # only opening is guarded; searches of many threads may run at once
             engine = self.products.engine()
         return keywords, tuple(asin for asin, _ in engine.search(keywords, RESULTS))
-
-    def _make_splits(self, scheme: str | None) -> Splits:
-        return make_splits(self.goals, self.profile, scheme, part_of=part_of if self.profile.generated else None)
-
-    def _make_facts(self, row: int) -> ProductFacts:
-        return ProductFacts(self._at(row), self.tagger)
 
     def _find_best(self, goal: Goal) -> tuple[float, dict[str, str]]:
         row = self._row(goal.asin)

@@ -7,13 +7,12 @@ shop, because results and products are shown again and again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
-from typing import Literal, get_args
+from typing import Literal
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product
 from turngym.envs.webshop.session import (
@@ -64,13 +63,6 @@ class View:
     """The clicks among them that an action can name."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    text: str
-    clickables: Mapping[str, Target]
-    admissible: tuple[str, ...]
-
-
 class Views:
     """Makes views for all sessions of one shop with the same settings, and keeps the pieces of 2,048 products."""
 
@@ -78,7 +70,7 @@ class Views:
         self.show_attributes = show_attributes
         self.endless_pages = endless_pages
         self._results: dict[str, tuple[str, str, str]] = {}
-        self._items: dict[str, _Item] = {}
+        self._items: dict[str, View] = {}
 
     def page(self, shop: Shop, goal: Goal, state: State, session: str) -> Page:
         """The page as data."""
@@ -89,33 +81,27 @@ class Views:
     def view(self, shop: Shop, goal: Goal, state: State, session: str, mode: Mode) -> View:
         """What the session sees in `mode`."""
         if state.kind == "results":
-            lines, labels, admissible = self._list(shop, state)
-            text = _lead(goal, lines) if mode == "text" else self._render(shop, goal, state, session, mode)
-            return View(text, labels, admissible)
-        if state.kind == "item":
-            item = self._item(shop, state.asin or "")
-            text = _lead(goal, [item.text]) if mode == "text" else self._render(shop, goal, state, session, mode)
-            return View(text, item.clickables, item.admissible)
-        if state.kind == "sub":
-            text = self._sub(shop, goal, state) if mode == "text" else self._render(shop, goal, state, session, mode)
-            return View(text, _NAVIGATION, _NAVIGATION_CLICKS)
-        page = self.page(shop, goal, state, session)
-        labels = clickables(page)
-        return View(_RENDERERS[mode](page), labels, clicks(labels))
+            body = self._list(shop, state)
+        elif state.kind == "item":
+            body = self._item(shop, state.asin or "")
+        elif state.kind == "sub":
+            product = shop.product(state.asin or "")
+            assert product is not None, f"{state.asin!r} is not in the shop"
+            texts = (text.strip() for _, text in sub_nodes(product, state.sub or ""))
+            body = View(SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, *texts]), _NAVIGATION, _NAVIGATION_CLICKS)
+        else:
+            page = self.page(shop, goal, state, session)
+            labels = clickables(page)
+            return View(_RENDERERS[mode](page), labels, clicks(labels))
+        if mode == "text":
+            pieces = (text.strip() for _, text in visible("text", goal.instruction_text))
+            return replace(body, observation=SEPARATOR.join(["Instruction:", *pieces, body.observation]))
+        # the address alone needs no page, which would read every product on it
+        shown = url(state, session) if mode == "url" else _RENDERERS[mode](self.page(shop, goal, state, session))
+        return replace(body, observation=shown)
 
-    def _sub(self, shop: Shop, goal: Goal, state: State) -> str:
-        product = shop.product(state.asin or "")
-        assert product is not None, f"{state.asin!r} is not in the shop"
-        body = [text.strip() for _, text in sub_nodes(product, state.sub or "")]
-        return _lead(goal, [BACK_TO_SEARCH, PREV_PAGE, *body])
-
-    def _render(self, shop: Shop, goal: Goal, state: State, session: str, mode: Mode) -> str:
-        if mode == "url":
-            return url(state, session)
-        return _RENDERERS[mode](self.page(shop, goal, state, session))
-
-    def _list(self, shop: Shop, state: State) -> tuple[list[str], dict[str, Target], tuple[str, ...]]:
-        """(text after the instruction, labels, actions) of a page of results."""
+    def _list(self, shop: Shop, state: State) -> View:
+        """A page of results; its observation is the text after the instruction."""
         lines = [BACK_TO_SEARCH, f"Page {state.page} (Total results: {len(state.found)})"]
         labels = {BACK_TO_SEARCH.lower(): _NAVIGATION[BACK_TO_SEARCH.lower()]}
         buttons = [PREV_PAGE] if state.page > 1 else []
@@ -129,7 +115,7 @@ class Views:
             lines.append(piece[0])
             labels[piece[1]] = ("link", asin)
             actions.append(piece[2])
-        return lines, labels, tuple(actions)
+        return View(SEPARATOR.join(lines), labels, tuple(actions))
 
     def _result(self, shop: Shop, asin: str) -> tuple[str, str, str]:
         product = shop.product(asin)
@@ -139,7 +125,8 @@ class Views:
         piece = self._results[asin] = (join(result_nodes(product)), asin.lower(), click_action(asin))
         return piece
 
-    def _item(self, shop: Shop, asin: str) -> _Item:
+    def _item(self, shop: Shop, asin: str) -> View:
+        """A product's own page; its observation is the text after the instruction."""
         item = self._items.get(asin)
         if item is None:
             product = shop.product(asin)
@@ -148,13 +135,8 @@ class Views:
             text = SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, join(item_nodes(product, self.show_attributes))])
             if len(self._items) >= _KEPT:
                 self._items.clear()
-            item = self._items[asin] = _Item(text, labels, clicks(labels))
+            item = self._items[asin] = View(text, labels, clicks(labels))
         return item
-
-
-def _lead(goal: Goal, rest: list[str]) -> str:
-    pieces = [text.strip() for _, text in visible("text", goal.instruction_text)]
-    return SEPARATOR.join(["Instruction:", *pieces, *rest])
 
 
 _SHARED: WeakKeyDictionary[Shop, dict[tuple[bool, bool], Views]] = WeakKeyDictionary()
@@ -167,15 +149,6 @@ def views_of(shop: Shop, *, show_attributes: bool = False, endless_pages: bool =
     if key not in shared:
         shared[key] = Views(show_attributes=show_attributes, endless_pages=endless_pages)
     return shared[key]
-
-
-def checked_mode(mode: str) -> Mode:
-    """`mode` if it is an observation mode; TurngymError lists them."""
-    modes = get_args(Mode)
-    if mode not in modes:
-        hint = did_you_mean(str(mode), modes)
-        raise TurngymError(f"observation_mode is {mode!r}; it must be one of {', '.join(modes)}.{hint}")
-    return mode  # type: ignore[return-value]
 
 
 # --- mode `text`: the visible pieces of a page, stripped and joined by ` [SEP] `

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flask import Flask, Response
 
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
@@ -31,6 +30,11 @@ from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.reward import ProductFacts, Reward
 from turngym.envs.webshop.session import Page, click_action, page_of, parse_action, search_action
 from turngym.envs.webshop.shop import Shop
+
+try:
+    from flask import Flask, Response, make_response, redirect, render_template, request
+except ImportError as error:
+    raise TurngymError("the shop's web pages need Flask: pip install 'turngym[serve]'") from error
 
 # What the templates show: labels of the page that is open, and what a purchase's score is made of.
 
@@ -78,13 +82,8 @@ def chips(page: Page) -> Iterator[tuple[str, list[Chip]]]:
     if page.product is None:
         return
     for name, values in page.product.options.items():
-        yield (
-            name,
-            [
-                Chip(value, page.options.get(name) == value, parse_action(click_action(value)) == ("click", value))
-                for value in values
-            ],
-        )
+        chosen = page.options.get(name)
+        yield name, [Chip(v, chosen == v, parse_action(click_action(v)) == ("click", v)) for v in values]
 
 
 def picture(address: str) -> str:
@@ -308,12 +307,8 @@ class WebSettings:
 def create_app(shop: Shop, settings: WebSettings | None = None, record: Record | None = None) -> Flask:
     """A WSGI application over an open shop; `app.extensions["webshop"]` is its `Web`.
 
-    `record` gets every finished episode. Raises TurngymError where Flask is not installed or a setting is unknown.
+    `record` gets every finished episode. Raises TurngymError for a setting that is unknown.
     """
-    try:
-        from flask import Flask, request
-    except ImportError as error:
-        raise TurngymError("the shop's web pages need Flask: pip install 'turngym[serve]'") from error
     here = Path(__file__).parent
     # both paths said, because Flask cannot find them for a package inside a namespace
     app = Flask("turngym.envs.webshop.web", root_path=str(here), instance_path=str(here))
@@ -381,16 +376,12 @@ class Web:
 
     # --- pages
 
-    def start(self) -> Response | str:
+    def start(self) -> Response:
         """GET /: choose a goal."""
-        from flask import request
-
         return self._start(_NOTES.get(request.args.get("note", ""), ""))
 
     def begin(self) -> Any:
         """POST /start: shop for the goal of that number, or for any."""
-        from flask import redirect, request
-
         name = self._checked()
         if name is None:
             return self.error(403)
@@ -406,8 +397,6 @@ class Web:
 
     def look(self) -> Any:
         """GET /shop: the page that is open."""
-        from flask import redirect
-
         name = self._cookie()
         visit = None if name is None else self.visits.get(name)
         if visit is None or name is None or not visit.begun:
@@ -417,8 +406,6 @@ class Web:
 
     def act(self) -> Any:
         """POST /act: a search or a click, then the page that it leads to."""
-        from flask import redirect, request
-
         name = self._checked()
         if name is None:
             return self.error(403)
@@ -428,15 +415,15 @@ class Web:
         with visit.lock:
             # a second click on a button, or a page from before: what it meant is over
             if visit.under_way and request.form.get("turn") == str(len(visit.turns)):
-                action = _action(request.form)
-                if action is not None:
-                    visit.play(action)
+                words = printable(request.form.get("search", ""))
+                if "click" in request.form:
+                    visit.play(click_action(printable(request.form["click"])))
+                elif words.strip():
+                    visit.play(search_action(words))
         return redirect("/shop", 303)
 
     def error(self, status: int) -> tuple[str, int]:
         """A page that says what went wrong."""
-        from flask import render_template
-
         texts = {
             400: "The browser sent something that cannot be read.",
             403: "This page was not made for your visit, or the shop was restarted since.",
@@ -450,8 +437,6 @@ class Web:
     # --- pieces
 
     def _start(self, note: str) -> Response:
-        from flask import make_response, render_template
-
         name = self._cookie() or secrets.token_urlsafe(32)
         visit = self.visits.get(name)
         page = render_template(
@@ -466,8 +451,6 @@ class Web:
         return reply
 
     def _page(self, name: str, visit: Visit) -> str:
-        from flask import render_template
-
         env, state = visit.env, visit.env.scene.state
         page = present(env, self.settings.attributes)
         shown: dict[str, Any] = {"token": self._token(name), "visit": visit, "page": page, "goal": env.goal}
@@ -485,15 +468,11 @@ class Web:
 
     def _cookie(self) -> str | None:
         """The id in the cookie, if it has the form of one of ours."""
-        from flask import request
-
         name = request.cookies.get(COOKIE, "")
         return name if _ID.fullmatch(name) else None
 
     def _checked(self) -> str | None:
         """The id in the cookie, if the form carries its token."""
-        from flask import request
-
         name = self._cookie()
         # bytes, because compare_digest refuses text beyond ASCII
         given = request.form.get("token", "").encode()
@@ -501,14 +480,6 @@ class Web:
 
     def _token(self, name: str) -> str:
         return hmac.digest(self._secret, name.encode(), "sha256").hex()
-
-
-def _action(form: Mapping[str, str]) -> str | None:
-    """The action that a form stands for; None for one without content."""
-    if "click" in form:
-        return click_action(printable(form["click"]))
-    words = printable(form.get("search", ""))
-    return search_action(words) if words.strip() else None
 
 
 # People's episodes in a trace file, numbered so that a task and a sample name one episode.

@@ -459,7 +459,7 @@ QUERIES = 200
 
 def open_shop_build(folder: Path, size: int) -> Work:
     """Makes up `size` products of a generated shop and writes their catalog and index."""
-    from turngym.envs.webshop.catalog import LoadReport, read_pairs
+    from turngym.envs.webshop.catalog import LoadReport, read_products
     from turngym.envs.webshop.generate import FULL, records
     from turngym.envs.webshop.open_catalog import build_folder
 
@@ -467,10 +467,17 @@ def open_shop_build(folder: Path, size: int) -> Work:
         report = LoadReport()
         # one cluster more than needed: clusters that are not asked for are never made
         config = replace(FULL, name="big", clusters=max(size // 1000, 1) + 1)
-        pairs = islice(records(config), size)
-        build_folder(
-            _fresh(folder), lambda staging: read_pairs(pairs, report=report), "synthetic", report, lambda *_: None
-        )
+        # only the entry of the product that is being read: all of them need not fit into memory
+        entry: dict[str, Any] = {}
+
+        def items() -> Iterator[Any]:
+            for item, attributes in islice(records(config), size):
+                entry.clear()
+                entry[item["asin"]] = attributes
+                yield item
+
+        products = read_products(items(), entry, None, report=report)
+        build_folder(_fresh(folder), lambda staging: products, "synthetic", report, lambda *_: None)
 
     return work
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,14 +160,6 @@ def test_made_again_from_its_spec() -> None:
     twin = guard_of(gym.make(guard.spec))
     assert (twin.on_invalid, twin.max_turns) == ("noop", 5)
     assert twin.env is twin.unwrapped, "the guard must not be applied twice"
-
-
-def test_outer_wrappers() -> None:
-    env = RecordEpisodeStatistics(TimeLimit(gym.make(TOY), 10))
-    env.reset(seed=0, options={"task": "corridor/3"})
-    *_, (_, reward, terminated, _, info) = [env.step(text) for text in ("fly", "go right", "go right", "go right")]
-    assert (reward, terminated, info["episode"]["r"], info["episode"]["l"]) == (1.0, True, 1.0, 4)
-    assert guard_of(env).max_turns == 50
 
 
 @settings(max_examples=50)

@@ -162,18 +162,8 @@ def test_shipped_panels_are_sound() -> None:
 def test_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = tmp_path / "ids.txt"
     ids.write_text("corridor/3\ncorridor/4\n\n")
-    words = [
-        "write",
-        "toy",
-        "--env",
-        TOY,
-        "--out",
-        str(tmp_path),
-        "--env-kwargs",
-        '{"max_turns": 9}',
-        "--ids",
-        str(ids),
-    ]
+    options = ["--out", str(tmp_path), "--env-kwargs", '{"max_turns": 9}', "--ids", str(ids)]
+    words = ["write", "toy", "--env", TOY, *options]
     assert verb.main(words) == 0
     path = str(tmp_path / "toy-v1.json")
     assert verb.main(["verify", path]) == 0

@@ -73,16 +73,6 @@ def test_the_last_observation_has_no_list() -> None:
     assert "Admissible" not in observation
 
 
-def test_a_snapshot_goes_on_with_the_list() -> None:
-    env = made("turngym/ALFWorld-v0", show_admissible=True)
-    env.reset(seed=0)
-    state = env.get_state()
-    action = env.expert_action() or ""
-    first = env.step(action)
-    env.set_state(state)
-    assert env.step(action) == first
-
-
 def test_an_open_action_space_has_no_list() -> None:
     with pytest.raises(TurngymError, match=r"show_admissible is True, but turngym/Search-v0 .* leave it False"):
         made("turngym/Search-v0", show_admissible=True)

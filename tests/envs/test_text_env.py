@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import gymnasium as gym
@@ -11,12 +10,6 @@ import pytest
 from turngym.envs.base import ResetNeeded, quote
 from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.core.task import content_hash
-
-
-def test_gym_make_returns_the_guard_itself() -> None:
-    env = gym.make("turngym-test/Toy-v0", max_turns=7)
-    assert type(env).__name__ == "ActionGuard"
-    assert env.get_wrapper_attr("max_turns") == 7
 
 
 def test_the_task_is_drawn_with_the_seed_alone(toy_class: type[Any]) -> None:
@@ -112,15 +105,11 @@ def test_lazy_task_lists_are_asked_not_listed(toy_class: type[Any]) -> None:
     assert env.reset(seed=0)[1]["task_id"].startswith("corridor/")
 
 
-def test_snapshots_are_json_and_refuse_another_task(toy_class: type[Any]) -> None:
-    env = toy_class()
+def test_snapshots_keep_the_seed_and_refuse_another_task(toy_class: type[Any]) -> None:
+    env, fresh = toy_class(), toy_class()
     env.reset(seed=3, options={"task": "corridor/5"})
-    env.step("go right")
-    state = json.loads(json.dumps(env.get_state()))
-    future = [env.step(action) for action in ("wave", "go right", "go left")] + [env.reset()]
-    fresh = toy_class()
+    state = env.get_state()
     fresh.set_state(state)
-    assert [fresh.step(action) for action in ("wave", "go right", "go left")] + [fresh.reset()] == future
     assert fresh.np_random_seed == 3
     with pytest.raises(TaskError, match="the snapshot was taken in task 'corridor/5' with sha256 00"):
         fresh.set_state({**state, "sha256": "00"})

@@ -123,19 +123,6 @@ def test_round_trip_is_exact(original: Episode) -> None:
     assert episode_to_json(episode_from_json(line)) == line
 
 
-def test_none_is_not_zero() -> None:
-    spans: dict[str, Any] = {"prompt_span": (0, 1), "response_span": (1, 2)}
-    ids = (np.array([5, 6], dtype=np.int32),)
-    for scores in (None, (0.0,), ()):
-        for logprobs in (None, np.zeros(1, dtype=np.float32)):
-            original = episode(turn(judge_scores=scores, logprobs=logprobs, **spans), segments=ids)
-            back = episode_from_json(episode_to_json(original)).turns[0]
-            assert back.judge_scores == scores
-            assert (back.logprobs is None) == (logprobs is None)
-    assert episode_from_json(episode_to_json(episode(turn(admissible=None)))).turns[0].admissible is None
-    assert episode_from_json(episode_to_json(episode(turn(admissible=())))).turns[0].admissible == ()
-
-
 def test_float32_is_short_and_exact_and_infinities_are_strict_json() -> None:
     values = np.array([-0.1, -1e-8, -np.inf, np.nan, -0.0], dtype=np.float32)
     original = episode(

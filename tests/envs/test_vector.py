@@ -36,55 +36,11 @@ def test_each_environment_has_its_own_seed_or_task() -> None:
     assert envs.reset(options={"task": "corridor/4"})[1]["task_id"].tolist() == ["corridor/4"] * 3
 
 
-def test_shapes_and_types_of_a_step() -> None:
-    envs = make(2)
-    envs.reset(seed=0, options={"task": "corridor/3"})
-    texts, rewards, terminations, truncations, infos = envs.step(["fly", "go right"])
-    assert isinstance(texts, tuple)
-    assert texts in envs.observation_space
-    assert (rewards.dtype, terminations.dtype, truncations.dtype) == (np.float64, np.bool_, np.bool_)
-    assert infos["verdict"].dtype == object
-    assert infos["verdict"].tolist() == ["inadmissible", "ok"]
-    assert infos["admissible_actions"].tolist() == [["go right", "wave"], ["go left", "go right", "wave"]]
-    assert infos["success"].tolist() == [False, False]
-    assert infos["_verdict"].tolist() == [True, True]
-
-
-def test_long_texts_are_not_cut() -> None:
-    envs = make(2, max_turns=None)
-    envs.reset(seed=0)
-    action = "y" * 5000
-    infos = envs.step([action, "wave"])[4]
-    assert infos["action"].tolist() == [action, "wave"]
-
-
 def won(envs: TextVectorEnv) -> Any:
     envs.reset(seed=0, options={"task": ["corridor/3", "corridor/5"]})
     for _ in range(2):
         envs.step(["go right", "go right"])
     return envs.step(["go right", "go right"])
-
-
-def test_next_step_resets_with_the_action_after_the_end() -> None:
-    envs = make(mode="NextStep")
-    _, rewards, terminations, _, infos = won(envs)
-    assert (rewards.tolist(), terminations.tolist()) == ([1.0, 0.0], [True, False])
-    assert "final_obs" not in infos
-    texts, rewards, terminations, _, infos = envs.step(["ignored", "go left"])
-    assert texts[0].startswith("You are in a corridor")
-    assert (rewards[0], terminations[0], infos["turn"].tolist()) == (0.0, False, [0, 4])
-    assert envs.step(["wave", "wave"])[4]["turn"].tolist() == [1, 5]
-
-
-def test_same_step_keeps_the_last_observation() -> None:
-    envs = make(mode="SameStep")
-    texts, rewards, terminations, _, infos = won(envs)
-    assert texts[0].startswith("You are in a corridor")
-    assert infos["final_obs"][0].startswith("You are at step 3.")
-    assert infos["final_obs"][1] is None
-    assert (rewards[0], terminations[0], infos["final_info"]["success"].tolist()) == (1.0, True, [True, False])
-    assert infos["turn"].tolist() == [0, 3]
-    assert infos["_final_obs"].tolist() == [True, False]
 
 
 def test_disabled_waits_for_a_masked_reset() -> None:
@@ -97,29 +53,6 @@ def test_disabled_waits_for_a_masked_reset() -> None:
     assert texts[1].startswith("You are at step 3.")
     assert infos["_task_id"].tolist() == [True, False]
     assert envs.step(["wave", "wave"])[4]["turn"].tolist() == [1, 4]
-
-
-# DISABLED leaves resets to the caller: the test above
-@pytest.mark.parametrize("mode", [mode for mode in AutoresetMode if mode is not AutoresetMode.DISABLED])
-def test_equal_to_gymnasiums_own(mode: AutoresetMode) -> None:
-    kwargs: dict[str, Any] = {"max_turns": 6}
-    ours = make(3, mode.value, **kwargs)
-    theirs = gym.make_vec(TOY, 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}, **kwargs)
-    assert isinstance(theirs, SyncVectorEnv)
-    rng = np.random.default_rng(0)
-    pairs = [(ours.reset(seed=2), theirs.reset(seed=2))]
-    for _ in range(40):
-        actions = tuple(rng.choice(["go right", "go left", "wave", "fly", ""], size=3).tolist())
-        pairs.append((ours.step(actions), theirs.step(actions)))
-    for mine, other in pairs:
-        assert mine[0] == other[0]
-        for left, right in zip(mine[1:-1], other[1:-1], strict=True):
-            assert left.tolist() == right.tolist()
-        assert plain(mine[-1]) == plain(other[-1])
-
-
-def plain(infos: dict[str, Any]) -> dict[str, Any]:
-    return {key: plain(value) if isinstance(value, dict) else value.tolist() for key, value in infos.items()}
 
 
 def test_metadata_call_and_close() -> None:
@@ -177,11 +110,13 @@ class Uneven(gym.Wrapper[str, str, str, str]):
 @pytest.mark.parametrize("wrap", [None, Uneven])
 def test_every_info_is_gymnasiums(mode: str, wrap: Any) -> None:
     def env() -> Any:
-        return wrap(gym.make(TOY, max_turns=3)) if wrap else gym.make(TOY, max_turns=3)
+        return wrap(gym.make(TOY, max_turns=5)) if wrap else gym.make(TOY, max_turns=5)
 
     ours, theirs = (kind([env] * 3, autoreset_mode=AutoresetMode(mode)) for kind in (TextVectorEnv, SyncVectorEnv))
-    for number in range(9):
-        actions = ["fly", "wave", "go right"] if number % 2 else ["wave", "go left", "fly"]
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        # most go right, so that some episodes are won before they are truncated
+        actions = rng.choice(["go right"] * 4 + ["go left", "wave", "fly", "", "y" * 5000], size=3).tolist()
         found, wanted = (envs.step(actions) if number else envs.reset(seed=3) for envs in (ours, theirs))
         assert found[0] == wanted[0]
         for mine, other in zip(found[1:-1], wanted[1:-1], strict=True):

@@ -104,12 +104,12 @@ def test_numbers_are_shuffled_anew_at_every_reset_and_snapshots_keep_them() -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"split": "valid_unsee"}, "unknown split 'valid_unsee'; splits are train, .* Did you mean 'valid_unseen'"),
+        ({"split": "valid_unsee"}, "split is 'valid_unsee'; valid: train, .* Did you mean 'valid_unseen'"),
         ({"split": "valid_unseen"}, "set ALFWORLD_DATA, or pass data=; .*alfworld-download"),
         ({"split": "train", "data": "/nowhere"}, "data= is '/nowhere', which has no ALFWorld games"),
-        ({"engine": "texworld"}, "engines are native and textworld. Did you mean 'textworld'"),
-        ({"part": "test"}, "generated games have the parts train and eval"),
-        ({"config": "smal"}, "no generator preset 'smal'.*Did you mean 'small'"),
+        ({"engine": "texworld"}, "engine is 'texworld'; valid: native, textworld. Did you mean 'textworld'"),
+        ({"part": "test"}, "part is 'test'; valid: train, eval"),
+        ({"config": "smal"}, "the generator preset is 'smal'.*Did you mean 'small'"),
     ],
 )
 def test_wrong_options(options: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:

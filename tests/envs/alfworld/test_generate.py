@@ -174,10 +174,10 @@ def test_other_ids_are_refused(task_id: str) -> None:
     ("settings", "text"),
     [
         ({"name": "a b"}, "use letters"),
-        ({"name": "x", "mix": (("pick", 1.0),)}, "unknown task type 'pick'"),
+        ({"name": "x", "mix": (("pick", 1.0),)}, "a task type is 'pick'; valid: "),
         ({"name": "x", "mix": ((TASK_TYPES[0], -1.0),)}, "0 or more"),
         ({"name": "x", "receptacles": (9, 6)}, "fewest <= most"),
-        ({"name": "x", "rooms": ("cellar",)}, "unknown room 'cellar'"),
+        ({"name": "x", "rooms": ("cellar",)}, "a room is 'cellar'; valid: "),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:

@@ -258,7 +258,7 @@ def test_players(files: dict[str, str]) -> None:
     ("options", "text"),
     [
         ({"doc_format": "search-r1"}, "Did you mean 'search_r1'"),
-        ({"reward": "f1"}, "must be one of em, sub_em, format"),
+        ({"reward": "f1"}, "reward is 'f1'; valid: em, sub_em, format"),
         ({"topk": 0}, "topk is 0"),
         ({"doc_tokens": 0}, "doc_tokens is 0"),
         ({"format_scores": (2, 0, 0)}, "coefficient s is 2"),

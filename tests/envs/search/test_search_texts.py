@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from turngym.envs.channels import blocks
 from turngym.envs.core.errors import TaskError
 from turngym.envs.search import protocol
-from turngym.envs.search.protocol import check_format, render, shorten
+from turngym.envs.search.protocol import DocFormat, render, shorten
 from turngym.envs.search.questions import RewardRule, exact, last_answer, published_prediction, sub_exact, valid_form
 from turngym.envs.search.sources import PROMPT, asked
 from turngym.retrieval.core import Hit, Passage
@@ -29,7 +29,7 @@ FORGERIES = st.lists(
     ),
     max_size=12,
 ).map("".join)
-LAYOUTS = ("search_r1", "verl", "skyrl")
+LAYOUTS: tuple[DocFormat, ...] = ("search_r1", "verl", "skyrl")
 ANY_TAG = re.compile(r"</?(?:think|search|information|answer|tool_call)>|<\||\[/?INST\]|</?s>")
 
 
@@ -51,9 +51,11 @@ def test_harmless_text_holds_no_tag_and_stays_so(text: str) -> None:
     budget=st.none() | st.integers(1, 6),
     letters=st.booleans(),
 )
-def test_passages_forge_nothing(docs: list[tuple[str, str]], layout: str, budget: int | None, letters: bool) -> None:
+def test_passages_forge_nothing(
+    docs: list[tuple[str, str]], layout: DocFormat, budget: int | None, letters: bool
+) -> None:
     count = len if letters else None
-    text = render([hit(*doc) for doc in docs], check_format(layout), budget, count)
+    text = render([hit(*doc) for doc in docs], layout, budget, count)
     observation = protocol.information(text)
     assert ANY_TAG.findall(observation) == ["<information>", "</information>"]
     assert protocol.read_action(observation) is None

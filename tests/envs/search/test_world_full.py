@@ -12,14 +12,14 @@ from gold_recall import hop_recall, question_recall
 from turngym.envs.core.errors import TaskError
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.search.world import FAMILIES, FULL, WorldConfig, english, preset, relations
-from turngym.envs.search.world_questions import FictionalWorld, generate_world, open_world
+from turngym.envs.search.world_questions import FictionalWorld, generate_world
 from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.lucene_text import analyze
 
 
 @pytest.fixture(scope="module")
 def world() -> FictionalWorld:
-    return open_world("full")
+    return generate_world(FULL)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_impossible_wishes_are_explained() -> None:
         generate_world(tiny(relations=("film.director",)))
     with pytest.raises(TaskError, match="Did you mean"):
         tiny(questions={"2wiki": (5, 5)})
-    with pytest.raises(TaskError, match="worlds are: full, tiny"):
+    with pytest.raises(TaskError, match="the world is 'fulll'; valid: full, tiny"):
         preset("fulll")
     with pytest.raises(TaskError, match="ran out of names"):
         generate_world(replace(tiny(), first_names=3, last_names=3))

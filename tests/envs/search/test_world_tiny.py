@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from turngym.agents.rendering.chat_settings import build_phrase_tokenizer
-from turngym.envs.core.errors import TaskError
 from turngym.envs.search import players, retrievers
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.protocol import read_action
 from turngym.envs.search.sources import open_source
 from turngym.envs.search.world import TINY
-from turngym.envs.search.world_questions import FictionalWorld, generate_worlds, open_world, vocabulary
+from turngym.envs.search.world_questions import FictionalWorld, generate_worlds, vocabulary
 from turngym.retrieval.bm25 import BM25Retriever
 
 FEW = replace(TINY, worlds=(6, 4))
@@ -140,8 +139,3 @@ def test_blunders_are_plausible_and_never_end_the_episode() -> None:
         named = text in {passage.title for passage in env.source.corpus(env.question).passages}  # type: ignore[union-attr]
         seen.add("name" if named else "nothing" if not text else "words")
     assert seen == {"name", "nothing", "words"}
-
-
-def test_many_worlds_are_not_one() -> None:
-    with pytest.raises(TaskError, match="'tiny' is many worlds"):
-        open_world("tiny")

@@ -188,7 +188,7 @@ def test_words_that_goals_ask_for_cannot_be_taken_for_each_other():
 
 def test_an_unknown_preset_and_impossible_settings_are_explained():
     assert find_config("small") is SMALL
-    with pytest.raises(ShopDataError, match=r"no generated shop 'smal'; presets are: full, small.*small"):
+    with pytest.raises(ShopDataError, match=r"the generated shop is 'smal'; valid: full, small.*small"):
         find_config("smal")
     with pytest.raises(ShopDataError, match=r"kinds is 201.*valid: 1 to 200"):
         generate_catalog(CatalogConfig(name="own", kinds=201))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.webshop import json_stream
-from turngym.envs.webshop.catalog import LoadReport, read_pairs, read_products
+from turngym.envs.webshop.catalog import LoadReport, read_products
 from turngym.envs.webshop.json_stream import read_array, read_object
 from turngym.envs.webshop.products import (
     Instruction,
@@ -68,12 +68,6 @@ def test_a_record_becomes_a_product() -> None:
     assert product.main_image == "https://example.org/a.jpg"
     assert product.instructions == (Instruction(text="Find me a side table", attributes=("easy clean",)),)
     assert (report.read, report.kept, report.unpriced, report.examples) == (1, 1, 0, {})
-
-
-def test_pairs_are_read_as_two_files_are() -> None:
-    other = item("B000000002")
-    pairs = [(item(), INS["B000000001"]), (other, INS["B000000002"])]
-    assert list(read_pairs(pairs, report=LoadReport())) == load([item(), other])[0]
 
 
 def test_a_single_text_is_one_bullet_and_names_that_fall_together_keep_the_last() -> None:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from turngym.envs.core.errors import TaskError
 from turngym.envs.webshop import shop as shop_module
 from turngym.envs.webshop.products import PROFILES, ShopDataError, find_profile
-from turngym.envs.webshop.shop import Shop, goal_task, open_shop
+from turngym.envs.webshop.shop import goal_task, open_shop
 
 
 def record(number: int) -> dict[str, Any]:
@@ -238,9 +237,6 @@ def test_tasks(data: Path) -> None:
     assert len(others) == len(made.goals)
     changed = open_shop("1k-synthetic", data, price_seed=1)
     assert goal_task(changed, changed.goals[3]).sha256 != task.sha256
-    with pytest.raises(TaskError, match="goal 60 does not exist: profile '1k-synthetic' has goals 0 to 59"):
-        made.goal(60)
-    assert made.goal(59).index == 59
 
 
 def test_a_task_depends_on_the_product_that_is_scored(data: Path) -> None:
@@ -274,11 +270,8 @@ def test_searches_are_remembered_or_not(data: Path) -> None:
 
 def test_embedded_shop() -> None:
     made = open_shop()
-    assert isinstance(made, Shop)
-    assert len(made.products) >= 1000
     splits = made.splits()
     assert splits.scheme == "generated"
     assert min(len(splits["eval"]), len(splits["train"])) > 100
     texts = {name: {made.goals[goal].request for goal in splits[name]} for name in splits.parts}
     assert not texts["eval"] & texts["train"]
-    assert made.attainable(made.goals[0])[0] == 1.0

@@ -237,7 +237,7 @@ def test_built_in_nouns() -> None:
 
 
 def test_unknown_tagger() -> None:
-    with pytest.raises(ShopDataError, match=r"valid: all-words, builtin, spacy\. Did you mean 'spacy'"):
+    with pytest.raises(ShopDataError, match=r"valid: builtin, spacy, all-words\. Did you mean 'spacy'"):
         make_tagger("spacey")
 
 

@@ -19,8 +19,11 @@ from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.trace import TraceWriter, read_trace
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop
-from turngym.envs.webshop.web import Recorder, VisitLimits, Visits
 from turngym.scripts.main import main
+
+pytest.importorskip("flask", reason="the web pages need turngym[serve]")
+
+from turngym.envs.webshop.web import Recorder, VisitLimits, Visits
 
 
 class Clock:
@@ -154,10 +157,18 @@ def test_a_full_disk_does_not_stop_the_shop(
     assert "No space left" in caplog.text
 
 
+def test_without_flask_the_verb_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "flask", None)
+    monkeypatch.delitem(sys.modules, "turngym.envs.webshop.web")
+    assert main(["serve", "webshop"]) == 2
+    assert "need Flask: pip install 'turngym[serve]'" in capsys.readouterr().err
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Callable[..., Any]:
     """Starts `turngym serve webshop`; (process, its address)."""
-    pytest.importorskip("flask", reason="the web pages need turngym[serve]")
     pytest.importorskip("waitress", reason="the web pages need turngym[serve]")
 
     def start(*options: str) -> tuple[subprocess.Popen[str], str]:

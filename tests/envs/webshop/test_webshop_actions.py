@@ -26,13 +26,7 @@ PATTERN = re.compile(r"(.+)\[(.+)\]")
         ("search[ ]", ("search", " ")),
         ("[x]", None),
         ("click[a[b]", ("click[a", "b")),
-        ("click[a]b]", ("click", "a]b")),
         ("click[a]\nclick[b]", ("click", "a")),
-        ("click\n[a]", None),
-        ("click[a", None),
-        ("a[]]", ("a", "]")),
-        ("a[[]", ("a", "[")),
-        ("aa[[]x", ("aa", "[")),
         ("click[\ud800]", ("click", "?")),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.registration import make_env
-from turngym.envs.webshop.env import WebShopEnv, final_score, parse_final_score
+from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.session import SEARCH_TEMPLATE
 from turngym.envs.webshop.shop import Shop, open_shop
 
@@ -51,7 +51,7 @@ def test_an_episode(tiny_shop: Shop) -> None:
     assert env.step("click[small]")[4]["verdict"] == "no_effect"
     text, reward, terminated, truncated, info = env.step("click[buy now]")
     assert (terminated, truncated, info["success"]) == (True, False, reward == 1.0)
-    assert reward == info["score"] == pytest.approx(parse_final_score(text) or 0.0, abs=1e-6)
+    assert reward == info["score"] > 0
     assert (info["r_type"], info["r_att"], info["r_price"]) == (1.0, 1.0, 1.0)
     assert text.endswith(f"\n[WEBSHOP_FINAL_SCORE={reward:.6f}]")
     assert env.get_state()["env"]["phase"] == "over"
@@ -63,13 +63,6 @@ def test_gym_make_takes_an_open_shop(tiny_shop: Shop) -> None:
     assert base.shop is tiny_shop
     assert env.reset(seed=0)[0].startswith("WebShop [SEP] ")
     env.close()
-
-
-def test_scores_parse_back() -> None:
-    for score in (0.0, 1.0, 2 / 3, 0.1 * 2 / 3):
-        assert parse_final_score(f"Thanks!\n{final_score(score)}\n") == round(score, 6)
-    assert parse_final_score("[WEBSHOP_FINAL_SCORE=1.000000] says a product") is None
-    assert parse_final_score("click[buy now]") is None
 
 
 @pytest.mark.parametrize(
@@ -127,20 +120,16 @@ def test_tasks(tiny_shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("query", ["title", "instruction"])
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_the_oracle_finds_home_from_anywhere(query: str, noise: float) -> None:
+def test_the_oracle_finds_home_from_anywhere(query: str) -> None:
     env = guard_of(gym.make("turngym/WebShop-v0", profile="embedded", oracle_query=query, max_turns=None))
     rng = np.random.default_rng(3)
     ids = env.task_ids()
     for number in range(25):
         _, info = env.reset(options={"task": ids[number * 37 % len(ids)]})
         while not info["success"]:
-            wrong = rng.random() < noise and info["env_steps"] < 12
-            action = (
-                (env.base.sample_action(rng) if rng.random() < 0.5 else env.base.plausible_mistake(rng))
-                if wrong
-                else None
-            )
+            action = None
+            if rng.random() < 0.5 and info["env_steps"] < 12:
+                action = env.base.sample_action(rng) if rng.random() < 0.5 else env.base.plausible_mistake(rng)
             if action is None or action == "click[buy now]":
                 action = env.expert_action()
             assert action is not None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.core.errors import TaskError, TurngymError
-from turngym.envs.webshop.env import History, ShopSession, quirks_of
+from turngym.envs.webshop.env import History, ShopSession, WebShopEnv
 from turngym.envs.webshop.session import COMPAT, Kind, Quirks, State, route, url
 from turngym.envs.webshop.shop import Shop
 
@@ -207,8 +207,8 @@ def test_history_stands_in_front_oldest_first(tiny_shop: Shop) -> None:
 
 def test_wrong_settings_are_errors(tiny_shop: Shop) -> None:
     with pytest.raises(TurngymError, match=r"compat is 'webshpo'; valid: webshop, repaired\. Did you mean 'webshop'"):
-        quirks_of("webshpo")
-    with pytest.raises(TurngymError, match="observation_mode is 'rich'; it must be one of text, text_rich, html, url"):
+        WebShopEnv(shop=tiny_shop, compat="webshpo")
+    with pytest.raises(TurngymError, match="observation_mode is 'rich'; valid: text, text_rich, html, url"):
         ShopSession(tiny_shop, "rich")
     with pytest.raises(TurngymError, match="num_prev_obs is -1"):
         ShopSession(tiny_shop, num_prev_obs=-1)

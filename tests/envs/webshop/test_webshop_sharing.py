@@ -152,16 +152,3 @@ def test_the_memo_of_searches_is_bounded_in_bytes_and_in_number(
     assert (len(few._search.cache), len(none._search.cache)) == (3, 0)
     few.close()
     assert (len(few._search.cache), few._search.cache.currsize) == (0, 0)
-
-
-def test_shops_remember_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turngym.envs.webshop.shop.MEMO_BYTES", 400_000)
-    shop = open_shop(PROFILE, price_seed=6)
-    try:
-        for number in range(40):
-            shop.search(f"mug {number} " + "x" * 20_000)
-        memo = shop._search.cache
-        assert memo.currsize <= 400_000
-        assert 0 < len(memo) < 20
-    finally:
-        shop.close()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from transcripts import parity, read_transcripts, replay
 
-from turngym.envs.webshop.env import ShopSession
 from turngym.envs.webshop.products import ShopDataError
 from turngym.envs.webshop.reward import DEFAULT_TAGGER, NounTagger
 from turngym.envs.webshop.shop import Shop, open_shop
@@ -73,10 +72,3 @@ def test_a_difference_is_found_and_named(webshop_data: Path, tmp_path: Path) -> 
         assert problem.startswith("episode 0 (goal 4760), step ")
     with pytest.raises(ShopDataError, match="there are no transcripts at"):
         next(read_transcripts(tmp_path))
-
-
-def test_goals_with_the_same_seed_draw_the_same_sessions(webshop_data: Path) -> None:
-    shop = shops(webshop_data, DEFAULT_TAGGER)(False)
-    first, second = ShopSession(shop), ShopSession(shop)
-    assert [first.session, first.goal.index] == [second.session, second.goal.index]
-    assert first.reset()[0] == second.reset()[0]
