@@ -78,15 +78,9 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
         if task.task_id in seen:
             raise PanelError(f"panel {name}: task {task.task_id!r} is listed twice")
         seen.add(task.task_id)
-    body = _body(name, version, env_id, make_kwargs, tasks)
-    return Panel(
-        name=name,
-        version=version,
-        env_id=env_id,
-        make_kwargs=dict(make_kwargs),
-        tasks=tuple(tasks),
-        sha256=content_hash(body),
-    )
+    sha256 = content_hash(_body(name, version, env_id, make_kwargs, tasks))
+    kwargs, rows = dict(make_kwargs), tuple(tasks)
+    return Panel(name=name, version=version, env_id=env_id, make_kwargs=kwargs, tasks=rows, sha256=sha256)
 
 
 def panel_of_env(
@@ -140,7 +134,8 @@ def list_panels(folder: str | Path | None = None) -> list[str]:
     """Full names (`alfworld-valid-unseen-v1`) of the manifests in `folder` (by default the shipped ones), sorted."""
     paths = Path(folder or PANEL_FOLDER).glob("*.json")
     found = [match for match in (_FILE.fullmatch(path.name) for path in paths) if match]
-    return [f"{match['name']}-v{match['version']}" for match in sorted(found, key=_order)]
+    order = sorted((match["name"], int(match["version"])) for match in found)
+    return [f"{name}-v{version}" for name, version in order]
 
 
 def load_panel(name: str, folder: str | Path | None = None) -> Panel:
@@ -228,10 +223,6 @@ def _text_env(env: gym.Env[Any, Any]) -> TextEnv:
     if not isinstance(base, TextEnv):
         raise PanelError(f"panels need an environment that extends TextEnv, not {type(base).__name__}")
     return base
-
-
-def _order(match: re.Match[str]) -> tuple[str, int]:
-    return match["name"], int(match["version"])
 
 
 def _body(

@@ -65,8 +65,10 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         # a copy, because the options of the batch are taken out: an environment refuses those that it does not know
         options = dict(options or {})
         mask = self._mask(options.pop("reset_mask", None))
-        seeds = self._seeds(seed)
-        tasks = self._tasks(options.pop("task", None))
+        if isinstance(seed, int | np.integer):
+            seed = [int(seed) + index for index in range(self.num_envs)]
+        seeds = self._each("seeds", seed)
+        tasks = self._each("tasks", options.pop("task", None))
         infos: dict[str, Any] = {}
         for index in np.flatnonzero(mask).tolist():
             chosen = options if tasks[index] is None else {**options, "task": tasks[index]}
@@ -194,21 +196,13 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
             )
         return mask
 
-    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
-        if seed is None:
-            return [None] * self.num_envs
-        if isinstance(seed, (int, np.integer)):
-            return [int(seed) + index for index in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise TurngymError(f"reset() got {len(seed)} seeds for {self.num_envs} environments")
-        return seed
-
-    def _tasks(self, task: Any) -> Sequence[str | None]:
-        if task is None or isinstance(task, str):
-            return [task] * self.num_envs
-        if len(task) != self.num_envs:
-            raise TurngymError(f"reset() got {len(task)} tasks for {self.num_envs} environments")
-        return list(task)
+    def _each(self, what: str, given: Any) -> Sequence[Any]:
+        """One value for each environment, of one for all or a sequence."""
+        if given is None or isinstance(given, str):
+            return [given] * self.num_envs
+        if len(given) != self.num_envs:
+            raise TurngymError(f"reset() got {len(given)} {what} for {self.num_envs} environments")
+        return list(given)
 
 
 def _column(values: tuple[Any, ...]) -> NDArray[Any] | None:

@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args, overload
+from typing import Any, get_args
 
 from turngym.envs.alfworld.game import Game, load_game, read_game_file
 from turngym.envs.alfworld.generate import UNSEEN, generate, parse_task_id
-from turngym.envs.alfworld.priors import GeneratorConfig, Part
+from turngym.envs.alfworld.priors import CATEGORIES, GeneratorConfig, Part
 from turngym.envs.core.errors import TaskError, checked_choice
+from turngym.envs.core.sequences import LazySequence
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 """Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""
 VARIABLE = "ALFWORLD_DATA"
 ROOT_FOLDER = "json_2.1.1"
 GAME_FILE = "game.tw-pddl"
-CATEGORIES = {
-    "pick_and_place_simple": "place",
-    "look_at_obj_in_light": "look",
-    "pick_clean_then_place_in_recep": "clean",
-    "pick_heat_then_place_in_recep": "heat",
-    "pick_cool_then_place_in_recep": "cool",
-    "pick_two_obj_and_place": "two",
-}
-"""Row of the result tables by task type."""
 
 
 class RealGames:
@@ -119,7 +111,7 @@ GameSource = RealGames | GeneratedGames
 """Where an environment gets its games from."""
 
 
-class GeneratedIds(Sequence[str]):
+class GeneratedIds(LazySequence[str]):
     """`generated/<config>/<part>/0` and so on, unlisted numbers and the other part included in `in`, not in `len`."""
 
     def __init__(self, config: GeneratorConfig, part: Part) -> None:
@@ -130,18 +122,8 @@ class GeneratedIds(Sequence[str]):
     def __len__(self) -> int:
         return self._size
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(self._size))]
-        number = range(self._size)[index]
-        return f"generated/{self._name}/{self._part}/{number}"
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[number] for number in range(self._size))
+    def item(self, index: int) -> str:
+        return f"generated/{self._name}/{self._part}/{index}"
 
     def __contains__(self, task_id: object) -> bool:
         try:

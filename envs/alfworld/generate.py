@@ -501,32 +501,14 @@ UNSEEN = "generated_unseen"
 SMALL_UNSEEN = GeneratorConfig(
     name="small-unseen",
     # living rooms and bathrooms have neither fridge nor microwave
-    mix=(
-        ("pick_and_place_simple", 1.0),
-        ("look_at_obj_in_light", 1.0),
-        ("pick_clean_then_place_in_recep", 1.0),
-        ("pick_two_obj_and_place", 1.0),
-    ),
+    mix=tuple((task, 1.0) for task in (SIMPLE, LOOK, "pick_clean_then_place_in_recep", TWO)),
     rooms=("living", "bathroom"),
     receptacle_caps=(
-        ("ArmChair", 3),
-        ("BathtubBasin", 1),
-        ("Cart", 1),
-        ("CoffeeTable", 2),
-        ("Dresser", 2),
-        ("HandTowelHolder", 3),
-        ("Ottoman", 1),
-        ("Sofa", 2),
-        ("TVStand", 2),
-        ("Toilet", 1),
-        ("ToiletPaperHanger", 1),
-        ("TowelHolder", 2),
+        *(("ArmChair", 3), ("BathtubBasin", 1), ("Cart", 1), ("CoffeeTable", 2), ("Dresser", 2)),
+        *(("HandTowelHolder", 3), ("Ottoman", 1), ("Sofa", 2), ("TVStand", 2), ("Toilet", 1)),
+        *(("ToiletPaperHanger", 1), ("TowelHolder", 2)),
         # trained ones: fewer than the smallest house has, so that every house has others too
-        ("Desk", 1),
-        ("GarbageCan", 1),
-        ("Shelf", 1),
-        ("SideTable", 1),
-        ("SinkBasin", 1),
+        *(("Desk", 1), ("GarbageCan", 1), ("Shelf", 1), ("SideTable", 1), ("SinkBasin", 1)),
     ),
     object_types=(
         *("Box", "Laptop", "Newspaper", "RemoteControl", "Statue", "TissueBox", "Vase", "Watch", "WateringCan"),

@@ -6,7 +6,7 @@ seen. Both ask a `Planner` for the next step towards the goal; they differ in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -32,8 +32,7 @@ def next_action(engine: NativeEngine) -> str | None:
         cool=set(state.cool),
         toggled=set(state.toggled),
     )
-    # nothing is left to search for whoever knows everything
-    return Planner(engine, known, lambda *_: None).next_action()
+    return Planner(engine, known).next_action()
 
 
 class SearchingPlayer:
@@ -88,7 +87,7 @@ class SearchingPlayer:
 
     def act(self) -> str | None:
         """The next admissible action; None when the game is won or everything was searched in vain."""
-        return Planner(self.engine, self.known, next_unseen).next_action()
+        return Planner(self.engine, self.known).next_action()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,9 +147,6 @@ def usually_closed(kind: str) -> bool:
     return any(share > 0.5 and f"{name.lower()}type" == kind for name, share in load_priors().openable.items())
 
 
-Search = Callable[[NativeEngine, Knowledge, str], int | None]
-"""Picks the next unseen receptacle to look into for an object type; None when nothing is left."""
-
 APPLIANCES = {
     "clean": ("clean", ("sinkbasintype", "sinktype")),
     "hot": ("heat", ("microwavetype",)),
@@ -165,8 +161,8 @@ class Planner:
     One decision: it is built for a state and a knowledge, asked once and thrown away.
     """
 
-    def __init__(self, engine: NativeEngine, known: Knowledge, search: Search) -> None:
-        self.engine, self.known, self.search = engine, known, search
+    def __init__(self, engine: NativeEngine, known: Knowledge) -> None:
+        self.engine, self.known = engine, known
         self.problem, self.state = engine.problem, engine.state
 
     def next_action(self) -> str | None:
@@ -261,7 +257,7 @@ class Planner:
         return way or f"take {self._object(thing)} from {self._receptacle(receptacle)}"
 
     def _seek(self, kind: str) -> str | None:
-        receptacle = self.search(self.engine, self.known, kind)
+        receptacle = next_unseen(self.engine, self.known, kind)
         if receptacle is None:
             return None
         return self._approach(receptacle) or f"examine {self._receptacle(receptacle)}"
@@ -308,7 +304,7 @@ class Planner:
 
 
 def next_unseen(engine: NativeEngine, known: Knowledge, kind: str) -> int | None:
-    """The next receptacle to look into for an object of `kind` (`mugtype`)."""
+    """The next receptacle to look into for an object of `kind` (`mugtype`); None when all have been seen."""
     problem = engine.problem
     here = here_now(engine)
     order = search_order(kind)

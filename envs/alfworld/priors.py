@@ -16,14 +16,16 @@ from typing import Any, Literal
 from turngym.envs.core.errors import TaskError, checked_choice
 
 Part = Literal["train", "eval"]
-TASK_TYPES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
+CATEGORIES = {
+    "pick_and_place_simple": "place",
+    "look_at_obj_in_light": "look",
+    "pick_clean_then_place_in_recep": "clean",
+    "pick_heat_then_place_in_recep": "heat",
+    "pick_cool_then_place_in_recep": "cool",
+    "pick_two_obj_and_place": "two",
+}
+"""Row of the result tables by task type."""
+TASK_TYPES = tuple(CATEGORIES)
 ROOMS = ("kitchen", "living", "bedroom", "bathroom")
 
 
@@ -89,18 +91,8 @@ SMALL = GeneratorConfig(
     mix=tuple((task, 1.0) for task in TASK_TYPES),
     rooms=("kitchen", "bedroom"),
     receptacle_caps=(
-        ("Bed", 1),
-        ("Cabinet", 3),
-        ("CounterTop", 1),
-        ("Desk", 1),
-        ("DiningTable", 1),
-        ("Drawer", 3),
-        ("Fridge", 1),
-        ("GarbageCan", 1),
-        ("Microwave", 1),
-        ("Safe", 1),
-        ("Shelf", 2),
-        ("SideTable", 1),
+        *(("Bed", 1), ("Cabinet", 3), ("CounterTop", 1), ("Desk", 1), ("DiningTable", 1), ("Drawer", 3)),
+        *(("Fridge", 1), ("GarbageCan", 1), ("Microwave", 1), ("Safe", 1), ("Shelf", 2), ("SideTable", 1)),
         ("SinkBasin", 1),
     ),
     object_types=(

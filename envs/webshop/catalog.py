@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 
+from turngym.envs.core.sequences import LazySequence
 from turngym.envs.webshop.goals import GoalCollector, GoalEntries
 from turngym.envs.webshop.products import (
     Instruction,
@@ -201,7 +202,7 @@ def _texts(item: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 # --- where products are kept
 
 
-class Catalog(Sequence[Product]):
+class Catalog(LazySequence[Product]):
     """Products by row and by asin, and the columns from which prices and goals are drawn."""
 
     pricing: np.ndarray
@@ -214,10 +215,6 @@ class Catalog(Sequence[Product]):
     report: LoadReport
 
     @abstractmethod
-    def product(self, row: int) -> Product:
-        """The product in `row`."""
-
-    @abstractmethod
     def row(self, asin: str) -> int | None:
         """Row of the product, None if there is none."""
 
@@ -228,18 +225,6 @@ class Catalog(Sequence[Product]):
     @abstractmethod
     def close(self) -> None:
         """Free what it holds."""
-
-    @overload
-    def __getitem__(self, row: int) -> Product: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Product]: ...
-    def __getitem__(self, row: int | slice) -> Product | Sequence[Product]:
-        if isinstance(row, slice):
-            return [self.product(place) for place in range(*row.indices(len(self)))]
-        return self.product(row)
-
-    def __iter__(self) -> Iterator[Product]:
-        return (self.product(row) for row in range(len(self)))
 
 
 def search_text(product: Product) -> str:
@@ -282,7 +267,7 @@ class MemoryCatalog(Catalog):
     def __len__(self) -> int:
         return len(self._products)
 
-    def product(self, row: int) -> Product:
+    def item(self, row: int) -> Product:
         return self._products[row]
 
     def row(self, asin: str) -> int | None:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import overload
 
 import numpy as np
 
 from turngym.envs.core.errors import TaskError, checked_choice
+from turngym.envs.core.sequences import LazySequence
 from turngym.envs.webshop.products import Kind, Product, Profile, ShopDataError, cap_text, draw_cap
 
 SHUFFLE_SEED = 233
@@ -117,7 +117,7 @@ def draw_goal(weights: Sequence[float], rng: random.Random) -> int:
     return min(bisect(cumulative, rng.uniform(0, cumulative[-1])), len(cumulative) - 2)
 
 
-class Goals(Sequence[Goal]):
+class Goals(LazySequence[Goal]):
     """The goals of a shop in their final order; each is made when it is asked for, the last 4,096 are kept."""
 
     def __init__(
@@ -150,17 +150,8 @@ class Goals(Sequence[Goal]):
     def __len__(self) -> int:
         return len(self._order)
 
-    @overload
-    def __getitem__(self, index: int) -> Goal: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Goal]: ...
-    def __getitem__(self, index: int | slice) -> Goal | list[Goal]:
-        if isinstance(index, slice):
-            return [self._made(number) for number in range(*index.indices(len(self)))]
-        try:
-            return self._made(range(len(self))[index])
-        except IndexError:
-            raise IndexError(f"goal {index} does not exist; this shop has goals 0 to {len(self) - 1}") from None
+    def item(self, index: int) -> Goal:
+        return self._made(index)
 
     def __iter__(self) -> Iterator[Goal]:
         # past the cache, from which a walk over all goals would push those that are played
@@ -298,7 +289,7 @@ def _plain(text: str) -> str:
 # --- task ids: `<profile>/<goal>`
 
 
-class GoalIds(Sequence[str]):
+class GoalIds(LazySequence[str]):
     """The ids of some goals of a shop, made when they are asked for; `in` is true for every goal of the shop."""
 
     def __init__(self, profile: str, listed: Sequence[int], goals: int) -> None:
@@ -310,17 +301,8 @@ class GoalIds(Sequence[str]):
     def __len__(self) -> int:
         return len(self._listed)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [f"{self._prefix}{goal}" for goal in self._listed[index]]
+    def item(self, index: int) -> str:
         return f"{self._prefix}{self._listed[index]}"
-
-    def __iter__(self) -> Iterator[str]:
-        return (f"{self._prefix}{goal}" for goal in self._listed)
 
     def __contains__(self, task_id: object) -> bool:
         return isinstance(task_id, str) and self._number(task_id) is not None

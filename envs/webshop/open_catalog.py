@@ -288,7 +288,7 @@ class MappedCatalog(Catalog):
     def __len__(self) -> int:
         return len(self._records)
 
-    def product(self, row: int) -> Product:
+    def item(self, row: int) -> Product:
         try:
             return decode_product(self._records[row])
         except RetrievalError as error:

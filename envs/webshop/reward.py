@@ -281,31 +281,23 @@ _LOOK_ALIKE = frozenset(_LOOK_ALIKE_WORDS.split())
 """Nouns with an adjective's ending."""
 
 
-def _builtin() -> Callable[[str], tuple[str, ...]]:
+def _builtin(text: str) -> tuple[str, ...]:
     """Approximate: in titles nearly every word is a noun or a name, so only known other words are left out."""
-
-    def nouns(text: str) -> tuple[str, ...]:
-        words = (match.group().lower().removesuffix("'s") for match in _WORD.finditer(text.replace("’", "'")))
-        return tuple(
-            word
-            for word in words
-            if len(word) > 1
-            and word not in _CLOSED
-            and word not in _DESCRIBING
-            and (word in _LOOK_ALIKE or not word.endswith(_ENDINGS))
-        )
-
-    return nouns
+    words = (match.group().lower().removesuffix("'s") for match in _WORD.finditer(text.replace("’", "'")))
+    return tuple(
+        word
+        for word in words
+        if len(word) > 1
+        and word not in _CLOSED
+        and word not in _DESCRIBING
+        and (word in _LOOK_ALIKE or not word.endswith(_ENDINGS))
+    )
 
 
-def _all_words() -> Callable[[str], tuple[str, ...]]:
+def _all_words(text: str) -> tuple[str, ...]:
     """Every word of letters that is not a stop word: what stood in for spaCy when the transcripts were recorded."""
-
-    def nouns(text: str) -> tuple[str, ...]:
-        words = (match.group().lower() for match in re.finditer(r"[A-Za-z]+", text))
-        return tuple(word for word in words if word not in _CLOSED)
-
-    return nouns
+    words = (match.group().lower() for match in re.finditer(r"[A-Za-z]+", text))
+    return tuple(word for word in words if word not in _CLOSED)
 
 
 def _spacy() -> Callable[[str], tuple[str, ...]]:
@@ -327,7 +319,7 @@ def _spacy() -> Callable[[str], tuple[str, ...]]:
 
 
 _MAKERS: dict[str, Callable[[], Callable[[str], tuple[str, ...]]]] = {
-    "builtin": _builtin,
+    "builtin": lambda: _builtin,
     "spacy": _spacy,
-    "all-words": _all_words,
+    "all-words": lambda: _all_words,
 }

@@ -412,23 +412,15 @@ def done_texts(asin: str, options: Mapping[str, str], score: float) -> tuple[str
     # misspelt as on the original's page
     target = ("asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query")
     return (
-        "Thank you for shopping with us!",
-        "Your code: ",
-        "None",
-        " (Paste it in your MTurk interface.)",
-        "Purchased",
-        *purchased,
-        "product category",
-        "None",
-        "Target",
-        *target,
-        "Goal ",
-        "None",
-        "Reward",
-        "Your score (min 0.0, max 1.0)",
-        str(score),
-        "Reward Details ",
-        "None",
+        *(
+            "Thank you for shopping with us!",
+            "Your code: ",
+            "None",
+            " (Paste it in your MTurk interface.)",
+            "Purchased",
+        ),
+        *(*purchased, "product category", "None", "Target", *target),
+        *("Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)", str(score), "Reward Details ", "None"),
     )
 
 

@@ -64,19 +64,6 @@ class Part:
     got: str
 
 
-def present(env: WebShopEnv, show_attributes: bool) -> Page:
-    """The page that is open in `env`."""
-    scene = env.scene
-    return page_of(
-        scene.shop,
-        scene.goal,
-        scene.state,
-        str(scene.goal.index),
-        show_attributes=show_attributes,
-        endless_pages=env.quirks.endless_pages,
-    )
-
-
 def chips(page: Page) -> Iterator[tuple[str, list[Chip]]]:
     """(option name, its values) of a product's page."""
     if page.product is None:
@@ -452,7 +439,9 @@ class Web:
 
     def _page(self, name: str, visit: Visit) -> str:
         env, state = visit.env, visit.env.scene.state
-        page = present(env, self.settings.attributes)
+        session, endless = str(env.goal.index), env.quirks.endless_pages
+        attributes = self.settings.attributes
+        page = page_of(self.shop, env.goal, state, session, show_attributes=attributes, endless_pages=endless)
         shown: dict[str, Any] = {"token": self._token(name), "visit": visit, "page": page, "goal": env.goal}
         if state.kind == "done":
             assert state.reward is not None

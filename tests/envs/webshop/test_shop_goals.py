@@ -141,7 +141,7 @@ def test_goals_behave_like_a_sequence() -> None:
     assert [goal.index for goal in goals] == list(range(8))
     assert made.goals[2:4] == goals[2:4]
     assert made.goals[-1] == goals[7]
-    with pytest.raises(IndexError, match="goal 8 does not exist; this shop has goals 0 to 7"):
+    with pytest.raises(IndexError):
         made.goals[8]
     empty = shop([product("A")])
     assert list(empty.goals) == []
