@@ -53,6 +53,16 @@ class Player(Protocol):
         """The next action from the present state; None if it knows none."""
 
 
+class ActingPlayer:
+    """A player that chooses by the environment's state, so that it has nothing to learn from actions."""
+
+    def __init__(self, act: Callable[[], str | None]) -> None:
+        self.act = act
+
+    def observe(self, action: str) -> None:
+        """Does nothing."""
+
+
 class TextEnv(gym.Env[str, str], ABC):
     """A text environment. Subclasses give tasks and rules, this class gives the Gymnasium interface.
 

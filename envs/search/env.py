@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from turngym.envs.base import Outcome, Player, TextEnv, quote
+from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote
 from turngym.envs.channels import Channel
 from turngym.envs.core.errors import TaskError, checked_choice, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
@@ -215,7 +215,9 @@ class SearchEnv(TextEnv):
 
     def make_player(self, name: str) -> Player:
         """`single-shot`: searches the question once and answers with a span of what comes back."""
-        return players.SingleShot(lambda: self.scene) if name == "single-shot" else super().make_player(name)
+        if name == "single-shot":
+            return ActingPlayer(lambda: players.single_shot(self.scene))
+        return super().make_player(name)
 
     def sample_action(self, rng: np.random.Generator) -> str | None:
         return players.sample_action(self.scene, rng)

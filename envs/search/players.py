@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,22 +41,12 @@ class Scene:
     """Whether the turn that begins now may search."""
 
 
-class SingleShot:
+def single_shot(scene: Scene) -> str:
     """One search for the question as it stands, one answer taken from what it brings."""
-
-    def __init__(self, scene: Callable[[], Scene]) -> None:
-        """`scene` gives the present state of the environment."""
-        self._scene = scene
-
-    def observe(self, action: str) -> None:
-        """The scene shows all that it needs."""
-
-    def act(self) -> str | None:
-        scene = self._scene()
-        question = scene.question.question
-        if not scene.queries and scene.may_search:
-            return protocol.search(protocol.harmless(question))
-        return protocol.answer(protocol.harmless(extract(question, [hit.passage for hit in scene.hits])))
+    question = scene.question.question
+    if not scene.queries and scene.may_search:
+        return protocol.search(protocol.harmless(question))
+    return protocol.answer(protocol.harmless(extract(question, [hit.passage for hit in scene.hits])))
 
 
 def extract(question: str, passages: Sequence[Passage]) -> str:

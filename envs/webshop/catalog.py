@@ -11,7 +11,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -28,19 +28,9 @@ from turngym.envs.webshop.products import (
 )
 from turngym.retrieval.bm25 import LuceneIndex
 
-Check = Literal["compat", "strict"]
-"""`compat` skips and prices as the original does; `strict` raises instead, for shops of your own."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """Attributes of a product that the attributes file does not list; the original's placeholder."""
 LONGEST_ASIN = 10
-
-
-_FLAWS = {
-    "nan": "its asin is 'nan'",
-    "long_asin": f"its asin has more than {LONGEST_ASIN} characters",
-    "duplicate": "its asin came before in the file",
-    "unpriced": "it has no price",
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,11 +50,10 @@ class LoadReport:
     examples: dict[str, str] = field(default_factory=dict)
     """The first asin of each kind that was skipped or unpriced."""
 
-    def count(self, flaw: str, asin: str, check: Check, where: str) -> None:
+    def count(self, flaw: str, asin: str) -> None:
         """One more product with `flaw`, the name of a field."""
         setattr(self, flaw, getattr(self, flaw) + 1)
         self.examples.setdefault(flaw, asin)
-        check_report(self, check, where)
 
 
 def read_products(
@@ -73,14 +62,12 @@ def read_products(
     human: Mapping[str, Any] | None,
     *,
     report: LoadReport,
-    check: Check = "compat",
     source: str = "items",
 ) -> Iterator[Product]:
     """The products of `items` in their order, skipping what the original skips; `report` counts along.
 
     `human` None: instructions come from `attributes` (synthetic goals), which must then hold every product.
-    Raises ShopDataError naming the product: a missing or wrong field, a price that cannot be read; with
-    `check="strict"` also for each record that would be skipped or has no price.
+    Raises ShopDataError naming the product: a missing or wrong field, a price that cannot be read.
     """
     seen: set[str] = set()
     for number, item in enumerate(items):
@@ -93,21 +80,13 @@ def read_products(
         flaw = "nan" if asin == "nan" else "long_asin" if len(asin) > LONGEST_ASIN else None
         flaw = flaw or ("duplicate" if asin in seen else None)
         if flaw is not None:
-            report.count(flaw, asin, check, where)
+            report.count(flaw, asin)
             continue
         seen.add(asin)
         if not item.get("pricing"):
-            report.count("unpriced", asin, check, where)
+            report.count("unpriced", asin)
         report.kept += 1
         yield parse_product(item, asin, attributes, human, where)
-
-
-def check_report(report: LoadReport, check: Check, where: str = "") -> None:
-    """Raises ShopDataError naming the first flawed product if `check` is strict."""
-    if check == "strict" and report.examples:
-        flaw, asin = next(iter(report.examples.items()))
-        place = where or f"product {asin!r}"
-        raise ShopDataError(f"{place}: {_FLAWS[flaw]}; check='compat' treats it as the original shop does")
 
 
 def parse_product(

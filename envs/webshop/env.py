@@ -14,15 +14,14 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from turngym.envs.base import Outcome, Player, TextEnv, quote
+from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote
 from turngym.envs.core.errors import TaskError, checked_choice, checked_int
 from turngym.envs.core.task import Task, ToolSpec, Verdict
 from turngym.envs.webshop.goals import Goal, GoalIds, draw_goal, listed_goals, shuffled
 from turngym.envs.webshop.players import (
-    FirstHitPlayer,
-    OraclePlayer,
     OracleQuery,
     Scene,
+    first_hit_action,
     oracle_action,
     plausible_mistake,
     random_action,
@@ -186,13 +185,11 @@ class WebShopEnv(TextEnv):
 
     def make_player(self, name: str) -> Player:
         """`first-hit` buys the first product that the instruction finds; `oracle-...` is the expert with that query."""
+        if name not in self.players:
+            return super().make_player(name)
         if name == "first-hit":
-            return FirstHitPlayer(lambda: self.scene)
-        if name == "oracle-title":
-            return OraclePlayer(lambda: self.scene, "title")
-        if name == "oracle-instruction":
-            return OraclePlayer(lambda: self.scene, "instruction")
-        return super().make_player(name)
+            return ActingPlayer(lambda: first_hit_action(self.scene))
+        return ActingPlayer(lambda: oracle_action(self.scene, "title" if name == "oracle-title" else "instruction"))
 
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
         info = super().describe(verdict, action)

@@ -13,7 +13,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,10 +22,8 @@ from turngym.envs.core.errors import checked_choice
 from turngym.envs.core.task import content_hash
 from turngym.envs.webshop.catalog import (
     Catalog,
-    Check,
     LoadReport,
     MemoryCatalog,
-    check_report,
     pricing_row,
     read_products,
     search_text,
@@ -70,20 +67,15 @@ def load_catalog(
     profile: Profile,
     data: str | os.PathLike[str] | None,
     *,
-    check: Check = "compat",
-    num_products: int | None = None,
     storage: Storage = "auto",
     cache: str | os.PathLike[str] | None = None,
     progress: Any = None,
 ) -> Catalog:
-    """The products of a profile; `num_products` takes the first so many records of the file, as the original does.
+    """The products of a profile.
 
     Mapped shops are built once, in `cache`, `$TURNGYM_CACHE` or `~/.cache/turngym`, under the hash of their files.
     """
     checked_choice("storage", storage, get_args(Storage), ShopDataError)
-    checked_choice("check", check, get_args(Check), ShopDataError)
-    if num_products is not None and num_products < 1:
-        raise ShopDataError(f"num_products is {num_products}; valid: at least 1, or None for all")
     paths = () if profile.generated else find_files(profile, data)
     report = LoadReport()
 
@@ -92,13 +84,12 @@ def load_catalog(
         if profile.generated:
             items, attributes = generate_catalog(find_config(profile.preset))
             source = "items" if staging else profile.name
-            yield from read_products(items[:num_products], attributes, None, report=report, check=check, source=source)
+            yield from read_products(items, attributes, None, report=report, source=source)
             return
         members = read_object(paths[1])
         entries = StagedEntries(staging, members) if staging is not None else dict(members)
         people = dict(read_object(paths[2])) if profile.kind == "human" else None
-        first = islice(read_array(paths[0]), num_products)
-        yield from read_products(first, entries, people, report=report, check=check, source=paths[0].name)
+        yield from read_products(read_array(paths[0]), entries, people, report=report, source=paths[0].name)
         if isinstance(entries, StagedEntries):
             entries.close()
 
@@ -110,14 +101,11 @@ def load_catalog(
     chosen = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
     root = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "turngym"
     origin = [file_hash(path, root) for path in paths] if paths else repr(find_config(profile.preset))
-    parts = {"source": origin, "kind": profile.kind, "num_products": num_products, "format": FORMAT}
+    parts = {"source": origin, "kind": profile.kind, "num_products": None, "format": FORMAT}
     folder = root / "webshop" / content_hash(parts)[:32]
     if not (folder / "manifest.json").exists():
         build_folder(folder, products, profile.kind, report, progress)
-    catalog = MappedCatalog(folder)
-    # the folder may have been built with check="compat"
-    check_report(catalog.report, check)
-    return catalog
+    return MappedCatalog(folder)
 
 
 def file_hash(path: Path, cache: Path) -> str:

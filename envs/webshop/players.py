@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,40 +107,16 @@ def _queries(goal: Goal, leak: bool = True) -> Iterator[str]:
         yield goal.title
 
 
-class OraclePlayer:
-    """The oracle as a player of one episode, with a query of its own choice."""
-
-    def __init__(self, scene: Callable[[], Scene], query: OracleQuery) -> None:
-        """`scene` gives the present state of the environment."""
-        self._scene = scene
-        self._query: OracleQuery = query
-
-    def observe(self, action: str) -> None:
-        """The oracle reads the state itself, so it has nothing to learn from actions."""
-
-    def act(self) -> str | None:
-        return oracle_action(self._scene(), self._query)
-
-
-class FirstHitPlayer:
+def first_hit_action(scene: Scene) -> str | None:
     """Searches for the instruction, opens the first product, buys it without a look at its options."""
-
-    def __init__(self, scene: Callable[[], Scene]) -> None:
-        self._scene = scene
-
-    def observe(self, action: str) -> None:
-        """The page shows all that it needs."""
-
-    def act(self) -> str | None:
-        scene = self._scene()
-        state, goal = scene.state, scene.goal
-        if state.kind == "search":
-            return search_action(goal.instruction_text)
-        if state.kind == "results":
-            return click_action(state.on_page[0]) if state.on_page else click_action(BACK_TO_SEARCH)
-        if state.kind == "item":
-            return click_action(BUY_NOW)
-        return click_action(PREV_PAGE) if state.kind == "sub" else None
+    state = scene.state
+    if state.kind == "search":
+        return search_action(scene.goal.instruction_text)
+    if state.kind == "results":
+        return click_action(state.on_page[0]) if state.on_page else click_action(BACK_TO_SEARCH)
+    if state.kind == "item":
+        return click_action(BUY_NOW)
+    return click_action(PREV_PAGE) if state.kind == "sub" else None
 
 
 def random_action(scene: Scene, admissible: Sequence[str], rng: np.random.Generator) -> str | None:

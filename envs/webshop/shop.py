@@ -17,7 +17,7 @@ from typing import Any
 from cachetools import LRUCache, cached
 
 from turngym.envs.core.task import Task, content_hash
-from turngym.envs.webshop.catalog import Catalog, Check
+from turngym.envs.webshop.catalog import Catalog
 from turngym.envs.webshop.generate import part_of
 from turngym.envs.webshop.goals import Goal, Goals, Splits, make_splits
 from turngym.envs.webshop.open_catalog import Storage, load_catalog
@@ -221,8 +221,6 @@ def open_shop(
     *,
     price_seed: int = DEFAULT_PRICE_SEED,
     tagger: str | NounTagger = DEFAULT_TAGGER,
-    check: Check = "compat",
-    num_products: int | None = None,
     storage: Storage = "auto",
     cache: str | os.PathLike[str] | None = None,
     memo: int = MEMO,
@@ -235,8 +233,6 @@ def open_shop(
         data: folder of the original's files; default `$WEBSHOP_DATA`. Not used by embedded shops.
         price_seed: prices and caps are what the original draws after `random.seed(price_seed)`.
         tagger: `builtin`, `spacy`, `all-words`, or one of your own.
-        check: `strict` refuses products that the original skips or prices itself.
-        num_products: only the first so many records.
         storage: `memory`, `mapped`, or `auto`: mapped from 64 MiB of products on.
         cache: folder for mapped shops; default `$TURNGYM_CACHE`, else `~/.cache/turngym`.
         memo: searches to remember; 0 for none.
@@ -247,12 +243,10 @@ def open_shop(
     """
     chosen = find_profile(profile)
     folder = "" if chosen.generated else str(data if data is not None else os.environ.get(DATA_VARIABLE, ""))
-    key = (profile, folder, price_seed, tagger, check, num_products, storage, str(cache), memo)
+    key = (profile, folder, price_seed, tagger, storage, str(cache), memo)
     with _lock:
         if key not in _open:
-            catalog = load_catalog(
-                chosen, data, check=check, num_products=num_products, storage=storage, cache=cache, progress=progress
-            )
+            catalog = load_catalog(chosen, data, storage=storage, cache=cache, progress=progress)
             shop = _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger, memo=memo)
             shop._opened_with = partial(
                 open_shop,
@@ -260,8 +254,6 @@ def open_shop(
                 None if chosen.generated else data or folder,
                 price_seed=price_seed,
                 tagger=tagger,
-                check=check,
-                num_products=num_products,
                 storage=storage,
                 cache=cache,
                 memo=memo,
