@@ -757,10 +757,8 @@ def retrieval_front(app: Flask, *, threads: int = RETRIEVAL_THREADS) -> Front:
 
 def webshop_front(app: Flask, *, threads: int) -> Front:
     """The front of `envs.webshop.web.create_app`."""
-    from turngym.envs.webshop.web import MAX_FORM
-
     # the application explains forms that are too large, up to a point
-    return _pages(app, threads, max_body=4 * MAX_FORM)
+    return _pages(app, threads, max_body=4 * app.config["MAX_CONTENT_LENGTH"])
 
 
 def trace_front(app: Flask) -> Front:

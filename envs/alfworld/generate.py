@@ -183,21 +183,17 @@ def content_part(house: House) -> Part:
 def draw_house(config: GeneratorConfig, priors: Priors, rng: np.random.Generator) -> House:
     """One house with its task. Raises Rejected where the draw contradicts itself (no place for the target)."""
     draw = Draw(rng)
-    row = draw_task(config, priors, draw)
+    # a task type by the mix, then target, destination and room as often as the train games have them
+    rows = possible_tasks(config, priors)
+    mix = dict(config.mix) if config.mix is not None else None
+    task = draw.weighted((t, sum(n for _, n in rows[t]) if mix is None else mix.get(t, 0.0)) for t in rows)
+    row = draw.weighted(rows[task])
     types = draw_receptacles(config, priors, row, draw)
     receptacles = place_receptacles(config, priors, row.room, types, draw)
     furnishing = Furnishing(config=config, priors=priors, row=row, types=types, draw=draw)
     furnishing.furnish()
     sentence = draw.weighted(priors.sentences[row.task].items())
     return House(row=row, receptacles=receptacles, things=tuple(furnishing.things), sentence=sentence)
-
-
-def draw_task(config: GeneratorConfig, priors: Priors, draw: Draw) -> TaskRow:
-    """A task type by the mix, then target, destination and room as often as the train games have them."""
-    rows = possible_tasks(config, priors)
-    mix = dict(config.mix) if config.mix is not None else None
-    task = draw.weighted((t, sum(n for _, n in rows[t]) if mix is None else mix.get(t, 0.0)) for t in rows)
-    return draw.weighted(rows[task])
 
 
 @lru_cache(maxsize=16)

@@ -15,7 +15,7 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -247,18 +247,24 @@ def _typed_list(text: str) -> dict[str, str]:
     # the common case: where every name has a type of its own, the pattern has read all words
     if len(text.split()) == 3 * len(pairs):
         return dict(pairs)
+    kinds, untyped = _typed(text.split())
+    if untyped:
+        raise ValueError(f"(:objects ...) gives no type for {untyped[0]!r}")
+    return kinds
+
+
+def _typed(tokens: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """(Kind by name, names after which no kind comes) of tokens such as `a`, `b`, `-`, `object`."""
     kinds: dict[str, str] = {}
     names: list[str] = []
-    tokens = iter(text.split())
-    for token in tokens:
+    rest = iter(tokens)
+    for token in rest:
         if token == "-":
-            kinds.update(dict.fromkeys(names, next(tokens, "")))
+            kinds.update(dict.fromkeys(names, next(rest, "")))
             names.clear()
         else:
             names.append(token)
-    if names:
-        raise ValueError(f"(:objects ...) gives no type for {names[0]!r}")
-    return kinds
+    return kinds, names
 
 
 def _facts(text: str) -> dict[str, list[tuple[str, ...]]]:
@@ -325,17 +331,8 @@ def _flatten(node: Any) -> tuple[dict[str, str], list[list[Any]]]:
     literals: list[list[Any]] = []
     for part in _conjuncts(node):
         if isinstance(part, list) and len(part) == 3 and part[0] == "exists":
-            names: list[str] = []
-            tokens = iter(part[1])
-            for token in tokens:
-                if token == "-":
-                    kind = next(tokens, "")
-                    types.update(dict.fromkeys(names, kind))
-                    names = []
-                else:
-                    names.append(token)
             inner_types, inner = _flatten(part[2])
-            types.update(inner_types)
+            types |= _typed(part[1])[0] | inner_types
             literals.extend(inner)
         elif isinstance(part, list):
             literals.append(part)

@@ -166,7 +166,7 @@ class Words:
 
 
 def plural(kind: str) -> str:
-    """English enough for the word lists."""
+    """The plural of a word of the word lists."""
     if kind.endswith(("s", "x", "ch", "sh")):
         return kind + "es"
     if kind.endswith("y") and kind[-2] not in "aeiou":
@@ -336,7 +336,7 @@ def _one(rng: np.random.Generator, items: Sequence[T]) -> T:
 
 
 def _some(rng: np.random.Generator, items: Sequence[T], number: int) -> tuple[T, ...]:
-    """`number` different ones in random order."""
+    """`number` different items in random order."""
     return tuple(items[place] for place in rng.permutation(len(items))[:number].tolist())
 
 
@@ -534,7 +534,7 @@ MOST_CLUSTERS = len(LOOKS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One place in the shop: which product, and whether goals ask for it."""
+    """One product of a terse shop before it is written."""
 
     look: str
     kind: str
@@ -543,10 +543,6 @@ class Slot:
     price: int
     number: int
     """0 for the wanted product, from 1 for its dear twins."""
-
-    @property
-    def wanted(self) -> bool:
-        return self.number == 0
 
     @property
     def title(self) -> str:
@@ -565,7 +561,10 @@ def terse_records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[
         prefix = next(numbers) * 10
         for slot in _kind(config, department, kind, rng):
             asin = f"{prefix}{look_codes[slot.look]}{slot.number}"
-            yield _item(slot, asin), _ins(slot)
+            entry: dict[str, Any] = {"attributes": [slot.look, slot.kind]}
+            if slot.number == 0:
+                entry |= {"instruction": ASK + slot.title, "instruction_attributes": entry["attributes"]}
+            yield _item(slot, asin), entry
 
 
 def terse_kinds(config: CatalogConfig) -> list[tuple[str, str]]:
@@ -617,13 +616,6 @@ def _item(slot: Slot, asin: str) -> dict[str, Any]:
         "query": slot.kind,
         "page": 1,
     }
-
-
-def _ins(slot: Slot) -> dict[str, Any]:
-    attributes = [slot.look, slot.kind]
-    if not slot.wanted:
-        return {"attributes": attributes}
-    return {"attributes": attributes, "instruction": ASK + slot.title, "instruction_attributes": attributes}
 
 
 # --- every phrase that can occur in a terse shop, for phrase tokenizers of tiny models

@@ -210,7 +210,8 @@ def render_html(page: Page) -> str:
         return _document(_search(page))
     if page.kind == "done":
         return _document(_done(page))
-    body = [_instruction(page), _form(_path(page), BACK_TO_SEARCH, "btn btn-success")]
+    instruction = f'<div id="instruction-text">\n<h4>Instruction:<br>{escape(page.instruction)}</h4>\n</div>'
+    body = [instruction, _form(_path(page), BACK_TO_SEARCH, "btn btn-success")]
     if page.kind == "results":
         body += _results(page)
     elif page.product is not None:
@@ -244,10 +245,6 @@ def _path(page: Page, kind: str = "", **changed: object) -> str:
 def _form(path: str, label: str, classes: str) -> str:
     button = f'<button type="submit" class="{classes}">{escape(label)}</button>'
     return f'<form method="post" action="{escape(path)}">\n{button}\n</form>'
-
-
-def _instruction(page: Page) -> str:
-    return f'<div id="instruction-text">\n<h4>Instruction:<br>{escape(page.instruction)}</h4>\n</div>'
 
 
 def _search(page: Page) -> list[str]:

@@ -13,6 +13,7 @@ from turngym.envs.base import ResetNeeded
 from turngym.envs.channels import TextChannel
 from turngym.envs.core.errors import EnvBackendError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
+from turngym.envs.testing import expect
 
 TOY, OPEN = "turngym-test/Toy-v0", "turngym-test/Open-v0"
 
@@ -45,20 +46,13 @@ def test_nothing_to_read_is_malformed() -> None:
         assert (info["verdict"], info["action"], info["turn"]) == ("malformed", None, 1)
 
 
-def test_penalize_noop_terminate() -> None:
-    guard = toy(on_invalid="penalize", penalty=-0.3)
-    assert guard.step("fly")[1] == -0.3
-    assert guard.step("wave")[1] == 0.0, "a valid action must not be penalized"
-    observation, reward, *_ = toy(on_invalid="noop", penalty=-0.3).step("fly")
-    assert (observation, reward) == ("Nothing happens.", 0.0)
-    observation, reward, terminated, truncated, info = toy(on_invalid="terminate", penalty=-0.3).step("fly")
-    assert (reward, terminated, truncated, info["success"]) == (0.0, True, False, False)
-    assert "not possible" in observation
+def test_a_valid_action_is_not_penalized() -> None:
+    assert toy(on_invalid="penalize", penalty=-0.3).step("wave")[1] == 0.0
 
 
 def test_a_terminated_guard_needs_a_reset() -> None:
     guard = toy(on_invalid="terminate")
-    guard.step("fly")
+    assert "not possible" in guard.step("fly")[0]
     with pytest.raises(ResetNeeded, match="outside an episode"):
         guard.step("go right")
     guard.reset(options={"task": "corridor/3"})
@@ -145,14 +139,10 @@ def test_forwarded_interface() -> None:
 
 
 def test_bad_settings_are_errors(toy_class: type[Any]) -> None:
-    with pytest.raises(TurngymError, match=r"on_invalid is 'penalizes'.*Did you mean 'penalize'"):
-        toy(on_invalid="penalizes")
-    with pytest.raises(TurngymError, match="max_turns is 0; it must be at least 1"):
-        toy(max_turns=0)
-    with pytest.raises(TurngymError, match="not CartPoleEnv"):
-        ActionGuard(gym.make("CartPole-v1"))
-    with pytest.raises(TurngymError, match="unknown channel 'json'"):
-        toy(channel="json")
+    assert "Did you mean 'penalize'" in expect(TurngymError, lambda: toy(on_invalid="penalizes"))
+    assert "max_turns is 0; it must be at least 1" in expect(TurngymError, lambda: toy(max_turns=0))
+    assert "unknown channel 'json'" in expect(TurngymError, lambda: toy(channel="json"))
+    assert "not CartPoleEnv" in expect(TurngymError, ActionGuard, gym.make("CartPole-v1"))
 
 
 def test_made_again_from_its_spec() -> None:

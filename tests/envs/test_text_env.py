@@ -10,6 +10,7 @@ import pytest
 from turngym.envs.base import ResetNeeded, quote
 from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.core.task import content_hash
+from turngym.envs.testing import expect
 
 
 def test_the_task_is_drawn_with_the_seed_alone(toy_class: type[Any]) -> None:
@@ -61,26 +62,21 @@ def test_info_in_full(toy_class: type[Any]) -> None:
 
 def test_errors_name_the_value_and_what_is_valid(toy_class: type[Any]) -> None:
     env = toy_class()
-    with pytest.raises(ResetNeeded, match=r"step\(\) was called before reset\(\); call reset\(\) first"):
-        env.step("wave")
-    with pytest.raises(ResetNeeded, match=r"get_state\(\) was called before"):
-        env.get_state()
-    with pytest.raises(TaskError, match=r"unknown task 'corridor/33' \(3 are known\)\. Did you mean 'corridor/3'"):
-        env.reset(options={"task": "corridor/33"})
-    with pytest.raises(TurngymError, match=r"no option 'tasks'; options are: 'task'\. Did you mean 'task'"):
-        env.reset(options={"tasks": "corridor/3"})
-    with pytest.raises(TurngymError, match="render_mode 'human2' is not one of ansi, human or None"):
-        toy_class(render_mode="human2")
+    assert "step() was called before reset(); call reset() first" in expect(ResetNeeded, env.step, "wave")
+    assert "get_state() was called before" in expect(ResetNeeded, env.get_state)
+    text = expect(TaskError, lambda: env.reset(options={"task": "corridor/33"}))
+    assert "unknown task 'corridor/33' (3 are known). Did you mean 'corridor/3'" in text
+    text = expect(TurngymError, lambda: env.reset(options={"tasks": "corridor/3"}))
+    assert "no option 'tasks'; options are: 'task'. Did you mean 'task'" in text
+    text = expect(TurngymError, lambda: toy_class(render_mode="human2"))
+    assert "render_mode 'human2' is not one of ansi, human or None" in text
     env.reset(options={"task": "corridor/3"})
-    with pytest.raises(TurngymError, match="takes a str, not int 3"):
-        env.step(3)
+    assert "takes a str, not int 3" in expect(TurngymError, env.step, 3)
     for _ in range(3):
         env.step("go right")
-    with pytest.raises(ResetNeeded, match="after the episode ended"):
-        env.step("go right")
+    assert "after the episode ended" in expect(ResetNeeded, env.step, "go right")
     env.close()
-    with pytest.raises(gym.error.ResetNeeded, match="on a closed environment"):
-        env.step("go right")
+    assert "on a closed environment" in expect(gym.error.ResetNeeded, env.step, "go right")
 
 
 def test_an_environment_without_tasks_says_so(toy_class: type[Any]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from turngym.envs.core.errors import TurngymError
+from turngym.envs.testing import expect
 from turngym.envs.vector import TextVectorEnv
 
 TOY = "turngym-test/Toy-v0"
@@ -78,20 +79,14 @@ def test_rendering_gives_a_frame_each() -> None:
 def test_wrong_numbers_are_errors() -> None:
     envs = make(2)
     envs.reset(seed=0)
-    with pytest.raises(TurngymError, match="1 actions for 2 environments"):
-        envs.step(["wave"])
-    with pytest.raises(TurngymError, match="got one string"):
-        envs.step("wa")
-    with pytest.raises(TurngymError, match="3 seeds for 2"):
-        envs.reset(seed=[1, 2, 3])
-    with pytest.raises(TurngymError, match="1 tasks for 2"):
-        envs.reset(options={"task": ["corridor/3"]})
-    with pytest.raises(TurngymError, match="reset_mask must be a bool array"):
-        envs.reset(options={"reset_mask": np.array([1, 0])})
-    with pytest.raises(TurngymError, match="3 values for 2"):
-        envs.set_attr("max_turns", [1, 2, 3])
-    with pytest.raises(TurngymError, match="at least one"):
-        TextVectorEnv([])
+    assert "1 actions for 2 environments" in expect(TurngymError, envs.step, ["wave"])
+    assert "got one string" in expect(TurngymError, envs.step, "wa")
+    assert "3 seeds for 2" in expect(TurngymError, lambda: envs.reset(seed=[1, 2, 3]))
+    assert "1 tasks for 2" in expect(TurngymError, lambda: envs.reset(options={"task": ["corridor/3"]}))
+    mask = {"reset_mask": np.array([1, 0])}
+    assert "reset_mask must be a bool array" in expect(TurngymError, lambda: envs.reset(options=mask))
+    assert "3 values for 2" in expect(TurngymError, envs.set_attr, "max_turns", [1, 2, 3])
+    assert "at least one" in expect(TurngymError, TextVectorEnv, [])
 
 
 class Uneven(gym.Wrapper[str, str, str, str]):

@@ -15,6 +15,7 @@ from turngym.envs.panels import load_panel, verify_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
 from turngym.envs.search.sources import PROMPT, half, open_source, prompt_rows, read_questions, write_prompts
+from turngym.envs.testing import expect
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -167,16 +168,14 @@ def test_public_sets(search_data: Path) -> None:
 
 def test_missing_data_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TURNGYM_SEARCH_DATA", raising=False)
-    with pytest.raises(TaskError, match=r"data=\.\.\., or as \$TURNGYM_SEARCH_DATA"):
-        open_source("hotpotqa")
-    with pytest.raises(TaskError, match=r"put musique_questions\.jsonl, musique_questions\.parquet there"):
-        open_source("musique", data=tmp_path)
-    with pytest.raises(TaskError, match="does not exist"):
-        open_source("nq", data=tmp_path / "none")
-    with pytest.raises(TaskError, match="has its own corpora"):
-        open_source("nq", data=tmp_path, corpus="x.jsonl")
-    with pytest.raises(TaskError, match="Did you mean 'eval'"):
-        open_source("nq", data=tmp_path, split="evl")
+    for name, options, text in (
+        ("hotpotqa", {}, "data=..., or as $TURNGYM_SEARCH_DATA"),
+        ("musique", {"data": tmp_path}, "put musique_questions.jsonl, musique_questions.parquet there"),
+        ("nq", {"data": tmp_path / "none"}, "does not exist"),
+        ("nq", {"data": tmp_path, "corpus": "x.jsonl"}, "has its own corpora"),
+        ("nq", {"data": tmp_path, "split": "evl"}, "Did you mean 'eval'"),
+    ):
+        assert text in expect(TaskError, lambda name=name, options=options: open_source(name, **options))
 
 
 @pytest.mark.parametrize(("name", "size"), [("search-multihop-v1", 274), ("search-mixture-v1", 314)])

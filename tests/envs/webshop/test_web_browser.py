@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from turngym.agents.serving import DrainingServer, webshop_front
 from turngym.envs.webshop.web import WebSettings, create_app
 
 WIDTH, HEIGHT = 1000, 800
+EVIL = "\"><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><svg onload=owned()>"
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def site(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """(address, shop, episodes) of a running shop."""
-    shop: Shop = getattr(request, "param", open_shop)()
+def site(request: pytest.FixtureRequest, make_shop: Callable[..., Shop]) -> Iterator[Any]:
+    """(address, shop, episodes) of a running shop: the embedded one, or one with the product that is the parameter."""
+    item = getattr(request, "param", None)
+    wanted = {"attributes": ["mug"], "instruction": f"find a mug {EVIL}", "instruction_attributes": ["mug"]}
+    shop = open_shop() if item is None else make_shop([item], {item["asin"]: wanted})
     episodes: list[Episode] = []
     server = DrainingServer(webshop_front(create_app(shop, WebSettings(seed=0), episodes.append), threads=8))
     thread = threading.Thread(target=server.run)
@@ -126,33 +129,18 @@ def test_going_back_in_the_browser_shows_the_present_page(browser: Any, site: An
     assert episodes == []
 
 
-def hostile_shop() -> Shop:
-    from turngym.envs.webshop.catalog import LoadReport, MemoryCatalog, read_products
-    from turngym.envs.webshop.products import Profile
-
-    evil = (
-        "\"><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><svg onload=owned()>"
-    )
-    item = {
-        "asin": "EVIL000001",
-        "name": f"Mug {evil}",
-        "full_description": evil,
-        "small_description": [evil],
-        "pricing": "$5",
-        "images": ["https://pictures.invalid/x.jpg"],
-        "category": evil,
-        "query": evil,
-        "product_category": evil,
-        "customization_options": {evil: [{"value": evil}, {"value": "plain"}]},
-    }
-    wanted = {"attributes": ["mug"], "instruction": f"find a mug {evil}", "instruction_attributes": ["mug"]}
-    report = LoadReport()
-    products = read_products([item], {"EVIL000001": wanted}, None, report=report)
-    profile = Profile(name="tiny", kind="synthetic", items="items.json", attributes="ins.json")
-    return Shop(MemoryCatalog(products, "synthetic", report), profile, price_seed=0, tagger="all-words")
+HOSTILE = {
+    "asin": "EVIL000001",
+    "name": f"Mug {EVIL}",
+    "small_description": [EVIL],
+    "pricing": "$5",
+    "images": ["https://pictures.invalid/x.jpg"],
+    "customization_options": {EVIL: [{"value": EVIL}, {"value": "plain"}]},
+    **dict.fromkeys(("full_description", "category", "query", "product_category"), EVIL),
+}
 
 
-@pytest.mark.parametrize("site", [hostile_shop], indirect=True)
+@pytest.mark.parametrize("site", [HOSTILE], indirect=True)
 def test_hostile_products_run_nothing(browser: Any, site: Any) -> None:
     """With scripts switched on: what the texts try to run neither gets into the page nor past its policy."""
     address, _shop, episodes = site
