@@ -104,7 +104,7 @@ _OVERFLOW = re.compile(
     r"|maximum allowed length",
     re.IGNORECASE,
 )
-_NO_TOOLS = re.compile(r"tool", re.IGNORECASE)
+
 SHOWN = 500
 
 
@@ -183,7 +183,7 @@ def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool) -> s
         return f"The key is read from ${key_env}; --key-env names another variable."
     if failed.code == 405 or (failed.code == 404 and model not in text):
         return "--base-url is the address with the version, for example http://HOST:PORT/v1."
-    if tools and _NO_TOOLS.search(text):
+    if tools and "tool" in text.lower():
         return "--channel text writes actions as text, which needs no tools."
     for name, option in (("stop", "--no-send-stop"), ("seed", "--no-send-seed"), ("temperature", "--temperature 1")):
         if failed.param == name or f"'{name}'" in text:
@@ -314,10 +314,7 @@ class EndpointClient:
     async def ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> Sent:
         """The answer to `body`, by the deadline. `where` names the request in errors, `rng` draws its pauses.
 
-        Raises:
-            EndpointTimeout: there was no answer by the deadline.
-            ContextOverflow: the conversation does not fit the context.
-            EndpointError: the request failed for good.
+        Raises EndpointTimeout, ContextOverflow, or EndpointError if the request failed for good.
         """
         if self._free is None:
             self._free = asyncio.Semaphore(self.parallel)
@@ -363,7 +360,13 @@ class EndpointClient:
         fields = dict(body)
         fields[self._tokens_field] = fields.pop("max_tokens")
         messages, model = fields.pop("messages"), fields.pop("model")
-        create = self._opened(openai).chat.completions.with_raw_response.create
+        if self._client is None:
+            # the client requires a key, although local servers ask for none
+            key = self.address.key or "none"
+            self._client = openai.AsyncOpenAI(
+                api_key=key, base_url=self.address.base_url, max_retries=0, timeout=self.deadline
+            )
+        create = self._client.chat.completions.with_raw_response.create
         call = create(model=model, messages=messages, extra_body=fields, timeout=left)
         try:
             # the client's own limit applies to each read, so a slowly dripping answer would never meet it
@@ -376,7 +379,14 @@ class EndpointClient:
         except openai.APIConnectionError as error:
             raise lost_connection(error) from None
         self.reached = True
-        answer = _read(raw.http_response.content)
+        body_bytes = raw.http_response.content
+        try:
+            answer = read_answer(json.loads(body_bytes))
+        # json answers deep nesting with RecursionError
+        except (ValueError, RecursionError):
+            raise RequestFailed(f"the answer is not JSON: {body_bytes[:100]!r}", passing=True) from None
+        except UnreadableAnswer as error:
+            raise RequestFailed(str(error), passing=True) from None
         if self.ids and answer.ids is None:
             raise RequestFailed("the answer has no token ids (return_token_ids); leave out --token-ids", self.worked)
         self.worked = True
@@ -387,15 +397,6 @@ class EndpointClient:
         if self._client is not None:
             await self._client.close()
             self._client = None
-
-    def _opened(self, openai: Any) -> Any:
-        if self._client is None:
-            # the client requires a key, although local servers ask for none
-            key = self.address.key or "none"
-            self._client = openai.AsyncOpenAI(
-                api_key=key, base_url=self.address.base_url, max_retries=0, timeout=self.deadline
-            )
-        return self._client
 
     def _renamed(self, failed: RequestFailed) -> bool:
         """Whether to switch to `max_completion_tokens`, since OpenAI's newer models refuse `max_tokens`."""
@@ -431,16 +432,6 @@ class EndpointClient:
         return f"The endpoint has: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." + did_you_mean(
             self.model, names
         )
-
-
-def _read(body: bytes) -> Answer:
-    try:
-        return read_answer(json.loads(body))
-    # json answers deep nesting with RecursionError
-    except (ValueError, RecursionError):
-        raise RequestFailed(f"the answer is not JSON: {body[:100]!r}", passing=True) from None
-    except UnreadableAnswer as error:
-        raise RequestFailed(str(error), passing=True) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

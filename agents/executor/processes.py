@@ -222,13 +222,6 @@ class Worker:
             self._spare_env = None
 
 
-@dataclass(frozen=True, slots=True)
-class SharedFile:
-    """A payload on disk."""
-
-    path: str
-
-
 @dataclass(slots=True)
 class _Child:
     process: Any
@@ -286,16 +279,16 @@ class LocalWorkers:
             answers.append(Answer(worker=worker, value=value) if good else Answer(worker=worker, error=value))
         return answers
 
-    def share(self, payload: bytes) -> SharedFile:
+    def share(self, payload: bytes) -> Path:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="turngym-workers-")
         self._shared += 1
         path = Path(self._folder.name) / f"payload_{self._shared}"
         path.write_bytes(payload)
-        return SharedFile(str(path))
+        return path
 
-    def free(self, handle: SharedFile) -> None:
-        Path(handle.path).unlink(missing_ok=True)
+    def free(self, handle: Path) -> None:
+        handle.unlink(missing_ok=True)
 
     def stop(self, worker: int) -> None:
         child = self._children.pop(worker, None)
@@ -358,7 +351,8 @@ def serve(pipe: Any, threads: int) -> None:
             worker.close()
             return
         try:
-            plain = [Path(arg.path).read_bytes() if isinstance(arg, SharedFile) else arg for arg in args]
+            # a path stands for a shared payload
+            plain = [arg.read_bytes() if isinstance(arg, Path) else arg for arg in args]
             answer: tuple[bool, Any] = (True, getattr(worker, method)(*plain))
         except Exception as error:
             answer = (False, picklable(error))

@@ -135,7 +135,10 @@ class SlotTable:
         members = set(sessions)
         new = [name for name in sessions if name not in self.held]
         # before the holes are counted: what is evicted may leave an empty one
-        self._evict(len(new), members, start)
+        excess = max(len(self.held) + len(new) - self.limit, 0)
+        idle = [name for name, held in self.held.items() if held.slot >= start and name not in members]
+        for name in sorted(idle, key=lambda name: self.held[name].used)[:excess]:
+            self.release(name)
         holes = [slot for slot in range(start, stop) if self.owner[slot] not in members]
         # occupied holes go to sessions that have keys (the two rows change places); new sessions have nothing to
         # copy and take the empty ones
@@ -145,7 +148,9 @@ class SlotTable:
             self._swap(self.held[name].slot, holes.pop(0))
         for name, hole in zip(new, holes, strict=True):
             if self.owner[hole] is not None:
-                self._swap(hole, self._free_slot(stop))
+                if None not in self.owner[stop:]:
+                    self.owner.append(None)
+                self._swap(hole, self.owner.index(None, stop))
             self.held[name] = CachedSession(slot=hole)
             self.owner[hole] = name
         for name in sessions:
@@ -162,19 +167,6 @@ class SlotTable:
         for hole, tail in zip([slot for slot in leaving if slot < stop], tails, strict=True):
             self._swap(hole, tail)
         return self._moves(before)
-
-    def _evict(self, new: int, members: set[str], start: int) -> None:
-        excess = len(self.held) + new - self.limit
-        idle = [name for name, held in self.held.items() if held.slot >= start and name not in members]
-        for name in sorted(idle, key=lambda name: self.held[name].used)[: max(excess, 0)]:
-            self.release(name)
-
-    def _free_slot(self, begin: int) -> int:
-        for slot in range(begin, len(self.owner)):
-            if self.owner[slot] is None:
-                return slot
-        self.owner.append(None)
-        return len(self.owner) - 1
 
     def _swap(self, one: int, other: int) -> None:
         self.owner[one], self.owner[other] = self.owner[other], self.owner[one]
@@ -427,17 +419,14 @@ class HybridCache(RaggedCache):
             state.saved[rows] = state.live[rows]
 
     def settle(self) -> None:
-        """Write back what the pass changed in place."""
         for state in self._states():
             state.settle()
 
     def clear(self) -> None:
-        """Free the memory."""
         super().clear()
         self._conv, self._recurrent = {}, {}
 
     def nbytes(self) -> int:
-        """Memory of the cache in bytes."""
         return super().nbytes() + sum(state.live.nbytes + state.saved.nbytes for state in self._states())
 
     def update(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from turngym.agents.local_engine.cache import (
     MIN_SHARED,
-    CachedSession,
     Moves,
     PendingPrompt,
     Segment,
@@ -293,7 +292,9 @@ class LocalEngine:
             entry.ids, entry.saved_at = entry.ids[: starts[entry.slot]], len(row.prompt) - 1
         by_slot = {held[row.session].slot: row for row in rows}
         # a recurrent state stands for a whole history, so a part of it cannot be copied
-        shared = SharedPrefixes({}, {}) if model.recurrent else _shared_prefixes(held, by_slot, starts)
+        pending = [] if model.recurrent else [slot for slot in by_slot if starts[slot] < MIN_SHARED]
+        prompts = [PendingPrompt(slot, by_slot[slot].prompt) for slot in pending]
+        shared = find_shared_prefixes(prompts, held.values()) if prompts else SharedPrefixes({}, {})
         place = {slot: number for number, slot in enumerate(by_slot)}
         # Rows that take over a prefix of another row of this batch are fed after it, in a second wave.
         waves = [slot for slot in by_slot if slot not in shared.later], list(shared.later)
@@ -380,13 +381,6 @@ class LocalEngine:
         moves = self._table.retire(batch.idle, len(batch.rows))
         self._cache.relocate(moves, max(row.length for row in batch.rows))
         batch.keep_active(moves)
-
-
-def _shared_prefixes(
-    held: Mapping[str, CachedSession], by_slot: Mapping[int, Row], starts: Mapping[int, int]
-) -> SharedPrefixes:
-    pending = [PendingPrompt(slot, row.prompt) for slot, row in by_slot.items() if starts[slot] < MIN_SHARED]
-    return find_shared_prefixes(pending, held.values()) if pending else SharedPrefixes({}, {})
 
 
 class Batch:

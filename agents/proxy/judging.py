@@ -39,10 +39,8 @@ class SessionHints:
     max_context: int
     position: Literal["last_user", "last_message"] = "last_user"
 
-    def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [self.enhance(episode) for episode in episodes]
-
     def enhance(self, episode: Episode) -> Episode:
+        """`episode` with the prompts of its hints."""
         given: list[Message] = [dict(message) for message in episode.meta["before"]]
         tools: Tools = ()
         turns = []

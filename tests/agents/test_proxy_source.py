@@ -210,13 +210,6 @@ def test_words(state: str, role: str, score: int) -> None:
     assert hint.votes[0].endswith(f"\\boxed{{{1 if score < 0 else -1}}}")
 
 
-def hinted(bench: Any, **meta: Any) -> Episode:
-    bench.service.end("a", ())
-    (episode,) = bench.episodes
-    turns = tuple(replace(turn, hint=f"hint for turn {turn.index}") for turn in episode.turns)
-    return replace(episode, turns=turns)
-
-
 def test_hints_go_behind_the_last_user_message(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
     bench = tools.Bench(make_tokenizer(), tmp_path, session_turns=1)
     messages = bench.talk("a", 1)
@@ -226,7 +219,7 @@ def test_hints_go_behind_the_last_user_message(make_tokenizer: Callable[..., Any
     texts = []
     for episode in bench.episodes:  # two parts: the second has to know the first one's messages
         turn = replace(episode.turns[0], hint="use the map")
-        (found,) = hints([replace(episode, turns=(turn,))])
+        found = hints.enhance(replace(episode, turns=(turn,)))
         ids = found.turns[0].hint_prompt_ids
         assert ids is not None
         texts.append(bench.policy.tokenizer.decode(ids, skip_special_tokens=False))
@@ -243,7 +236,7 @@ def test_hints_that_cannot_be_used_are_refused(make_tokenizer: Callable[..., Any
     bench.service.end("a")
     (episode,) = bench.episodes
     turn = replace(episode.turns[0], hint=hint)
-    (found,) = SessionHints(renderer=bench.renderer, max_context=200)([replace(episode, turns=(turn,))])
+    found = SessionHints(renderer=bench.renderer, max_context=200).enhance(replace(episode, turns=(turn,)))
     assert found.turns[0].hint == hint
     assert found.turns[0].hint_prompt_ids is None
     bench.service.close()
