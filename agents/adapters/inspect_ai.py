@@ -24,7 +24,6 @@ from turngym.agents.adapters.panel_sessions import IGNORED, PanelSessions, with_
 from turngym.agents.playing.episode_session import EpisodeSession
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import TurngymError, did_you_mean
-from turngym.envs.core.task import ToolSpec
 
 OPTIONS = ("channel", "limit", "seed", "max_turns", "data", "trace")
 """What `-T` may say besides: see `PanelSessions.of`."""
@@ -82,12 +81,17 @@ def panel_task(panel: str, samples: int = 4, temperature: float | None = 0.85, *
 @solver
 def play(sessions: PanelSessions) -> Solver:
     """Plays one episode with the model under evaluation. An environment that fails is the sample's error."""
+    tool, tools = sessions.pool.tool, []
+    if sessions.channel == "tool":
+        argument = {tool.argument: ToolParam(type="string", description=tool.argument_description)}
+        parameters = ToolParams(properties=argument, required=[*argument])
+        tools = [ToolInfo(name=tool.name, description=tool.description, parameters=parameters)]
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         session = await run_sync(sessions.open, str(state.sample_id), state.epoch - 1)
         try:
             state.messages = [MADE[message["role"]](content=message["content"]) for message in session.messages]
-            await _episode(state, session, [_tool_info(sessions.pool.tool)] if sessions.channel == "tool" else [])
+            await _episode(state, session, tools)
         except LimitExceededError as limit:  # Inspect's own: the episode is cut, and scored as it stands
             session.end(Status.TRUNCATED_TOKENS if limit.type == "token" else Status.TRUNCATED_DEPTH, str(limit))
             await _keep(state, session, sessions)
@@ -111,19 +115,14 @@ async def _episode(state: TaskState, session: EpisodeSession, tools: list[ToolIn
         call = next(iter(said.tool_calls or ()), None)
         text = said.text if call is None else with_call(said.text, call.function, call.arguments)
         stepped = await run_sync(session.step_text, text)
-        state.messages += [said, *_answers(said, stepped.observation)]
+        state.messages.append(said)
+        if call is None:
+            state.messages.append(im.ChatMessageUser(content=stepped.observation))
+        # the observation is the result of the first call; the API asks for a result of every call
+        for place, one in enumerate(said.tool_calls or ()):
+            result = IGNORED if place else stepped.observation
+            state.messages.append(im.ChatMessageTool(content=result, tool_call_id=one.id, function=one.function))
     state.completed = True
-
-
-def _answers(said: im.ChatMessageAssistant, observation: str) -> list[im.ChatMessage]:
-    """The observation: as the result of the call if there is one, else as the user's turn."""
-    if not said.tool_calls:
-        return [im.ChatMessageUser(content=observation)]
-    texts = [observation, *[IGNORED] * (len(said.tool_calls) - 1)]
-    return [
-        im.ChatMessageTool(content=text, tool_call_id=call.id, function=call.function)
-        for text, call in zip(texts, said.tool_calls, strict=True)
-    ]
 
 
 async def _keep(state: TaskState, session: EpisodeSession, sessions: PanelSessions) -> None:
@@ -141,9 +140,3 @@ def success() -> Scorer:
         return row and Score(value=float(row["success"]), explanation=row["status"], metadata=row)
 
     return score
-
-
-def _tool_info(tool: ToolSpec) -> ToolInfo:
-    argument = {tool.argument: ToolParam(type="string", description=tool.argument_description)}
-    parameters = ToolParams(properties=argument, required=[*argument])
-    return ToolInfo(name=tool.name, description=tool.description, parameters=parameters)

@@ -55,7 +55,9 @@ class Episodes:
         rows += [(tag, f"Acts as <{tag}>...</{tag}> does.", {tag: f"The {tag}."}) for tag in self.tool.tags[1:]]
         begins = "Begins an episode: the rules, and what is seen first. Call it once, before anything else."
         found: list[tuple[str, str, dict[str, Any]]] = [(BEGIN, begins, {})]
-        found += [(name, said, _strings(texts) | which) for name, said, texts in rows]
+        for name, said, texts in rows:
+            strings = {argument: {"type": "string", "description": text} for argument, text in texts.items()}
+            found.append((name, said, strings | which))
         return [
             (name, said, {"type": "object", "properties": properties, "required": list(properties)})
             for name, said, properties in found
@@ -103,8 +105,8 @@ class Episodes:
 
     def _step(self, episode: str, session: EpisodeSession, name: str, arguments: dict[str, Any]) -> str:
         given = {key: value for key, value in arguments.items() if key != "episode"}
-        spoken = name in self.tool.tags[1:]
-        stepped = session.step_text(tagged(name, str(given.get(name, ""))) if spoken else with_call("", name, given))
+        is_tag = name in self.tool.tags[1:]
+        stepped = session.step_text(tagged(name, str(given.get(name, ""))) if is_tag else with_call("", name, given))
         if not session.done:
             self._open[episode] = session
             return stepped.observation
@@ -138,7 +140,3 @@ def server(episodes: Episodes) -> Any:
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
     return make_server("turngym", on_list_tools=list_tools, on_call_tool=call_tool)
-
-
-def _strings(described: dict[str, str]) -> dict[str, Any]:
-    return {name: {"type": "string", "description": text} for name, text in described.items()}

@@ -77,7 +77,7 @@ class PanelSessions:
         panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
         if limit is not None and limit < 1:
             raise TurngymError(f"limit is {limit}: at least 1 task must be played")
-        changed = {name: value for name, value in {"max_turns": max_turns}.items() if value is not None}
+        changed = {} if max_turns is None else {"max_turns": max_turns}
         if pool is None:
             make = {**panel.make_kwargs, **changed, **({} if data is None else {"data": data})}
             settings = ChatSettings(channel=cast(Any, channel))
@@ -140,13 +140,8 @@ class PanelSessions:
         """
         episode = session.episode()
         session.close()
-        meta = {
-            **episode.meta,
-            "agent": agent,
-            "temperature": temperature,
-            **self.settings,
-            "panel": panel_note(self.panel),
-        }
+        about = {"agent": agent, "temperature": temperature, **self.settings, "panel": panel_note(self.panel)}
+        meta = {**episode.meta, **about}
         timings = {**episode.timings, ELAPSED: time.perf_counter() - self._start}
         episode = replace(episode, meta=meta, timings=timings)
         if self.trace is not None:

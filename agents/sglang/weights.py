@@ -12,7 +12,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -184,6 +184,9 @@ Named = tuple[str, "Tensor"]
 SENT_AS = ("bfloat16", "float16")
 """A server in half precision rounds what it gets, so weights are sent rounded: half the bytes, the same result."""
 POLL = 0.002
+"""Seconds between looks at a broadcast."""
+PATIENCE = 0.05
+"""Seconds in which a server refuses a bucket, if it does."""
 
 
 def buckets(weights: Iterable[Named], limit: int) -> Iterator[list[Named]]:
@@ -283,7 +286,10 @@ class BroadcastSync:
         }
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(self.fleet.call_all, "POST", "/update_weights_from_distributed", body)
-            raise_early_refusal(answer)
+            # a server that refuses says so at once; one that accepts answers only after the broadcast
+            wait([answer], PATIENCE)
+            if answer.done():
+                answer.result()
             # polled below, since wait() would not notice a server that fails meanwhile
             works = [self._group.broadcast(tensor, 0) for _, tensor in bucket]
             end = time.monotonic() + self.timeout
@@ -359,16 +365,6 @@ class BroadcastSync:
             raise SyncError(f"{url} has other weights than it was given, and there are none yet to give it again")
         self._destroy_group()
         self.publish(self.published)
-
-
-def raise_early_refusal(answer: Future[Any], patience: float = 0.05) -> None:
-    """Raises the error of a server that refuses at once; one that accepts answers only after the broadcast."""
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
-        if answer.done():
-            answer.result()
-            return
-        time.sleep(POLL)
 
 
 def _with_last(items: Iterable[list[Named]]) -> Iterator[tuple[list[Named], bool]]:
