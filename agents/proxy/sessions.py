@@ -214,9 +214,19 @@ class SessionTable:
         Raises ApiError (503) when the session's other requests are not done by `deadline`.
         """
         turn = object()
+        evicted: list[ProxySession] = []
         with self._changed:
             while True:
-                session, evicted = self._find(name)
+                session = self._open.get(name)
+                if session is None:
+                    if len(self._open) >= self._limit:
+                        idle = [other for other in self._open.values() if not other.queue]
+                        if not idle:
+                            raise busy(f"{len(self._open)} sessions are open and all of them busy; ask again later")
+                        evicted.append(min(idle, key=lambda other: other.last_used))
+                        self._remove(evicted[-1])
+                    session = ProxySession(key=self._key(name), name=name, last_used=self._clock())
+                    self._open[name] = session
                 session.queue.append(turn)
                 while session.queue[0] is not turn and not session.ended:
                     if (left := deadline - self._clock()) <= 0:
@@ -270,19 +280,6 @@ class SessionTable:
                 self._open[session.name] = session
                 if session.owner is not None and session.history.client_messages:
                     self._match.note(session.name, session.owner, session.history.client_messages)
-
-    def _find(self, name: str) -> tuple[ProxySession, list[ProxySession]]:
-        session = self._open.get(name)
-        evicted: list[ProxySession] = []
-        if session is None:
-            if len(self._open) >= self._limit:
-                idle = [other for other in self._open.values() if not other.queue]
-                if not idle:
-                    raise busy(f"{len(self._open)} sessions are open and all of them busy; ask again later")
-                evicted = [min(idle, key=lambda other: other.last_used)]
-                self._remove(evicted[0])
-            session = self._open[name] = ProxySession(key=self._key(name), name=name, last_used=self._clock())
-        return session, evicted
 
     def _remove(self, session: ProxySession) -> None:
         session.ended = True

@@ -231,19 +231,6 @@ def test_a_temperature_that_this_release_does_not_know_is_refused(fleet: Fleet, 
         scorer.logprobs([np.array([3, 4, 5], np.int32)], [np.array([1, 2])])
 
 
-def test_a_hint_before_the_response_moves_no_score(fleet: Fleet, model: Any) -> None:
-    """The same response after a prompt and after a longer one with a hint: each id keeps its own numbers."""
-    prompt, hint, response = np.arange(40, 60), np.arange(90, 97), np.arange(100, 110)
-    rows = [np.concatenate((prompt, response)), np.concatenate((prompt, hint, response))]
-    ids = [row.astype(np.int32) for row in rows]
-    places = [np.arange(len(row) - len(response), len(row)) for row in rows]
-    mine = LocalScorer(model=model)
-    theirs = SglangScorer(fleet=fleet, vocabulary=model.config.vocab_size)
-    for best, found in zip(mine.topk(ids, places, 8), theirs.topk(ids, places, 8), strict=True):
-        np.testing.assert_allclose(found.logp, best.logp, atol=1e-4)
-        np.testing.assert_array_equal(found.ids[:, 0], best.ids[:, 0])
-
-
 @pytest.mark.parametrize("route", ["disk", "broadcast"])
 def test_new_weights_arrive_while_the_server_serves(
     fleet: Fleet, model: Any, tokenizer: Any, tmp_path: Path, route: str
