@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,3 +142,21 @@ def make_doors() -> Callable[..., Callable[[], ActionGuard]]:
 @pytest.fixture(scope="session")
 def make_policy() -> type[NoisyPolicy]:
     return NoisyPolicy
+
+
+@pytest.fixture
+def make_bench(make_tokenizer: Callable[..., PreTrainedTokenizerFast], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """`make_bench(folder, **options)` gives a `proxy_tools.Bench`: a proxy's service, closed after the test."""
+    import proxy_tools
+
+    made: list[Any] = []
+
+    def make(folder: str = "run", *, template: str | None = None, **options: Any) -> Any:
+        tokenizer = make_tokenizer() if template is None else make_tokenizer(template)
+        made.append(proxy_tools.Bench(tokenizer, tmp_path / folder, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.policy.flow()
+        one.service.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,8 @@ def texts(bench: Any) -> list[str]:
     return bench.policy.prompts
 
 
-def test_a_conversation_that_goes_on_extends_its_ids(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
-    bench = Bench(make_tokenizer(), tmp_path)
+def test_a_conversation_that_goes_on_extends_its_ids(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench()
     messages = bench.talk("a", 3)
     assert texts(bench)[2] == (
         "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nanswer 1<|im_end|>\n"
@@ -44,13 +43,10 @@ def test_a_conversation_that_goes_on_extends_its_ids(make_tokenizer: Callable[..
         assert turn.logprobs is not None
         assert turn.logprobs[0] == -0.125
     assert len(messages) == 6
-    bench.service.close()
 
 
-def test_sampled_ids_stay_even_where_the_text_would_be_tokenized_otherwise(
-    make_tokenizer: Callable[..., Any], tmp_path: Path
-) -> None:
-    bench = Bench(make_tokenizer(), tmp_path)
+def test_sampled_ids_stay_even_where_the_text_would_be_tokenized_otherwise(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench()
     bench.policy.answer = lambda request: "  two blanks, an <|im_start|> and the end "
     first = bench.ask([user("x")], "a")
     assert first.reply.content == "  two blanks, an  and the end "  # a control token never reaches the client
@@ -59,7 +55,6 @@ def test_sampled_ids_stay_even_where_the_text_would_be_tokenized_otherwise(
     assert bench.policy.requests[1].session == bench.policy.requests[0].session
     head = [*bench.policy.requests[0].prompt_ids, *first.record.ids]
     assert bench.policy.requests[1].prompt_ids[: len(head)].tolist() == head
-    bench.service.close()
 
 
 @pytest.mark.parametrize(
@@ -71,9 +66,9 @@ def test_sampled_ids_stay_even_where_the_text_would_be_tokenized_otherwise(
     ],
 )
 def test_a_rewritten_past_opens_a_segment(
-    make_tokenizer: Callable[..., Any], tmp_path: Path, rewrite: Callable[[list[Any]], list[Any]]
+    make_bench: Callable[..., Any], rewrite: Callable[[list[Any]], list[Any]]
 ) -> None:
-    bench = Bench(make_tokenizer(), tmp_path)
+    bench = make_bench()
     messages = [*bench.talk("a", 1), user("go on")]
     bench.ask(rewrite(messages), "a", session_done=True)
     (episode,) = bench.episodes
@@ -83,28 +78,24 @@ def test_a_rewritten_past_opens_a_segment(
     assert np.array_equal(episode.prompt_ids(episode.turns[1]), bench.policy.requests[1].prompt_ids)
     assert bench.policy.requests[1].session.endswith("-1/1")
     assert episode.turns[0].excluded is None
-    bench.service.close()
 
 
-def test_a_template_that_drops_old_thoughts_opens_a_segment(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_template_that_drops_old_thoughts_opens_a_segment(make_bench: Callable[..., Any]) -> None:
     drops = (
         "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' + (m.content if loop.last or "
         "m.role != 'assistant' else m.content.split('</think>')[-1]) + '<|im_end|>\n' -}}{%- endfor -%}"
         "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
     )
-    bench = Bench(make_tokenizer(drops), tmp_path)
+    bench = make_bench(template=drops)
     bench.policy.answer = lambda request: "<think>hm</think>yes"
     bench.talk("a", 2)
     assert "hm" not in texts(bench)[1]
     bench.service.end("a")
     assert [turn.segment for turn in bench.episodes[0].turns] == [0, 1]
-    bench.service.close()
 
 
-def test_tools_that_the_template_does_not_show_are_described(
-    make_tokenizer: Callable[..., Any], tmp_path: Path
-) -> None:
-    bench = Bench(make_tokenizer(), tmp_path)
+def test_tools_that_the_template_does_not_show_are_described(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench()
     bench.policy.answer = lambda request: (
         'I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
     )
@@ -121,7 +112,6 @@ def test_tools_that_the_template_does_not_show_are_described(
     assert bench.episodes[0].meta["next_roles"] == ["tool"]
     assert bench.episodes[0].turns[1].observation == "a shelf"
     assert bench.episodes[0].system == "S"
-    bench.service.close()
 
 
 def test_results_for_a_template_without_tools(make_tokenizer: Callable[..., Any]) -> None:

@@ -236,11 +236,10 @@ def test_a_thumb_ends_the_wait_for_a_judge_that_is_down(make_tokenizer: Any, tmp
     desk.close()
 
 
-def test_a_session_that_waits_for_its_step_is_changed_and_counted_anew(make_tokenizer: Any, tmp_path: Path) -> None:
-    bench = tools.Bench(make_tokenizer(), tmp_path)
+def test_a_session_that_waits_for_its_step_is_changed_and_counted_anew(make_bench: Any) -> None:
+    bench = make_bench()
     bench.talk("s", 2)
     bench.service.end("s")
-    bench.service.close()
     episode = bench.episodes[0]
     said: list[Any] = []
     buffer = SessionBuffer(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import proxy_tools as tools
@@ -16,16 +15,8 @@ user = tools.user
 
 
 @pytest.fixture
-def make(make_tokenizer: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    made: list[Any] = []
-
-    def bench(**options: Any) -> Any:
-        made.append(tools.Bench(make_tokenizer(), tmp_path, **{"unnamed": "match"} | options))
-        return made[-1]
-
-    yield bench
-    for one in made:
-        one.service.close()
+def make(make_bench: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **options: make_bench(**{"unnamed": "match"} | options)
 
 
 def goes_on(bench: Any, messages: list[Any], text: str, **fields: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,6 @@ from turngym.envs.core.trace import episode_to_json
 user, until = tools.user, tools.until
 
 Make = Callable[..., Any]
-
-
-@pytest.fixture
-def make(make_tokenizer: Callable[..., Any], tmp_path: Path) -> Iterator[Make]:
-    made: list[Any] = []
-
-    def bench(folder: str = "run", **options: Any) -> Any:
-        made.append(tools.Bench(make_tokenizer(), tmp_path / folder, **options))
-        return made[-1]
-
-    yield bench
-    for one in made:
-        one.policy.gate.set()
-        one.service.close()
 
 
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -54,8 +40,8 @@ def kinds(folder: Path) -> list[str]:
     return [record["kind"] for record in read_records(folder)]
 
 
-def test_a_session_becomes_an_episode(make: Make) -> None:
-    bench = make()
+def test_a_session_becomes_an_episode(make_bench: Make) -> None:
+    bench = make_bench()
     name = "../../etc/my agent"
     messages = [user("hello"), bench.ask([user("hello")], name).reply, user("more")]
     bench.ask(messages, name)
@@ -78,8 +64,8 @@ def test_a_session_becomes_an_episode(make: Make) -> None:
     assert episode_to_json(episode)  # a trace can hold it
 
 
-def test_a_side_turn_leaves_the_session_alone(make: Make) -> None:
-    bench = make()
+def test_a_side_turn_leaves_the_session_alone(make_bench: Make) -> None:
+    bench = make_bench()
     messages = bench.talk("a", 1)
     bench.ask([user("title this")], "a", turn_type="side")
     bench.ask([*messages, user("next")], "a", session_done=True)
@@ -89,8 +75,8 @@ def test_a_side_turn_leaves_the_session_alone(make: Make) -> None:
     assert bench.policy.requests[1].session in bench.policy.released
 
 
-def test_the_second_request_of_a_session_waits_for_the_first(make: Make) -> None:
-    bench = make()
+def test_the_second_request_of_a_session_waits_for_the_first(make_bench: Make) -> None:
+    bench = make_bench()
     bench.policy.gate.clear()
     first = bench.begin([user("one")], "a")
     thread, result = in_thread(lambda: bench.begin([user("one"), user("two")], "a").wait(20))
@@ -103,8 +89,8 @@ def test_the_second_request_of_a_session_waits_for_the_first(make: Make) -> None
     assert len(bench.policy.batches) == 2
 
 
-def test_waiting_for_the_session_has_a_deadline(make: Make) -> None:
-    bench = make(deadline=0.05)
+def test_waiting_for_the_session_has_a_deadline(make_bench: Make) -> None:
+    bench = make_bench(deadline=0.05)
     bench.policy.gate.clear()
     first = bench.begin([user("one")], "a")
     bench.service.sessions._clock = iter([100.0, *[200.0] * 20]).__next__
@@ -116,8 +102,8 @@ def test_waiting_for_the_session_has_a_deadline(make: Make) -> None:
     assert bench.service.counts["underway"] == 0
 
 
-def test_requests_of_many_sessions_are_generated_together(make: Make) -> None:
-    bench = make()
+def test_requests_of_many_sessions_are_generated_together(make_bench: Make) -> None:
+    bench = make_bench()
     bench.policy.gate.clear()
     first = bench.begin([user("0")], "s0")
     until(bench.policy.entered.is_set)
@@ -128,8 +114,8 @@ def test_requests_of_many_sessions_are_generated_together(make: Make) -> None:
     assert bench.service.engine.largest == 8
 
 
-def test_too_many_requests_are_turned_away_and_nothing_leaks(make: Make) -> None:
-    bench = make(max_waiting=2)
+def test_too_many_requests_are_turned_away_and_nothing_leaks(make_bench: Make) -> None:
+    bench = make_bench(max_waiting=2)
     bench.policy.gate.clear()
     taken = [bench.begin([user("x")], f"s{n}") for n in range(2)]
     with pytest.raises(ApiError) as caught:
@@ -146,8 +132,8 @@ def test_too_many_requests_are_turned_away_and_nothing_leaks(make: Make) -> None
     assert bench.service.counts["underway"] == 0
 
 
-def test_while_weights_are_updated_requests_wait(make: Make) -> None:
-    bench = make()
+def test_while_weights_are_updated_requests_wait(make_bench: Make) -> None:
+    bench = make_bench()
     bench.service.engine.pause()
     asked = bench.begin([user("x")], "a")
     assert asked.wait(0.05) is None
@@ -158,8 +144,8 @@ def test_while_weights_are_updated_requests_wait(make: Make) -> None:
     assert asked.wait(20).record.version == 7
 
 
-def test_a_pause_waits_for_the_batch_under_way(make: Make) -> None:
-    bench = make()
+def test_a_pause_waits_for_the_batch_under_way(make_bench: Make) -> None:
+    bench = make_bench()
     bench.policy.gate.clear()
     asked = bench.begin([user("x")], "a")
     until(bench.policy.entered.is_set)
@@ -172,8 +158,8 @@ def test_a_pause_waits_for_the_batch_under_way(make: Make) -> None:
     bench.service.engine.resume()
 
 
-def test_an_update_that_takes_too_long_is_503(make: Make) -> None:
-    bench = make(deadline=5.0)
+def test_an_update_that_takes_too_long_is_503(make_bench: Make) -> None:
+    bench = make_bench(deadline=5.0)
     bench.service.engine.pause()
     asked = bench.begin([user("x")], "a")
     bench.now += 6
@@ -185,8 +171,8 @@ def test_an_update_that_takes_too_long_is_503(make: Make) -> None:
     assert bench.service.health()["timed_out"] == 1
 
 
-def test_a_client_that_leaves_while_it_waits_costs_nothing(make: Make) -> None:
-    bench = make()
+def test_a_client_that_leaves_while_it_waits_costs_nothing(make_bench: Make) -> None:
+    bench = make_bench()
     bench.service.engine.pause()
     bench.begin([user("x")], "a").abandon()
     bench.service.engine.resume()
@@ -195,8 +181,8 @@ def test_a_client_that_leaves_while_it_waits_costs_nothing(make: Make) -> None:
     assert kinds(bench.service.recorder.path.parent) == ["turn"]
 
 
-def test_a_client_that_leaves_during_generation_is_dropped_and_its_session_goes_on(make: Make) -> None:
-    bench = make()
+def test_a_client_that_leaves_during_generation_is_dropped_and_its_session_goes_on(make_bench: Make) -> None:
+    bench = make_bench()
     bench.policy.gate.clear()
     asked = bench.begin([user("x")], "a")
     until(bench.policy.entered.is_set)
@@ -209,8 +195,8 @@ def test_a_client_that_leaves_during_generation_is_dropped_and_its_session_goes_
     until(lambda: any(session.endswith("-1/0") for session in bench.policy.released))
 
 
-def test_asking_again_replaces_the_answer(make: Make) -> None:
-    bench = make()
+def test_asking_again_replaces_the_answer(make_bench: Make) -> None:
+    bench = make_bench()
     messages = bench.talk("a", 2)
     bench.ask(messages[:-1], "a")
     bench.ask([*messages[:-1], {"role": "assistant", "content": "answer 3"}, user("go")], "a", session_done=True)
@@ -222,15 +208,15 @@ def test_asking_again_replaces_the_answer(make: Make) -> None:
         assert text == turn.response
 
 
-def test_going_back_leaves_the_last_answer_without_a_next_state(make: Make) -> None:
-    bench = make()
+def test_going_back_leaves_the_last_answer_without_a_next_state(make_bench: Make) -> None:
+    bench = make_bench()
     messages = bench.talk("a", 3)
     bench.ask(messages[:1], "a", session_done=True)
     assert [turn.excluded for turn in bench.episodes[0].turns] == [None, None, "no next state", None]
 
 
-def test_idle_sessions_end(make: Make) -> None:
-    bench = make(idle=60.0)
+def test_idle_sessions_end(make_bench: Make) -> None:
+    bench = make_bench(idle=60.0)
     bench.talk("a", 1)
     bench.now += 30
     bench.talk("b", 1)
@@ -242,8 +228,8 @@ def test_idle_sessions_end(make: Make) -> None:
     assert len({s.key for s in bench.service.sessions._open.values()}) == 2
 
 
-def test_a_busy_session_is_not_idle(make: Make) -> None:
-    bench = make(idle=60.0)
+def test_a_busy_session_is_not_idle(make_bench: Make) -> None:
+    bench = make_bench(idle=60.0)
     bench.policy.gate.clear()
     asked = bench.begin([user("x")], "a")
     bench.now += 100
@@ -252,8 +238,8 @@ def test_a_busy_session_is_not_idle(make: Make) -> None:
     assert asked.wait(20) is not None
 
 
-def test_the_session_that_was_away_longest_makes_room(make: Make) -> None:
-    bench = make(max_sessions=2)
+def test_the_session_that_was_away_longest_makes_room(make_bench: Make) -> None:
+    bench = make_bench(max_sessions=2)
     for name in ("a", "b"):
         bench.talk(name, 1)
         bench.now += 1
@@ -263,8 +249,8 @@ def test_the_session_that_was_away_longest_makes_room(make: Make) -> None:
     assert len(bench.service.sessions) == 2
 
 
-def test_a_long_session_is_handed_on_in_parts(make: Make) -> None:
-    bench = make(session_turns=2)
+def test_a_long_session_is_handed_on_in_parts(make_bench: Make) -> None:
+    bench = make_bench(session_turns=2)
     messages = bench.talk("a", 5)
     bench.service.end("a", (ChatMessage(role="tool", content="the end"),))
     parts = bench.episodes
@@ -277,8 +263,8 @@ def test_a_long_session_is_handed_on_in_parts(make: Make) -> None:
     assert parts[2].prompt_ids(parts[2].turns[0]).tolist() == whole.tolist()
 
 
-def test_a_full_context_is_an_error_that_clients_know(make: Make) -> None:
-    bench = make(max_context=60)
+def test_a_full_context_is_an_error_that_clients_know(make_bench: Make) -> None:
+    bench = make_bench(max_context=60)
     with pytest.raises(ApiError, match="tokens; with an answer this model holds 60") as caught:
         bench.ask([user("x" * 60)], "a")
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
@@ -286,8 +272,8 @@ def test_a_full_context_is_an_error_that_clients_know(make: Make) -> None:
     assert finished.prompt_tokens + len(finished.record.ids) <= 60
 
 
-def test_stop_texts_are_cut_from_the_answer_but_not_from_the_ids(make: Make) -> None:
-    bench = make()
+def test_stop_texts_are_cut_from_the_answer_but_not_from_the_ids(make_bench: Make) -> None:
+    bench = make_bench()
     bench.policy.answer = lambda request: "one STOP two"
     finished = bench.ask([user("x")], "a", stop=["STOP"])
     assert finished.reply.content == "one "
@@ -296,24 +282,24 @@ def test_stop_texts_are_cut_from_the_answer_but_not_from_the_ids(make: Make) -> 
 
 
 @pytest.mark.parametrize(("fixed", "main", "side"), [(1.0, 1.0, 0.3), (None, 0.3, 0.3)])
-def test_temperatures(make: Make, fixed: float | None, main: float, side: float) -> None:
-    bench = make(temperature=fixed)
+def test_temperatures(make_bench: Make, fixed: float | None, main: float, side: float) -> None:
+    bench = make_bench(temperature=fixed)
     bench.ask([user("x")], "a", temperature=0.3)
     bench.ask([user("x")], None, temperature=0.3)
     assert [request.sampling.temperature for request in bench.policy.requests] == [main, side]
 
 
-def test_turns_of_another_temperature_are_not_trained_on(make: Make) -> None:
-    first = make(temperature=None)
+def test_turns_of_another_temperature_are_not_trained_on(make_bench: Make) -> None:
+    first = make_bench(temperature=None)
     messages = first.talk("a", 1, temperature=0.3)
     first.service.close()
-    second = make(temperature=1.0)
+    second = make_bench(temperature=1.0)
     second.ask([*messages, user("next")], "a", session_done=True)
     assert [turn.excluded for turn in second.episodes[0].turns] == ["sampled at temperature 0.3", None]
 
 
-def test_random_streams(make: Make) -> None:
-    bench = make(seed=5)
+def test_random_streams(make_bench: Make) -> None:
+    bench = make_bench(seed=5)
     messages = bench.talk("a", 2)
     bench.ask([*messages, user("x")], "a", seed=9)
     streams = [request.stream for request in bench.policy.requests]
@@ -321,13 +307,13 @@ def test_random_streams(make: Make) -> None:
     assert [stream[2] for stream in streams] == [0, 1, 2]
 
 
-def test_a_restart_goes_on_in_the_same_segment(make: Make) -> None:
-    first = make()
+def test_a_restart_goes_on_in_the_same_segment(make_bench: Make) -> None:
+    first = make_bench()
     messages = first.talk("a", 2)
     first.talk("b", 1)
     first.service.end("b")
     first.service.close()
-    second = make()
+    second = make_bench()
     assert len(second.service.sessions) == 1
     assert [episode.turns[0].response for episode in second.service.unused] == ["answer 3"]
     assert episode_to_json(second.service.unused[0]) == episode_to_json(first.episodes[0])
@@ -339,24 +325,24 @@ def test_a_restart_goes_on_in_the_same_segment(make: Make) -> None:
     assert episode.turns[0].logprobs.tolist() == (-np.arange(1, 10, dtype=np.float32) / 8).tolist()
 
 
-def test_a_restart_in_the_middle_of_a_long_session(make: Make) -> None:
-    first = make(session_turns=2)
+def test_a_restart_in_the_middle_of_a_long_session(make_bench: Make) -> None:
+    first = make_bench(session_turns=2)
     messages = first.talk("a", 3)
     first.service.close()
-    second = make(session_turns=2)
+    second = make_bench(session_turns=2)
     assert [episode.depth for episode in second.service.unused] == [2]
     second.ask([*messages, user("more")], "a", session_done=True)
     assert (second.episodes[0].depth, len(second.episodes[0].segments)) == (2, 1)
     assert second.episodes[0].meta["before"][0]["content"] == "hello"
 
 
-def test_a_torn_record_costs_only_itself(make: Make) -> None:
-    first = make()
+def test_a_torn_record_costs_only_itself(make_bench: Make) -> None:
+    first = make_bench()
     messages = first.talk("a", 2)
     first.service.close()
     path = first.service.recorder.path
     path.write_bytes(path.read_bytes()[:-30])
-    second = make()
+    second = make_bench()
     second.ask([*messages, user("next")], "a")
     second.service.close()
     lines = path.read_text().splitlines()
@@ -366,9 +352,9 @@ def test_a_torn_record_costs_only_itself(make: Make) -> None:
     assert [message["content"] for message in last["messages"]] == ["a says 1", "answer 2", "next"]
 
 
-def records_with(make: Make, number: int, change: Callable[[bytes], bytes]) -> list[bytes]:
+def records_with(make_bench: Make, number: int, change: Callable[[bytes], bytes]) -> list[bytes]:
     """Session a ends before b begins, c goes on: 6 lines, of which line `number` is changed."""
-    first = make()
+    first = make_bench()
     for name in ("a", "b"):
         first.talk(name, 1)
         first.service.end(name)
@@ -391,48 +377,48 @@ def flip(line: bytes) -> bytes:
     [(1, 1, ["answer 2"], 1), (2, 1, ["answer 2"], 1), (3, 2, [], 1), (5, 3, [], 0), (6, 3, [], 0)],
 )
 def test_a_damaged_record_sets_aside_what_it_may_belong_to(
-    make: Make, number: int, aside: int, unused: list[str], underway: int
+    make_bench: Make, number: int, aside: int, unused: list[str], underway: int
 ) -> None:
     """Line 2 is the end of a; with line 5, c lacks its first turn, and its second alone would be another session."""
-    records_with(make, number, flip)
+    records_with(make_bench, number, flip)
     with pytest.warns(UserWarning, match=rf"1 damaged records \(line {number}: it was changed.*; {aside} sessions"):
-        second = make()
+        second = make_bench()
     assert [episode.turns[0].response for episode in second.service.unused] == unused
     assert len(second.service.sessions) == underway
     assert second.service.sessions.serial == 3
 
 
-def test_a_record_that_was_cut_by_a_kill_is_no_damage_after_a_restart(make: Make) -> None:
-    first = make()
+def test_a_record_that_was_cut_by_a_kill_is_no_damage_after_a_restart(make_bench: Make) -> None:
+    first = make_bench()
     first.talk("a", 2)
     first.service.close()
     path = first.service.recorder.path
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
-    make().service.close()
+    make_bench().service.close()
     assert path.read_bytes() == whole[:-30] + b" (torn)\n"
-    make().service.close()
+    make_bench().service.close()
     path.write_bytes(whole[:-1])  # nothing is missing but the end of the line
-    assert len(make().service.sessions.expired()) == 0
+    assert len(make_bench().service.sessions.expired()) == 0
     assert path.read_bytes() == whole
     assert kinds(path.parent) == ["turn", "turn"]
 
 
-def test_two_processes_cannot_share_a_folder(make: Make) -> None:
-    make()
+def test_two_processes_cannot_share_a_folder(make_bench: Make) -> None:
+    make_bench()
     with pytest.raises(ProxyError, match=rf"records\.jsonl is in use by process {os.getpid()} on "):
-        make()
+        make_bench()
 
 
-def test_records_of_a_newer_version(make: Make, tmp_path: Path) -> None:
+def test_records_of_a_newer_version(make_bench: Make, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "records.jsonl").write_text('{"v":2,"kind":"turn"}\n')
     with pytest.raises(ProxyError, match="line 1: records of version 2"):
-        make()
+        make_bench()
 
 
-def test_what_was_trained_on_is_not_handed_on_again_unless_its_step_was_lost(make: Make) -> None:
-    first = make(resumed_from=0)
+def test_what_was_trained_on_is_not_handed_on_again_unless_its_step_was_lost(make_bench: Make) -> None:
+    first = make_bench(resumed_from=0)
     for name in ("a", "b", "c"):
         first.talk(name, 1)
         first.service.end(name)
@@ -440,16 +426,16 @@ def test_what_was_trained_on_is_not_handed_on_again_unless_its_step_was_lost(mak
     for step, key in ((1, keys[0]), (2, keys[1])):
         first.service.recorder.write({"kind": "trained", "step": step, "sessions": [key]})
     first.service.close()
-    again = make(resumed_from=1)
+    again = make_bench(resumed_from=1)
     assert [episode.task.task_id for episode in again.service.unused] == [keys[1], keys[2]]
     again.service.recorder.write({"kind": "trained", "step": 2, "sessions": [keys[2]]})
     again.service.close()
-    last = make(resumed_from=2)
+    last = make_bench(resumed_from=2)
     assert [episode.task.task_id for episode in last.service.unused] == [keys[1]]
 
 
-def test_an_engine_that_fails_fails_only_the_request_at_fault(make: Make) -> None:
-    bench = make()
+def test_an_engine_that_fails_fails_only_the_request_at_fault(make_bench: Make) -> None:
+    bench = make_bench()
     bench.policy.gate.clear()
     first = bench.begin([user("first")], "s0")
     until(bench.policy.entered.is_set)
@@ -472,8 +458,8 @@ def test_an_engine_that_fails_fails_only_the_request_at_fault(make: Make) -> Non
     assert bench.service.counts["underway"] == 0
 
 
-def test_stopping_answers_what_was_accepted(make: Make) -> None:
-    bench = make()
+def test_stopping_answers_what_was_accepted(make_bench: Make) -> None:
+    bench = make_bench()
     bench.service.engine.pause()
     asked = [bench.begin([user("x")], f"s{n}") for n in range(3)]
     thread, _ = in_thread(lambda: [one.wait(20) for one in asked])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -210,8 +209,8 @@ def test_words(state: str, role: str, score: int) -> None:
     assert hint.votes[0].endswith(f"\\boxed{{{1 if score < 0 else -1}}}")
 
 
-def test_hints_go_behind_the_last_user_message(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
-    bench = tools.Bench(make_tokenizer(), tmp_path, session_turns=1)
+def test_hints_go_behind_the_last_user_message(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench(session_turns=1)
     messages = bench.talk("a", 1)
     bench.ask([*messages, {"role": "tool", "content": "42"}], "a")
     bench.service.end("a")
@@ -226,12 +225,11 @@ def test_hints_go_behind_the_last_user_message(make_tokenizer: Callable[..., Any
     head = "<|im_start|>user\nhello\n\n[user's hint / instruction]\nuse the map<|im_end|>\n<|im_start|>assistant\n"
     assert texts[0] == head
     assert texts[1] == head + "answer 1<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
-    bench.service.close()
 
 
 @pytest.mark.parametrize("hint", ["take <|im_end|> it", "a bell \x07 rings", "long " * 200])
-def test_hints_that_cannot_be_used_are_refused(make_tokenizer: Callable[..., Any], tmp_path: Path, hint: str) -> None:
-    bench = tools.Bench(make_tokenizer(), tmp_path)
+def test_hints_that_cannot_be_used_are_refused(make_bench: Callable[..., Any], hint: str) -> None:
+    bench = make_bench()
     bench.talk("a", 1)
     bench.service.end("a")
     (episode,) = bench.episodes
@@ -239,4 +237,3 @@ def test_hints_that_cannot_be_used_are_refused(make_tokenizer: Callable[..., Any
     found = SessionHints(renderer=bench.renderer, max_context=200).enhance(replace(episode, turns=(turn,)))
     assert found.turns[0].hint == hint
     assert found.turns[0].hint_prompt_ids is None
-    bench.service.close()

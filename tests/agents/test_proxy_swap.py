@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,8 @@ user, until = tools.user, tools.until
 
 
 @pytest.fixture
-def bench(make_tokenizer: Callable[..., Any], tmp_path: Path) -> Iterator[Any]:
-    one = tools.Bench(make_tokenizer(), tmp_path, policy=tools.StreamingEcho)
-    yield one
-    one.policy.flow()
-    one.service.close()
+def bench(make_bench: Callable[..., Any]) -> Any:
+    return make_bench(policy=tools.StreamingEcho)
 
 
 def ids_of(bench: Any, text: str) -> list[int]:

@@ -42,9 +42,7 @@ class Served:
         return self.http.get(self.server.url.removesuffix("/v1") + "/healthz").json()
 
     def stop(self) -> None:
-        self.policy.gate.set()
-        if isinstance(self.policy, tools.StreamingEcho):
-            self.policy.flow()
+        self.policy.flow()
         self.http.close()
         self.server.stop()
         self.thread.join(20)

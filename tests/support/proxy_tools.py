@@ -64,6 +64,10 @@ class EchoPolicy:
     def release(self, session: str) -> None:
         self.released.append(session)
 
+    def flow(self) -> None:
+        """Answer everything from now on."""
+        self.gate.set()
+
 
 class StreamingEcho(EchoPolicy):
     """Says every id when it is drawn; while `paced`, each step of the batch waits until a test says `step`."""
@@ -83,6 +87,7 @@ class StreamingEcho(EchoPolicy):
 
     def flow(self) -> None:
         """No more steps; one that waits goes on."""
+        super().flow()
         self.paced = False
         self.step()
 
