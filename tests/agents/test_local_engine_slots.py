@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from turngym.agents.local_engine.cache import CachedSession, Moves, SlotTable
+from turngym.agents.local_engine.cache import Moves, SlotTable
 
 torch = pytest.importorskip("torch")
 
@@ -109,12 +108,6 @@ def test_a_row_that_leaves_changes_places_with_the_last() -> None:
 def test_more_rows_than_slots() -> None:
     with pytest.raises(ValueError, match="3 rows do not fit in 2 slots"):
         SlotTable(2).admit(["a", "b", "c"], 0)
-
-
-def test_common_prefix() -> None:
-    held = CachedSession(slot=0, ids=np.array([5, 6, 7, 8], np.int32))
-    for ids, expected in [([5, 6, 7, 8, 9], 4), ([5, 6], 2), ([5, 9, 7, 8], 1), ([1], 0), ([], 0)]:
-        assert held.common(np.array(ids, np.int32)) == expected
 
 
 def test_cache_grows_and_moves_without_losing_rows() -> None:
