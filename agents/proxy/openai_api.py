@@ -246,6 +246,10 @@ def read_request(
     options = fields.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise invalid(f"stream_options is {_kind(options)}; it must be an object", "stream_options")
+    temperature = fields.get("temperature")
+    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if temperature is not None and not (number and 0 <= temperature <= 2):
+        raise invalid(f"temperature is {shown(temperature)}; it must be a number from 0 to 2", "temperature")
     stream, token_ids = _boolean(fields, "stream"), _boolean(fields, "return_token_ids")
     if stream and token_ids:
         raise invalid("return_token_ids is not for streams: leave one of the two out", "return_token_ids")
@@ -265,7 +269,7 @@ def read_request(
         stream=stream,
         usage_in_stream=bool((options or {}).get("include_usage")),
         max_tokens=_integer(fields, "max_completion_tokens", 1) or _integer(fields, "max_tokens", 1),
-        temperature=_temperature(fields.get("temperature")),
+        temperature=1.0 if temperature is None else float(temperature),
         stop=_stop(fields.get("stop")),
         tools=() if choice == "none" else tools,
         seed=_integer(fields, "seed", -(2**63), 2**63 - 1),
@@ -309,14 +313,6 @@ def _stop(stop: Any) -> tuple[str, ...]:
     if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(text, str) and text for text in stops):
         raise invalid(f"stop is {shown(stop)}; it must be a text or a list of at most 4 texts, none empty", "stop")
     return tuple(stops)
-
-
-def _temperature(value: Any) -> float:
-    if value is None:
-        return 1.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2:
-        raise invalid(f"temperature is {shown(value)}; it must be a number from 0 to 2", "temperature")
-    return float(value)
 
 
 def _integer(fields: Mapping[str, Any], name: str, low: int, high: int = 2**31) -> int | None:

@@ -267,7 +267,13 @@ class ProxyService:
         self._admit()
         deadline, session = self.deadline(), None
         try:
-            if (name := self._session_name(request)) is not None:
+            # a side turn without a session id has no session
+            name = None if request.session_id is None else session_name(request.session_id)
+            if name is None:
+                self.tally.note_unnamed(request.client, request.main)
+                if request.main:
+                    name = self.sessions.name_of(owner_of(request.user), request.messages)
+            if name is not None:
                 session = self._enter(name, deadline)
             if session is not None and request.main and len(session.turns) >= self.settings.session_turns:
                 # a long session is handed on for training and goes on under a new key
@@ -377,13 +383,6 @@ class ProxyService:
         self.tally.add("sessions_ended")
         if self._on_episode is not None:
             self._on_episode(episode_of(session, why, final, temperature=self.temperature))
-
-    def _session_name(self, request: ChatRequest) -> str | None:
-        """The name of the request's session; None for a side turn without one."""
-        if request.session_id is not None:
-            return session_name(request.session_id)
-        self.tally.note_unnamed(request.client, request.main)
-        return self.sessions.name_of(owner_of(request.user), request.messages) if request.main else None
 
     def _enter(self, name: str, deadline: float) -> ProxySession:
         session, gone = self.sessions.acquire(name, deadline)

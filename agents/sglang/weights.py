@@ -262,8 +262,11 @@ class BroadcastSync:
         try:
             self.fleet.call_all("POST", "/begin_weight_update", {})
             try:
-                for bucket, last in _with_last(buckets(self._tensors(), self.bucket_bytes)):
-                    self._send(bucket, name if last else None)
+                # the last bucket, behind which None follows, names the weights
+                bounded = itertools.chain(buckets(self._tensors(), self.bucket_bytes), [None])
+                for bucket, following in itertools.pairwise(bounded):
+                    assert bucket is not None
+                    self._send(bucket, name if following is None else None)
                     sent = True
             finally:
                 self.fleet.call_all("POST", "/end_weight_update", {})
@@ -365,17 +368,6 @@ class BroadcastSync:
             raise SyncError(f"{url} has other weights than it was given, and there are none yet to give it again")
         self._destroy_group()
         self.publish(self.published)
-
-
-def _with_last(items: Iterable[list[Named]]) -> Iterator[tuple[list[Named], bool]]:
-    """Each item, and whether it is the last."""
-    before: list[Named] | None = None
-    for item in items:
-        if before is not None:
-            yield before, False
-        before = item
-    if before is not None:
-        yield before, True
 
 
 @dataclass(slots=True, kw_only=True)
