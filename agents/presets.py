@@ -57,8 +57,11 @@ class Preset:
             named["show_admissible"] = True
         return {**named, **self.env_kwargs, **(given or {})}
 
-    def chat(self, make: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields CHAT, for an environment that is made with `make`."""
+    def chat(self, make: Mapping[str, Any], channel: str = "auto") -> dict[str, Any]:
+        """The fields CHAT, for an environment that is made with `make`; of another `channel`, memory alone."""
+        if channel != "auto" and channel.partition(":")[0] != self.channel:
+            # its message demands a form of answers, and its role comes with it: the channel given brings its own
+            return {"memory": self.memory}
         values = {name: getattr(self, name) for name in CHAT}
         if self.system is not None:
             names = {"tool": make.get("tool_name", self.tool), "argument": make.get("tool_argument", self.argument)}
@@ -69,7 +72,7 @@ class Preset:
         """Fields of `AgentOptions`: the preset's, and on top those of `settings` that are not their defaults."""
         defaults = {item.name: item.default for item in fields(AgentOptions)}
         given = {name: value for name, value in settings.items() if value != defaults.get(name)}
-        return {**settings, **self.chat(make), **given}
+        return {**settings, **self.chat(make, settings.get("channel", "auto")), **given}
 
     def settings(self, settings: ChatSettings, make: Mapping[str, Any]) -> ChatSettings:
         """A model's own settings with the preset's on top."""

@@ -135,7 +135,7 @@ class RunConfig:
     """Sampling temperature of training rollouts."""
     max_turns: int | None = None
     """Full depth of an episode, also in evaluations, where it goes before a panel's own limit; by default as the preset
-    says, else 50."""
+    says, else what the environment was registered with, else 50."""
     reward: str | None = None
     """What an episode is worth, in the place of its return: a function of the episode as `package.module:function`.
     Algorithms that read another reward (--grpo.reward success) refuse it."""

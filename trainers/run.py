@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from turngym.agents.playing.environments import registered_turns
 from turngym.agents.presets import find_preset
 from turngym.agents.sglang.client import TrainServers
 from turngym.agents.sglang.open_servers import teacher_scorer
@@ -251,14 +252,16 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
 
 
 def run_of(config: TrainConfig) -> RunConfig:
-    """Returns the settings of the run with its limit of turns filled in: as given, else the preset's, else 50.
+    """Returns the settings of the run with its limit of turns filled in: as given, else the preset's, else the
+    environment's own where it was registered with one, else 50.
 
     Of a resumed run, what it leaves open is as it was when the run began.
     """
     run = with_saved_settings(config.run, config.models.out) if config.models.resume else config.run
     turns, play = run.max_turns, config.rollouts.play
-    if turns is None and (preset := find_preset(play.preset, play.env)) is not None:
-        turns = preset.max_turns
+    if turns is None:
+        preset = find_preset(play.preset, play.env)
+        turns = registered_turns(play.env) if preset is None else preset.max_turns
     return replace(run, max_turns=run.full_depth if turns is None else turns)
 
 

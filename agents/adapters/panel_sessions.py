@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turngym.agents.evaluation.compare import rescore
+from turngym.agents.evaluation.evaluate import eval_overrides
 from turngym.agents.evaluation.play_panel import ELAPSED, panel_note, seconds_played
 from turngym.agents.evaluation.results import EpisodeRow
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
@@ -83,6 +84,7 @@ class PanelSessions:
             settings = ChatSettings(channel=cast(Any, channel))
             pool = SessionPool.of(require_env(panel.env_id), None, settings, **make)
         known = {"make": changed} | ({} if channel is None else {"channel": channel})
+        known |= eval_overrides(panel, {**panel.make_kwargs, **changed})
         path = None if trace is None else Path(trace).expanduser()
         found = cls(panel=panel, tasks=panel.tasks[:limit], pool=pool, seed=seed, trace=path, settings=known)
         if path is not None and path.exists():

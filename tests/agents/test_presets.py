@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 
 from turngym.agents import ExpertAgent, Preset, evaluate, find_preset, load_world, play_episodes
@@ -24,6 +25,7 @@ from turngym.envs.core.protocols import RolloutRequest
 from turngym.envs.core.tables import markdown
 from turngym.envs.core.trace import read_trace
 from turngym.envs.panels import load_panel
+from turngym.envs.registration import register
 from turngym.scripts import main as command
 from turngym.trainers import train
 from turngym.trainers.rollouts import PlayedModel, RunInfo, StudentRollouts, eval_make
@@ -99,13 +101,27 @@ def test_what_is_given_takes_the_place_of_a_value() -> None:
     made = row.make({"max_turns": 3, "tool_name": "find", "topk": 1})
     assert (made["max_turns"], made["tool_name"], made["topk"], made["on_invalid"]) == (3, "find", 1, "noop")
     assert "call the tool find once" in row.chat(made)["system"]
-    given = {"channel": "text", "memory": "react", "observation_role": "auto", "max_new_tokens": 7}
+    given = {"channel": "tool:qwen", "memory": "react", "observation_role": "auto", "max_new_tokens": 7}
     player = row.player(given, made)
-    assert (player["channel"], player["memory"], player["observation_role"]) == ("text", "react", "tool")
+    assert (player["channel"], player["memory"], player["observation_role"]) == ("tool:qwen", "react", "tool")
     assert player["max_new_tokens"] == 7
     assert AgentOptions(**player).system == row.chat(made)["system"]
     assert row.player({"memory": "all", "system": ""}, made)["memory"] == "all"
     assert row.player({"memory": "all", "system": ""}, made)["system"] == ""
+
+
+def test_another_channel_brings_its_own_instructions_and_role() -> None:
+    row = preset("turnopd", ALFWORLD)
+    text = row.player({"channel": "text", "system": None, "observation_role": "auto"}, row.make())
+    assert (text["channel"], text["system"], text["observation_role"], text["memory"]) == ("text", None, "auto", "all")
+    named = {"channel": "text", "system": "Be brief.", "observation_role": "tool"}
+    assert row.player(named, row.make()) == {**named, "memory": "all"}
+    react = preset("react", ALFWORLD)
+    assert react.player({"channel": "tool", "system": None}, react.make()) == {
+        "channel": "tool",
+        "system": None,
+        "memory": "react",
+    }
 
 
 def test_a_models_own_settings_stay_where_the_preset_says_nothing() -> None:
@@ -209,9 +225,11 @@ def config(tmp_path: Path, **given: Any) -> Any:
     return train_config("turnopd", {"student": str(tmp_path), "out": str(tmp_path), **given}, "test")
 
 
-def test_the_depth_of_a_run(tmp_path: Path) -> None:
+def test_the_depth_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gym.registry, "short/Houses-v0", None)
+    register("short/Houses-v0", "turngym.envs.alfworld.env:ALFWorldEnv", max_turns=9)
     depth = {name: run_of(config(tmp_path, **given)).max_turns for name, given in CASES.items()}
-    assert depth == {"nothing": 50, "preset": 80, "given": 7, "shop": 50}
+    assert depth == {"nothing": 50, "preset": 80, "given": 7, "shop": 50, "registered": 9, "deeper": 12}
     # TurnOPD's own horizon stays: 80 turns are the environment's limit
     assert build_algorithm(config(tmp_path, preset="turnopd", teacher=str(tmp_path))).settings["depth.h_max"] == 50
 
@@ -221,6 +239,8 @@ CASES: dict[str, dict[str, Any]] = {
     "preset": {"preset": "turnopd"},
     "given": {"preset": "turnopd", "max_turns": 7},
     "shop": {"preset": "turnopd", "env": WEBSHOP},
+    "registered": {"env": "short/Houses-v0"},
+    "deeper": {"env": "short/Houses-v0", "max_turns": 12},
 }
 
 

@@ -143,7 +143,9 @@ def test_what_is_played_next(tmp_path: Path) -> None:
         asked = [(e.task.task_id, e.sample) for e in read_trace(tmp_path / "trace.jsonl")[0]]
     tasks = [task.task_id for task in episodes.sessions.tasks]
     assert asked == [(task, sample) for sample in (0, 1) for task in tasks]
-    assert rescore(tmp_path).missing == 0
+    again = rescore(tmp_path)
+    assert again.missing == 0
+    assert "max_turns 1 instead of the panel's" in again.title
 
 
 def test_calls_are_judged_and_wrong_ones_are_told(tmp_path: Path) -> None:
