@@ -185,11 +185,8 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
     def _mask(self, mask: Any) -> Bools:
         if mask is None:
             return np.ones(self.num_envs, dtype=np.bool_)
-        if (
-            not isinstance(mask, np.ndarray)
-            or mask.shape != (self.num_envs,)
-            or mask.dtype != np.bool_
-            or not mask.any()
+        if not (
+            isinstance(mask, np.ndarray) and mask.shape == (self.num_envs,) and mask.dtype == np.bool_ and mask.any()
         ):
             raise TurngymError(
                 f"reset_mask must be a bool array [{self.num_envs}] with at least one True, not {mask!r}"
@@ -197,7 +194,7 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str], NDArray[Any]]):
         return mask
 
     def _each(self, what: str, given: Any) -> Sequence[Any]:
-        """One value for each environment, of one for all or a sequence."""
+        """Returns one value per environment: the same one for all, or those of a sequence."""
         if given is None or isinstance(given, str):
             return [given] * self.num_envs
         if len(given) != self.num_envs:

@@ -29,7 +29,7 @@ _KNIVES = frozenset({"knifetype", "butterknifetype"})
 
 @dataclass(slots=True)
 class State:
-    """What playing changes; indices are those of `Problem`."""
+    """The part of a game that playing changes. Indices are those of `Problem`."""
 
     location: int
     held: int

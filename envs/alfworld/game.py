@@ -131,7 +131,7 @@ class Game:
         return self.welcome(room)
 
     def welcome(self, room: str) -> str:
-        """The first observation around the room line."""
+        """The first observation, with `room` as the description of the room."""
         return f"-= Welcome to TextWorld, ALFRED! =-\n\n{room}\n\nYour task is to: {self.task_text}"
 
 

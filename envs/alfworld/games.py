@@ -18,6 +18,7 @@ from turngym.envs.alfworld.generate import UNSEEN, generate, parse_task_id
 from turngym.envs.alfworld.priors import CATEGORIES, GeneratorConfig, Part
 from turngym.envs.core.errors import TaskError, checked_choice
 from turngym.envs.core.sequences import LazySequence
+from turngym.envs.core.tables import atomic_write
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 """Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""
@@ -47,7 +48,7 @@ class RealGames:
         return load_game(self.root / task_id / GAME_FILE)
 
     def category(self, task_id: str) -> str | None:
-        """Row of the result tables, from the folder name `<task type>-<object>-<...>`; None where that says none."""
+        """Row of the result tables, from the folder name `<task type>-<object>-<...>`; None for other names."""
         return CATEGORIES.get(task_id.split("/")[1].split("-")[0])
 
 
@@ -176,6 +177,5 @@ def _write(path: Path, text: str) -> None:
             raise TaskError(f"{path} exists with other content; give another folder")
         return
     # whole or not at all: half a game would look like a damaged one
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8", newline="\n")
-    part.replace(path)
+    with atomic_write(path) as file:
+        file.write(text)

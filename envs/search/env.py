@@ -72,7 +72,7 @@ class SearchEnv(TextEnv):
 
     @classmethod
     def options_within(cls, max_turns: int | None, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Of `max_turns` turns the last cannot search, which is Search-R1's "max_turns" plus its final generation."""
+        """Lets the last of `max_turns` turns only answer: Search-R1's "max_turns" plus its final generation."""
         if max_turns is None or options.get("search_turns") is not None:
             return dict(options)
         return {**options, "search_turns": max_turns - 1}
@@ -159,7 +159,7 @@ class SearchEnv(TextEnv):
 
     @property
     def invalid_observation(self) -> str:  # type: ignore[override]
-        """The published text; where a search is a call of the tool, one that says so."""
+        """The published text, or one that names the tool if agents search by calling it."""
         return protocol.invalid_call(self.tool, self.may_search) if self._calls else protocol.INVALID
 
     @property
@@ -197,7 +197,7 @@ class SearchEnv(TextEnv):
         self._pending = response
 
     def on_refusal(self) -> None:
-        """A response that is not played was a turn, answered as invalid."""
+        """Counts a response that was not played as a turn."""
         self._refused(self._pending or "")
         self._pending = None
 

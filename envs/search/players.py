@@ -50,7 +50,7 @@ def single_shot(scene: Scene) -> str:
 
 
 def extract(question: str, passages: Sequence[Passage]) -> str:
-    """A short span that may answer: of the kind the question asks for, near its words, not in it; "yes" or "" if none.
+    """The span of the passages that fits the question's kind and stands nearest to its words; "yes" or "" if none.
 
     A choice ("A or B?") gives the half whose words the passages hold more often.
     """
@@ -111,7 +111,7 @@ def _texts(scene: Scene) -> list[str]:
 
 
 def _some_name(texts: Sequence[str], rng: np.random.Generator) -> str:
-    """Something with a capital that no sentence begins with by rule; empty where there is nothing of the kind."""
+    """A random capitalized name that occurs in the texts; empty if there is none."""
     sentences = (sentence for text in texts for sentence in _SENTENCE.split(text))
     found = [match[0].rstrip(".") for sentence in sentences for match in _NAME.finditer(sentence)]
     names = [name for name in found if name.lower() not in _COMMON]

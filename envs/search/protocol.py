@@ -6,6 +6,7 @@ It says which part of a response acts, what comes back in three published layout
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -128,17 +129,9 @@ def shorten(text: str, budget: int, count: Count | None = None) -> str:
         return text if len(ends) <= budget else text[: ends[budget - 1]]
     if count(text) <= budget:
         return text
-    fitting = _most(len(ends), lambda words: count(text[: ends[words - 1]]) <= budget)
+    # the counts never fall, so the first end that is too far can be searched by halves
+    fitting = bisect(ends, False, key=lambda end: count(text[:end]) > budget)
     if fitting:
         return text[: ends[fitting - 1]]
     first = ends[0] if ends else len(text)
-    return text[: _most(first, lambda letters: count(text[:letters]) <= budget)]
-
-
-def _most(size: int, fits: Callable[[int], bool]) -> int:
-    """The largest number in 1..size that fits, 0 if none does; what fits must be downward closed."""
-    low, high = 0, size
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return text[: bisect(range(1, first + 1), False, key=lambda letters: count(text[:letters]) > budget)]

@@ -125,7 +125,7 @@ def open_source(
 
 
 def half(question: str) -> str:
-    """`train` or `eval`: the side of a public question whose row names no split.
+    """The split, `train` or `eval`, of a public question whose row names none.
 
     By its normalized words, so that twins are on the same side.
     """
@@ -343,7 +343,7 @@ def write_prompts(questions: Iterable[Question], path: str | Path, prompt: str =
 
 
 def _derived_id(question: str, golden_answers: Iterable[str]) -> str:
-    """An id for a row that has none: of its content, so that it does not depend on the order of rows."""
+    """The id of a row that has none, made from its content, so that the order of rows does not matter."""
     return content_hash({"question": question, "golden_answers": list(golden_answers)})[:16]
 
 

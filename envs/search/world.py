@@ -180,7 +180,7 @@ class Entity:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """What counts as naming it."""
+        """Every text that counts as naming it."""
         return (self.name, *self.aliases)
 
 
@@ -266,7 +266,7 @@ def filler() -> Mapping[str, list[str]]:
 
 @cache
 def english() -> frozenset[str]:
-    """Every lower-case word that the tables say: no coined name may be one of them."""
+    """Every word of the tables in lower case; no invented name may be one of them."""
     text = json.dumps([_table("relations"), _table("words"), _table("filler")])
     return frozenset(re.findall(r"[a-z]+", text.lower()))
 
@@ -351,14 +351,14 @@ class Namer:
         raise TaskError("a world ran out of names: give it more first_names, last_names, places or title_words")
 
     def _ours(self, name: str) -> bool:
-        """Whether this world may use a name: the names of training and evaluation worlds are apart."""
+        """Whether this world may use a name: training and evaluation worlds share no name."""
         if self._part is None:
             return True
         draw = int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:4], "big") / 2**32
         return (draw < self._eval_share) == (self._part == "eval")
 
     def plain_parts(self, kinds: Iterable[str]) -> set[str]:
-        """What every name of a plain world with these kinds is put together from."""
+        """The parts of which every name in a plain world with these kinds consists."""
         ends = [end for kind in kinds for end in self._table.get(f"{kind}_end", ())]
         spaced = [f" {word}" for word in (*self.lasts, *self.nouns)]
         return {*self.firsts, *self.stems, *self.adjectives, *spaced, *ends}

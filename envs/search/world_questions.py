@@ -276,7 +276,7 @@ SHARE_YES_NO = 0.3
 
 
 def inference(teller: Teller) -> Draft | None:
-    """Two hops that have one name: a paternal grandfather."""
+    """A question about two hops that have one name, such as a paternal grandfather."""
     row = teller.one([row for row in KINSHIP if row[0] in teller.relations and row[1] in teller.relations])
     if row is None:
         return None
@@ -289,14 +289,14 @@ def inference(teller: Teller) -> Draft | None:
 
 
 def comparison(teller: Teller) -> Draft | None:
-    """Which of two comes first, or has more."""
+    """A question which of two entities comes first, or has more of something."""
     row = teller.one([row for row in ORDERS if row[0] in teller.relations])
     pair = None if row is None else _pair(teller, row[0])
     return None if row is None or pair is None else _ordered(teller, row[1], row[2], ((pair[0],), (pair[1],)))
 
 
 def bridge_comparison(teller: Teller) -> Draft | None:
-    """The same about what two works lead to; some are yes/no questions."""
+    """The same question about the directors, authors or artists of two works; some are yes/no questions."""
     if teller.rng.random() < SHARE_YES_NO:
         form = teller.one([row for row in SAME_BRIDGED if row[0] in teller.relations and row[1] in teller.relations])
         chains = None if form is None else _bridges(teller, form[0], form[1])
@@ -307,14 +307,14 @@ def bridge_comparison(teller: Teller) -> Draft | None:
 
 
 def same(teller: Teller) -> Draft | None:
-    """Whether two subjects have one object: yes and no equally often."""
+    """A question whether two subjects have the same object; yes and no are equally frequent."""
     row = teller.one([row for row in SAME if row[0] in teller.relations])
     pair = None if row is None else _pair(teller, row[0])
     return None if row is None or pair is None else _yes_no(teller, row[1], ((pair[0],), (pair[1],)))
 
 
 def _ordered(teller: Teller, form: str, sign: int, chains: tuple[Chain, Chain]) -> Draft | None:
-    """Which of two chains' subjects has the smaller or larger literal at its end; a tie is no question."""
+    """A question which of two chains ends in the smaller or larger literal; None for a tie."""
     ends = [chain[-1].order for chain in chains]
     a, b = (teller.graph.entities[chain[0].subject] for chain in chains)
     if ends[0] == ends[1] or a.name == b.name:
@@ -324,7 +324,7 @@ def _ordered(teller: Teller, form: str, sign: int, chains: tuple[Chain, Chain]) 
 
 
 def _yes_no(teller: Teller, form: str, chains: tuple[Chain, Chain]) -> Draft | None:
-    """Whether two chains end in the same object; None where the other answer is due."""
+    """A question whether two chains end in the same object; None if the other answer is due."""
     yes = chains[0][-1].target == chains[1][-1].target
     key = f"{teller.part} {form}"
     if yes != teller.wants_yes(key):

@@ -109,7 +109,7 @@ class Writer:
         return [*lead, *early, *rest]
 
     def _opening(self, entity: Entity) -> list[str]:
-        """What it is, its second name, what is special about it, and who points to it."""
+        """The first sentences: what it is, its second name, what is special about it, and what points to it."""
         lead = [f"{_the(entity)} is {self._definition(entity)}."]
         lead += [f"Some sources use the name {alias}." for alias in entity.aliases]
         if entity.theme is not None:
@@ -285,7 +285,7 @@ class Teller:
         return f"the {entity.kind} {entity.name}" if self._names[entity.name] > 1 else entity.name
 
     def called(self, fact: Fact, subject: str) -> str:
-        """The object as the object of its subject: `the director of Silent Harbour`."""
+        """The object described by its subject: `the director of Silent Harbour`."""
         return str(self.one(self.relations[fact.relation].np)).format(x=subject)
 
     def asked(self, fact: Fact, subject: str) -> str:
@@ -312,7 +312,7 @@ class Teller:
         return self.library.told[fact.subject, fact.relation]
 
     def share(self, shares: Mapping[str, float]) -> float:
-        """The present family's entry of a setting."""
+        """The value of a setting for the family that is being made."""
         return shares.get(self.family, 0.0)
 
     def links(self, first: Fact, second: Fact) -> bool:

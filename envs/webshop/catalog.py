@@ -35,7 +35,7 @@ LONGEST_ASIN = 10
 
 @dataclass(slots=True, kw_only=True)
 class LoadReport:
-    """What became of the records of an items file."""
+    """Counts of the records of an items file that were read, kept and skipped."""
 
     read: int = 0
     kept: int = 0
@@ -51,7 +51,7 @@ class LoadReport:
     """The first asin of each kind that was skipped or unpriced."""
 
     def count(self, flaw: str, asin: str) -> None:
-        """One more product with `flaw`, the name of a field."""
+        """Counts one more product with `flaw`, the name of a field."""
         setattr(self, flaw, getattr(self, flaw) + 1)
         self.examples.setdefault(flaw, asin)
 
@@ -92,7 +92,7 @@ def read_products(
 def parse_product(
     item: Mapping[str, Any], asin: str, attributes: Mapping[str, Any], human: Mapping[str, Any] | None, where: str
 ) -> Product:
-    """One record as a product. `where` begins the text of every ShopDataError."""
+    """Makes a product of one record. `where` begins the text of every ShopDataError."""
     extra = attributes.get(asin)
     if extra is not None and not isinstance(extra, dict):
         raise ShopDataError(f"{where}: its entry in the attributes file is {extra!r:.60}, not an object")
@@ -145,7 +145,7 @@ def _synthetic(extra: Mapping[str, Any] | None, where: str) -> tuple[Instruction
 
 
 def _human(entries: Any, where: str) -> tuple[Instruction, ...]:
-    """Instructions without attributes cannot be scored and are left out, as in the original."""
+    """The human instructions of a product. Those without attributes cannot be scored and are left out."""
     if entries is not None and not isinstance(entries, list):
         raise ShopDataError(f"{where}: its entry in the instructions file is {entries!r:.60}, not a list")
     found = []
@@ -203,11 +203,11 @@ class Catalog(LazySequence[Product]):
 
     @abstractmethod
     def close(self) -> None:
-        """Free what it holds."""
+        """Releases files and memory."""
 
 
 def search_text(product: Product) -> str:
-    """The document that is searched: title, description, first bullet and options; nothing else of the product."""
+    """The text of the product that is searched: title, description, first bullet and options."""
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
     first = product.bullets[0] if product.bullets else ""
     return " ".join([product.title, product.description, first, options]).lower()
@@ -219,10 +219,10 @@ def pricing_row(product: Product) -> tuple[float, float]:
 
 
 class MemoryCatalog(Catalog):
-    """A shop of some thousand products."""
+    """A shop of some thousand products, all of them in memory."""
 
     def __init__(self, products: Iterable[Product], kind: Kind, report: LoadReport) -> None:
-        """`products` may be an iterator that counts into `report`."""
+        """Reads all of `products`, which may be an iterator that counts into `report`."""
         collector, digest = GoalCollector(kind), hashlib.sha256()
         self._products: list[Product] = []
         self._rows: dict[str, int] = {}
@@ -240,7 +240,7 @@ class MemoryCatalog(Catalog):
         self._engine: LuceneIndex | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the index, which is built again where it is needed."""
+        """Leaves the index out: it is built again where it is needed."""
         return {**vars(self), "_engine": None}
 
     def __len__(self) -> int:

@@ -49,7 +49,7 @@ class Goal:
 
     @property
     def request(self) -> str:
-        """The text without its price clause: what tells goals apart whatever prices were drawn."""
+        """The text without its price clause, which is the same for every draw of the prices."""
         return self.instruction_text.removesuffix(cap_text(self.price_upper))
 
 
@@ -68,7 +68,7 @@ class GoalEntries:
 
 
 class GoalCollector:
-    """Gathers `GoalEntries` while products stream by."""
+    """Builds `GoalEntries` from products that are added one after another."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -90,7 +90,7 @@ class GoalCollector:
                     self._uses[attribute] += goals
 
     def entries(self) -> GoalEntries:
-        """Synthetic weights favor rare attributes: the mean of 1 / (goals with that attribute)."""
+        """The columns. A synthetic goal weighs the mean of 1 / (goals with that attribute) over its attributes."""
         goals = np.array(self._goals, dtype=np.int64)
         weight = np.ones(len(goals))
         for entry, wanted in enumerate(self._wanted):
@@ -270,7 +270,7 @@ def _cut(count: int, bounds: Mapping[str, tuple[int, int | None]]) -> dict[str, 
 
 
 def _by_product(asins: list[str]) -> dict[str, tuple[int, ...]]:
-    """The first goals in the shop's order, of products that are held out and of all others."""
+    """Splits the goals, in the shop's order, into those of products that are held out and all others."""
     held = {asin: hashlib.sha256(asin.encode()).digest()[0] % HELD_OUT == 0 for asin in set(asins)}
     times: Counter[str] = Counter()
     evaluation: list[int] = []
@@ -293,7 +293,7 @@ class GoalIds(LazySequence[str]):
     """The ids of some goals of a shop, made when they are asked for; `in` is true for every goal of the shop."""
 
     def __init__(self, profile: str, listed: Sequence[int], goals: int) -> None:
-        """`listed`: goal numbers; `goals`: how many the shop has."""
+        """Lists the goals `listed` of a shop that has `goals` goals."""
         self._prefix = f"{profile}/"
         self._listed = listed
         self._goals = goals

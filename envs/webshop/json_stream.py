@@ -38,7 +38,7 @@ def read_object(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 class _Text:
-    """The file's characters from the present place on; what was used up is dropped."""
+    """The characters of the file that are still to be read; those that were read are dropped from memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,7 +95,7 @@ class _Text:
             self._read(max(CHUNK, len(self._buffer) - self._at))
 
     def _complete(self, value: Any, end: int) -> bool:
-        """Whether more characters cannot change `value`: those of a number may go on."""
+        """Whether `value` is complete: the digits of a number may go on in the next piece of the file."""
         rest = self._buffer[end : end + 64]
         return bool(rest.lstrip("0123456789.eE+-") if isinstance(value, int | float) else rest)
 

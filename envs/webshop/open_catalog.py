@@ -129,7 +129,7 @@ def file_hash(path: Path, cache: Path) -> str:
 
 
 class AsinTable:
-    """Row by asin, as two mapped arrays."""
+    """Finds the row of an asin in two mapped arrays."""
 
     def __init__(self, folder: Path) -> None:
         self._asins = map_array(folder / "asins.npy")
@@ -151,7 +151,7 @@ class AsinTable:
 
 
 class StagedEntries(Mapping[str, Any]):
-    """The attributes file on disk: entry by asin without holding a million objects."""
+    """The entries of the attributes file by asin, kept on disk, because a million objects would not fit into memory."""
 
     def __init__(self, folder: Path, members: Iterable[tuple[str, Any]]) -> None:
         asins = []

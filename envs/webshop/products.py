@@ -159,7 +159,7 @@ HUMAN_FILE = "items_human_ins.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A shop by name, as reports cite it."""
+    """A named shop: which files or which generated catalog it is made of."""
 
     name: str
     kind: Kind

@@ -70,7 +70,7 @@ class Reward:
 
 
 class ProductFacts:
-    """What the reward reads of a product, worked out once."""
+    """The parts of a product that the reward reads, computed once."""
 
     __slots__ = ("asin", "attributes", "categories", "nouns", "query", "texts")
 
@@ -83,7 +83,7 @@ class ProductFacts:
         self.texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
 
     def has_attribute(self, wanted: str) -> bool:
-        """Listed in about these words, or part of title, bullets or description."""
+        """Whether the product lists about these words as an attribute, or has them in title, bullets or description."""
         listed = processed(wanted)
         return any(matches(text, listed) for text in self.attributes) or any(wanted in text for text in self.texts)
 
@@ -172,7 +172,7 @@ def _unions(
 
 
 def wanted_options(goal: Goal) -> tuple[str, ...]:
-    """The goal's options as they are compared with what was bought."""
+    """The goal's options in the form in which they are compared with the chosen ones."""
     return tuple(
         processed(simplify_value(option) if isinstance(option, str) else simplify_pair(*option))
         for option in goal.goal_options
@@ -223,7 +223,7 @@ def simplify_value(value: str) -> str:
 
 @lru_cache(maxsize=65536)
 def simplify_pair(name: str, value: str) -> str:
-    """What the original makes of a synthetic goal's option, which it holds as a (name, value) tuple.
+    """The form in which the original compares a synthetic goal's option, which it holds as a (name, value) tuple.
 
     Only a name or value that is exactly a color word is simplified; everything else is compared as `str(tuple)`, so
     that the option's name joins the tokens. This is why some goals cannot be met exactly.

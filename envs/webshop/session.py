@@ -100,7 +100,7 @@ COMPAT: Mapping[str, Quirks] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Where a session stands. Immutable, so a snapshot is the state itself."""
+    """The state of a session. It is immutable, so it is its own snapshot."""
 
     kind: Kind = "search"
     keywords: tuple[str, ...] = ()
@@ -131,13 +131,13 @@ class State:
         return self.found[(self.page - 1) * PER_PAGE : self.page * PER_PAGE] if self.page > 0 else ()
 
     def record(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The state in types of JSON."""
         lists = {"keywords": list(self.keywords), "found": list(self.found), "visited": sorted(self.visited)}
         return {**asdict(self), **lists, "options": [list(option) for option in self.options]}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> State:
-        """What `record` wrote, before or after JSON."""
+        """The state that `record` wrote; lists of JSON may stand for its tuples."""
         lists = {name: tuple(record[name]) for name in ("keywords", "found")}
         options = tuple((name, value) for name, value in record["options"])
         reward = None if record["reward"] is None else Reward(**record["reward"])
@@ -153,7 +153,7 @@ def play(
     clickables: Mapping[str, Target],
     session: str = "",
 ) -> State | None:
-    """One action as the original takes it, search on any page included; None where it changes nothing at all."""
+    """The state after one action; None if it changes nothing. As in the original, searches work on every page."""
     if parsed is None:
         return None
     name, argument = parsed
@@ -170,7 +170,7 @@ def play(
 
 
 def _click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, target: Target, session: str) -> State:
-    """What a click on `label`, which stands for `target`, leads to."""
+    """The state after a click on `label`, which stands for `target`."""
     # with nav_values the label decides first, so an option value that reads like a button acts as that button
     if target[0] == "option" and not quirks.nav_values:
         return _choose(state, target[1], label)
@@ -206,7 +206,7 @@ def _choose(state: State, name: str, value: str) -> State:
 
 
 def _backdoor(shop: Shop, goal: Goal, state: State, keywords: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Products by key, or None where the query is an ordinary one.
+    """The products that a backdoor query asks for; None for an ordinary query.
 
     `<r>` draws from a stream of its own (goal and number of the search), not from a global one; `<a>` and a `<c>`
     without category, which are exceptions in the original, find nothing.

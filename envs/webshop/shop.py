@@ -95,7 +95,7 @@ class Shop:
         return f"<Shop {self.profile.name}: {len(self.products)} products, {len(self.goals)} goals>"
 
     def __deepcopy__(self, _: object) -> Shop:
-        """Itself: it never changes, and `gym.make(..., shop=shop)` copies its arguments."""
+        """Returns the shop itself, because it never changes and `gym.make(..., shop=shop)` copies its arguments."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ class Shop:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 that fixes products, prices, goals and how purchases are scored."""
+        """SHA-256 of everything that decides products, prices, goals and scores."""
         parts = {"products": self.products.sha256, "kind": self.profile.kind, "price_seed": self.price_seed}
         return content_hash({**parts, "tagger": self.tagger.name, "goals": len(self.goals)})
 
@@ -124,7 +124,7 @@ class Shop:
         return self._search(keywords)[1]
 
     def reward(self, goal: Goal, asin: str, options: Mapping[str, str]) -> Reward:
-        """What buying `asin` with `options` (name to value) earns."""
+        """The reward for buying `asin` with `options` (name to value)."""
         row = self._row(asin)
         return compute_reward(goal, self._facts(row), float(self._prices[row]), options.values(), self.tagger)
 
@@ -141,7 +141,7 @@ class Shop:
         return self._splits(scheme)
 
     def close(self) -> None:
-        """One user less; the last one frees products and index."""
+        """Gives up one use of the shop; the last one releases products and index."""
         with _lock:
             self.users -= 1
             if self.users > 0:
@@ -163,7 +163,7 @@ class Shop:
         return row
 
     def _find(self, keywords: str) -> tuple[str, tuple[str, ...]]:
-        """The keywords and what they find; both, because the memory pays for both."""
+        """(keywords, asins found); the keywords too, because their bytes count in the cache."""
         with self._lock:
             # only opening is guarded; searches of many threads may run at once
             engine = self.products.engine()
@@ -177,7 +177,7 @@ class Shop:
 
 
 def _answer_cost(answer: tuple[str, tuple[str, ...]], size: int, entries: int) -> int:
-    """Bytes of a remembered search, in a memory of `size` bytes and at most `entries` answers."""
+    """The cost of a search in a cache of `size` bytes and at most `entries` answers."""
     keywords, found = answer
     cost = getsizeof(keywords) + getsizeof(found) + sum(map(getsizeof, found))
     # too large for the cache: an answer that would drive out everything else is not kept

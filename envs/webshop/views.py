@@ -73,13 +73,13 @@ class Views:
         self._items: dict[str, View] = {}
 
     def page(self, shop: Shop, goal: Goal, state: State, session: str) -> Page:
-        """The page as data."""
+        """The page from which the modes other than `text` are rendered."""
         return page_of(
             shop, goal, state, session, show_attributes=self.show_attributes, endless_pages=self.endless_pages
         )
 
     def view(self, shop: Shop, goal: Goal, state: State, session: str, mode: Mode) -> View:
-        """What the session sees in `mode`."""
+        """The observation in `mode`, with what can be clicked."""
         if state.kind == "results":
             body = self._list(shop, state)
         elif state.kind == "item":
@@ -160,7 +160,7 @@ def render_text(page: Page) -> str:
 
 
 def join(pieces: Iterable[Node]) -> str:
-    """The pieces in the form of this mode."""
+    """Joins stripped pieces of text with the separator."""
     return SEPARATOR.join([text.strip() for _, text in pieces])
 
 

@@ -104,7 +104,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisitLimits:
-    """How much the shop holds for people."""
+    """Limits on visits, on their idle time and on their length."""
 
     visits: int = 256
     """Visits at a time; who was away longest makes room."""
@@ -167,7 +167,7 @@ class Visit:
         return self.turns[-1].verdict
 
     def leave(self) -> None:
-        """Nothing more will come: a visit under way ends as `truncated_depth`, recorded if anything was done."""
+        """Ends the visit: one under way ends as `truncated_depth`, recorded if anything was done."""
         if self.status is None and self.turns:
             self._end(Status.TRUNCATED_DEPTH)
         elif self.status is None:
@@ -276,7 +276,7 @@ _NOTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSettings:
-    """How the shop is shown to people."""
+    """Settings of the web pages."""
 
     split: str | None = None
     """Which goals are drawn at random, `train` or `eval`; any goal can be chosen by its number."""
