@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import tracemalloc
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from turngym.envs.core.errors import TaskError, TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
 from turngym.envs.registration import make_env
+from turngym.envs.testing import EnvContract
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.session import SEARCH_TEMPLATE
 from turngym.envs.webshop.shop import Shop, open_shop
@@ -248,3 +250,32 @@ def test_environment_number_1000_costs_little(tiny_shop: Shop) -> None:
     tracemalloc.stop()
     assert each < 50_000, f"an environment costs {each:.0f} bytes"
     print(f"{each:.0f} bytes for each environment")
+
+
+# --- the environment contract, on the generated shops
+
+
+class WebShopContract(EnvContract):
+    env_id = "turngym/WebShop-v0"
+
+    def choose(self, guard: ActionGuard, rng: np.random.Generator) -> str:
+        """Real searches instead of the template, and the expert's way now and then, so that episodes end."""
+        if rng.random() < 0.4:
+            return guard.expert_action() or "search[nothing]"
+        return guard.base.sample_action(rng) or "search[nothing]"
+
+
+class TestGenerated(WebShopContract):
+    pass
+
+
+class TestGeneratedSmallRich(WebShopContract):
+    make_kwargs: ClassVar[Mapping[str, Any]] = {
+        "profile": "embedded-small",
+        "split": "eval",
+        "observation_mode": "text_rich",
+        "num_prev_obs": 1,
+        "num_prev_actions": 2,
+        "show_attributes": True,
+        "oracle_query": "instruction",
+    }
