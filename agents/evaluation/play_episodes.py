@@ -25,7 +25,8 @@ from turngym.agents.sglang.client import PolicyServer
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
-from turngym.envs.core.tables import Table, columns, progress_bar, table_text
+from turngym.envs.core.progress import progress_bar
+from turngym.envs.core.tables import Table, columns, table_text
 from turngym.envs.core.trace import TraceWriter, iter_episodes
 
 

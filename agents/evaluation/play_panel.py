@@ -21,7 +21,8 @@ from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.files import locked_file
-from turngym.envs.core.tables import Table, columns, progress_bar, table_text
+from turngym.envs.core.progress import progress_bar
+from turngym.envs.core.tables import Table, columns, table_text
 from turngym.envs.core.task import Task
 from turngym.envs.core.trace import TraceEpisodes, TraceProblem, TraceWriter, iter_places, iter_trace
 from turngym.envs.panels import Panel

@@ -45,6 +45,7 @@ from turngym.agents.local_engine.model import (
     prefill,
 )
 from turngym.agents.local_engine.sampling import Decoder, StopText, check_sampling, draw, greedy, uniforms
+from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling, Watch
 
 _MOVE_STEPS = 8
@@ -349,6 +350,7 @@ class LocalEngine:
 
         Raises EngineError for logits that are not finite.
         """
+        ACTIVITY.tokens += len(rows)
         if all(row.sampling.temperature == 0 for row in rows):
             ids, logprobs = greedy(logits)
         else:

@@ -19,6 +19,7 @@ from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.envs.core.episode import SHORT, Episode, Status, Turn
 from turngym.envs.core.errors import AgentError, EnvBackendError, TaskError
+from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
 
@@ -98,6 +99,8 @@ class EpisodeRunner:
 
     def record(self, reply: Reply, observation: str, reward: float, info: Mapping[str, Any]) -> None:
         """Record the turn that `reply` made and the observation that waits next."""
+        ACTIVITY.turns += 1
+        ACTIVITY.malformed += info["verdict"] == Verdict.MALFORMED
         conversation = self.conversation
         self.turns.append(_turn(conversation, reply, info, reward))
         self.episode_return += reward
@@ -359,6 +362,8 @@ class Rollout:
 
     def _round(self, active: list[EpisodeRunner], done: list[tuple[int, Episode]]) -> list[EpisodeRunner]:
         """Play one turn of every active episode; returns those that go on."""
+        ACTIVITY.playing = len(active)
+        ACTIVITY.deepest = max(runner.conversation.turn for runner in active)
         replies = self._answer(active)
         continuing: list[EpisodeRunner] = []
         for runner, reply in zip(active, replies, strict=True):
@@ -372,6 +377,7 @@ class Rollout:
             else:
                 self._idle.append(runner.env)
             self._finish(runner.episode(self._meta), done, runner.number)
+        ACTIVITY.playing = len(continuing)
         return continuing
 
     def _answer(self, active: list[EpisodeRunner]) -> list[Reply]:

@@ -1,53 +1,17 @@
-"""What people see of results: a progress bar while episodes finish, and tables as text, Markdown and JSON files."""
+"""What people see of results: tables as text and Markdown, and JSON files."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from turngym.envs.core.episode import Episode
-
 Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
-
-
-@contextmanager
-def progress_bar(title: str, total: int, *, enabled: bool = True) -> Iterator[Callable[[Episode], None]]:
-    """A bar on standard error with the success rate so far; call what it yields with each finished episode."""
-    if not enabled or not total:
-        yield lambda episode: None
-        return
-    # here, because rich takes a tenth of a second to import
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("{task.fields[note]}"),
-        bars.TimeElapsedColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    wins = errors = count = 0
-    with bars.Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task(title, total=total, note="")
-
-        def update(episode: Episode) -> None:
-            nonlocal wins, errors, count
-            # failed episodes say nothing about the agent, so the rate leaves them out
-            errors += episode.status.is_error
-            count += not episode.status.is_error
-            wins += episode.success and not episode.status.is_error
-            note = f"success {100 * wins / max(count, 1):.1f} %" + (f", {errors} errors" if errors else "")
-            progress.update(bar, advance=1, note=note)
-
-        yield update
 
 
 def columns(*tables: Table) -> Table:

@@ -15,6 +15,7 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.channels import TextChannel
+from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.protocols import Sampling
 from turngym.scripts.main import main
 
@@ -50,7 +51,9 @@ def play(parts: tuple[Any, Any], slots: int, max_context: int = 4000) -> Any:
 
 
 def test_any_batch_gives_the_same_episodes_and_releases_every_session(parts: Any) -> None:
+    before = ACTIVITY.tokens
     alone, _ = play(parts, 1)
+    assert ACTIVITY.tokens - before == sum(len(e.response_ids(turn)) for e in alone for turn in e.turns)
     together, engine = play(parts, 5)
     assert engine.sessions == ()
     for a, b in zip(alone, together, strict=True):

@@ -1,0 +1,101 @@
+"""Signs of life: what is counted while episodes are played, and the lines of a log that nobody watches."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ExpertAgent
+from turngym.envs.core import progress
+from turngym.envs.core.progress import ACTIVITY, Activity, progress_bar
+from turngym.trainers import progress as training
+from turngym.trainers.progress import LiveProgress
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "FIRST_LINE", 0.05)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.05)
+
+
+def test_turns_are_counted_as_they_are_played(make_doors: Any) -> None:
+    before, seen = replace(ACTIVITY), []
+
+    class Wrong(ExpertAgent):
+        def respond(self, waiting: Any) -> Any:
+            seen.append((ACTIVITY.playing, ACTIVITY.deepest))
+            said = super().respond(waiting)
+            return [replace(one, text="what?") if ACTIVITY.deepest == 1 else one for one in said]
+
+    rollout([Job(task_id="doors/2"), Job(task_id="doors/3")], make_doors(), Wrong())
+    # the second answer of both opens no door
+    assert (ACTIVITY.turns - before.turns, ACTIVITY.malformed - before.malformed) == (7, 2)
+    assert seen == [(2, 0), (2, 1), (2, 2), (1, 3)]
+    assert ACTIVITY.playing == 0
+
+
+def test_a_log_file_gets_lines_while_the_first_episode_lasts(
+    often: None, make_doors: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (episode,) = rollout([Job(task_id="doors/3")], make_doors(), ExpertAgent())
+    with progress_bar("evaluate", 4) as report:
+        ACTIVITY.turns += 30
+        ACTIVITY.tokens += 900
+        ACTIVITY.malformed += 3
+        time.sleep(0.2)
+        early = capsys.readouterr().err.splitlines()
+        report(episode)
+        report(replace(episode, success=False))
+        time.sleep(0.2)
+    late = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"evaluate: 0/4 episodes, 30 turns \([\d.]+/s\), 900 tokens \(\d+/s\), 10 % malformed, 0:00:00", early[0]
+    )
+    assert late[-1].startswith("evaluate: 2/4 episodes, success 50.0 %, 30 turns")
+    assert late[-1].endswith("about 0:00:00 left")
+    with progress_bar("evaluate", 4, enabled=False) as report:
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_quick_evaluation_says_nothing_before_its_table(make_doors: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar("evaluate", 1) as report:
+        report(rollout([Job(task_id="doors/3")], make_doors(), ExpertAgent())[0])
+    assert capsys.readouterr().err == ""
+
+
+def test_training_says_where_its_step_stands(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    live = LiveProgress("opd", total=50, every=100)
+    live.console.file = io.StringIO()
+    with live:
+        live.phase("rollout")
+        now[0] += 80
+        ACTIVITY.turns += 96
+        assert live.line().startswith("opd: step 1/50, rollout for 0:01:20, 96 turns (1.2/s)")
+        assert "left" not in live.line()
+        for step in (1, 2, 3):
+            live.row({"step": step, "kind": "train"})
+            live.phase("rollout")
+            now[0] += 100
+        live.phase("update")
+        assert re.fullmatch(
+            r"opd: step 4/50, update for 0:00:00, \d+\.\d GB at most, 0:02:30 a step, about 1:57:30 left", live.line()
+        )
+        time.sleep(0.2)
+    assert "opd: step 4/50, update" in live.console.file.getvalue()
+
+
+def test_activity_in_words() -> None:
+    done = Activity(turns=130, malformed=13, tokens=4000, playing=8, deepest=14)
+    assert done.since(Activity(turns=10, malformed=1, tokens=600), 60.0) == (
+        "120 turns (2.0/s), 3,400 tokens (57/s), 10 % malformed, 8 playing at turn 15"
+    )
+    assert Activity().since(Activity(), 1.0) == "0 turns (0.0/s)"
