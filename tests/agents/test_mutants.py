@@ -24,11 +24,11 @@ TESTED: dict[tuple[ModuleType, ...], str] = {
 
 ELSEWHERE = (
     "SharedEnv",
-    "ChatRenderer.",
+    *("ChatRenderer.", "TextEpisodes.", "read_exactly"),
     *("Panel.", "make_panel", "panel_of_env", "collect_tasks", "write_panel", "list_panels", "load_panel"),
     *("verify_panel", "assert_disjoint", "_folder_of", "_text_env", "_order", "_body", "_to_text", "_read"),
 )
-"""An environment that acts at exit too, and what `test_render` and `test_panels` hold."""
+"""An environment that acts at exit too, and what `test_render`, `test_text_traces` and `test_panels` hold."""
 ONE_EACH = "every job has one episode"
 SAME = {
     "ExpertCollect.__call__: assert_disjoint([episode.task for episode in episodes], self.held_out) -> "
