@@ -36,8 +36,6 @@ SAME = {
     "DemonstrationCollect.__call__: True -> False": ONE_EACH,
     "LiveCollect._demonstrated: True -> False": ONE_EACH,
     "LiveCollect._prefixed: True -> False": ONE_EACH,
-    "begun_response: range(len(ids), -1, -1) -> range(len(ids), -1, -1)": "both are -1",
-    "begun_response: 1 -> 2": "size 0 is always found before",
 }
 """Mutants that compute the same, and why."""
 

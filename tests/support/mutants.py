@@ -8,7 +8,9 @@ import importlib
 import inspect
 import itertools
 import re
+import signal
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
@@ -230,30 +232,46 @@ def _parameters(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
         yield given
 
 
-def survives(tests: list[Callable[[], None]]) -> bool:
-    for test in tests:
-        try:
+PATIENCE = 5.0
+"""CPU seconds for all tests of one mutant beyond what they need without one: a mutant may loop for ever."""
+
+
+def survives(tests: list[Callable[[], None]], seconds: float) -> bool:
+    """Whether all `tests` pass within `seconds` of CPU time."""
+    before = signal.signal(signal.SIGVTALRM, _too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        for test in tests:
             test()
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a failed `pytest.raises` is no Exception
-            return False
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a failed `pytest.raises` is no Exception
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
     return True
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError("the mutant does not end")
 
 
 def survivors(
     functions: Iterable[Callable[..., Any]], tests: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """The mutants of `functions` that all `tests` let pass; the tests must pass without any."""
+    start = time.process_time()
     for test in tests:
         test()
+    seconds = PATIENCE + 2 * (time.process_time() - start)
     alive = []
     for function in functions:
         for name, code in mutants(function):
             # every importer shares the function object, so the code is what must change
             with monkeypatch.context() as patch:
                 patch.setattr(function, "__code__", code)
-                if survives(tests):
+                if survives(tests, seconds):
                     alive.append(name)
     return alive
 

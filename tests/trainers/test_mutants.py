@@ -112,6 +112,7 @@ ELSEWHERE = (
     *("make_optimizer", "update", "accumulate", "_forward", "_project", "_tensor"),
     *("TrainLoop.run", "TrainLoop._write"),
     *("micro_batches", "check_packing", "supports_prefix_sharing", "group_states", "resolved", "lines_of", "split_by"),
+    *("PackedRows.", "PrefixGroup.", "_group", "packed_lines", "padded_lines", "prefix_groups"),
     *("build", "distillation", "depth_controller", "token_weight", "in_a_row", "phase_row"),
     *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig."),
     *("ExpertJudge.", "WordJudge.", "BothQuestions.", "make_judge", "_named_judge", "_model_judge"),
@@ -119,8 +120,11 @@ ELSEWHERE = (
 )
 """What needs a model, a run or several processes: `test_algorithms`, `test_every_algorithm`, `test_train_loop`,
 `test_checkpoint` and `test_distributed`."""
-WITH_MODELS = "packed_|a_run|the_loop|which_models|models_whose|auto_leaves|what_a_run|scores_are|a_teacher_reads"
-"""Tests of `test_packing` and `test_prefix_sharing` that run a model: seconds each, for hundreds of mutants."""
+WITH_MODELS = {
+    "packing": "packed_|a_run|the_loop|models_whose|auto_leaves",
+    "prefix_sharing": "scores_are|a_teacher_reads|which_models",
+}
+"""Tests of these files that run a model: seconds each, for hundreds of mutants."""
 
 LAST_AXIS = "the last axis of [N, K] is axis 1"
 NUMBERED = "another numbering of the responses, as unique"
@@ -216,6 +220,7 @@ SAME = {
 def test_every_mutant_fails_a_literal_test(
     module: ModuleType, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tests = [test for file in TESTED[module] for test in tools.literal_tests(file, request, without=WITH_MODELS)]
+    files = TESTED[module]
+    tests = [test for file in files for test in tools.literal_tests(file, request, WITH_MODELS.get(file, "$^"))]
     functions = [found for found in tools.functions(module) if not found.__qualname__.startswith(ELSEWHERE)]
     tools.assert_noticed(functions, tests, SAME, monkeypatch)
