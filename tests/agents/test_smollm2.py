@@ -22,7 +22,20 @@ def smollm2() -> tuple[Any, Any]:
     return load_policy(FOLDER, "cpu")
 
 
-IDS: dict[str, list[int]] = {}
+IDS: dict[str, list[int]] = {
+    "You arrive at cabinet 12.\n\n1979 was cold.": [
+        *(2683, 11296, 418, 19565, 216, 33, 34, 30, 1116, 33, 41, 39, 41, 436, 4011, 30),
+    ],
+    "Price: $1,249.50  (2 sizes)": [27148, 42, 1885, 33, 28, 34, 36, 41, 30, 37, 32, 216, 365, 34, 7804, 25],
+    "a\n\n  7 8\t9": [81, 39892, 39, 216, 40, 197, 41],
+    "  two spaces, 10%": [216, 827, 5600, 28, 216, 33, 32, 21],
+    "<|im_start|>user\nlook<|im_end|>\n": [1, 4093, 198, 14757, 2, 198],
+    "go to café 3, 東京 2020 😀": [
+        *(2345, 288, 37366, 216, 35, 28, 17097, 247, 126, 16736, 122, 216, 34, 32, 34, 32, 40303, 218),
+    ],
+    "don't we'll I'd": [12420, 982, 392, 3060, 339, 6737],
+    "x=1\r\n22\u00a033": [104, 45, 33, 2738, 34, 34, 15442, 35, 35],
+}
 """What llama.cpp makes of texts that a wrong splitting of digits, spaces or control tokens would change."""
 
 
