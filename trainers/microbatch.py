@@ -1,6 +1,6 @@
 """Micro-batches: which rows of a batch go through the model together, and how they lie in its input.
 
-Three ways: every row in a line of its own (`split_rows`, `pad_rows`), several short rows in one line (`packed_lines`),
+Three ways: every row in a line of its own (`split_rows`, `pad_rows`), all rows of a pass in one line (`packed_rows`),
 and, for scoring only, rows that begin alike with their shared prefix read once (`prefix_groups`).
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from turngym.trainers.batch import BatchError, BoolArray, IntArray, RolloutBatch
 from turngym.trainers.config import ConfigError, Packing
-from turngym.trainers.models import hidden_states, length_batches
+from turngym.trainers.models import can_keep_rows_apart, hidden_states, rows_apart
 from turngym.trainers.world import World, balanced_shares
 
 
@@ -26,13 +25,12 @@ class MicroBatch:
     """Some rows of a batch and every supervised token in them.
 
     `rows` int64 [r], longest first; `tokens` int64 [n], indices in N, ordered as the rows are. Each row is a line of
-    its own, unless `starts` int64 [r] says where in the lines (`shape`: how many, how long) each begins.
+    its own, or all lie behind one another in one line (`packed`).
     """
 
     rows: IntArray
     tokens: IntArray
-    starts: IntArray | None = None
-    shape: tuple[int, int] | None = None
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +38,8 @@ class PaddedRows:
     """A micro-batch as the model reads it, padded on the right to L tokens.
 
     `input_ids_RL` int64 [r, L]; `attention_RL` bool [r, L]; `predictor_n` int64 [n] indexes the flattened [r * L]
-    hidden states, in the order of `MicroBatch.tokens`. `position_RL` int64 [r, L] where rows share lines: every row
-    begins at 0, and so does each token of padding.
+    hidden states, in the order of `MicroBatch.tokens`. `position_RL` int64 [1, L] where rows share the line: every row
+    begins at 0.
     """
 
     input_ids_RL: IntArray
@@ -68,7 +66,7 @@ def split_rows(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = Non
 
 
 Split = Callable[[RolloutBatch, int, IntArray | None], list[MicroBatch]]
-"""`split_rows`, or what `split_by` gives."""
+"""`split_rows` or `split_packed`."""
 
 
 def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Split = split_rows) -> list[MicroBatch]:
@@ -89,14 +87,12 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, world: World, split: Spl
     return own + [empty] * (largest - len(own))
 
 
-def micro_batch(
-    batch: RolloutBatch, rows: Sequence[int] | IntArray, *, starts: IntArray | None = None, shape: Any = None
-) -> MicroBatch:
+def micro_batch(batch: RolloutBatch, rows: Sequence[int] | IntArray, *, packed: bool = False) -> MicroBatch:
     """The micro-batch of these rows, with every supervised token in them."""
     chosen = np.asarray(rows, np.int64)
     first, last = np.searchsorted(batch.row_N, chosen), np.searchsorted(batch.row_N, chosen + 1)
     tokens = np.concatenate([np.arange(start, stop) for start, stop in zip(first, last, strict=True)])
-    return MicroBatch(rows=chosen, tokens=tokens.astype(np.int64), starts=starts, shape=shape)
+    return MicroBatch(rows=chosen, tokens=tokens.astype(np.int64), packed=packed)
 
 
 def pad_rows(batch: RolloutBatch, micro: MicroBatch, pad_id: int = 0) -> PaddedRows:
@@ -112,8 +108,8 @@ def pad_rows(batch: RolloutBatch, micro: MicroBatch, pad_id: int = 0) -> PaddedR
     if micro.rows.min() < 0 or micro.rows.max() >= batch.rows:
         raise BatchError(f"rows {micro.rows.tolist()} are not rows of this batch; valid are 0..{batch.rows - 1}")
     lengths = np.diff(batch.row_offsets)[micro.rows]
-    lines, width = micro.shape or (len(micro.rows), int(lengths.max()))
-    starts = np.arange(lines) * width if micro.starts is None else micro.starts
+    lines, width = (1, int(lengths.sum())) if micro.packed else (len(micro.rows), int(lengths.max()))
+    starts = np.cumsum(lengths) - lengths if micro.packed else np.arange(lines) * width
     input_ids = np.full(lines * width, pad_id, dtype=np.int64)
     attention = np.zeros(lines * width, dtype=np.bool_)
     positions = np.zeros(lines * width, dtype=np.int64)
@@ -129,7 +125,7 @@ def pad_rows(batch: RolloutBatch, micro: MicroBatch, pad_id: int = 0) -> PaddedR
         input_ids_RL=input_ids.reshape(lines, width),
         attention_RL=attention.reshape(lines, width),
         predictor_n=predictor,
-        position_RL=None if micro.starts is None else positions.reshape(lines, width),
+        position_RL=positions.reshape(lines, width) if micro.packed else None,
     )
 
 
@@ -143,122 +139,39 @@ def _cuts(lengths: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-# Several short rows behind one another in one long row, each seeing only itself: less padding to compute.
+# The rows of a pass behind one another in one long row, each seeing only itself: no padding to compute.
 
 TOLERANCE = {torch.float32: 1e-4}
 """How far hidden states may differ, relative to the largest; 0.1 in other precisions. Rows that see each other differ
 by far more."""
-LINE_COST = 0.04
-"""What a position in a line of several rows costs more than one in a row alone, times the line's tokens, divided by the
-model's width: attention works under a mask, on all pairs instead of the causal half. Measured on CPUs
-(docs/distributed.md#packed-rows)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedRows:
-    """Rows that go through the model together: where each begins in lines of one length (`shape`: how many, how long).
-
-    `packed` says whether lines are shared; else every row is a line of its own.
-    """
-
-    rows: IntArray
-    starts: IntArray
-    shape: tuple[int, int]
-    packed: bool
-
-    def filled(self, rows: Sequence[NDArray[np.int32]]) -> tuple[IntArray, IntArray | None]:
-        """The ids of these `rows` in their lines [lines, length], and where lines are shared their positions."""
-        ids, positions = np.zeros(self.shape, np.int64), np.zeros(self.shape, np.int64)
-        for row, start in zip(rows, self.starts, strict=True):
-            place = slice(start, start + len(row))
-            ids.reshape(-1)[place], positions.reshape(-1)[place] = row, np.arange(len(row))
-        return ids, positions if self.packed else None
-
-    def cost(self, width: int) -> float:
-        """What a pass costs by estimate, in positions of rows alone, for a model of that width."""
-        lines, length = self.shape
-        return lines * length * (1.0 + LINE_COST * length / width * self.packed)
+def packed_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Row numbers, longest first, cut into passes of at most `max_tokens` tokens; a longer row comes alone."""
+    passes: list[list[int]] = []
+    left = 0
+    for row in np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist():
+        if not passes or lengths[row] > left:
+            passes.append([])
+            left = max_tokens
+        passes[-1].append(row)
+        left -= lengths[row]
+    return passes
 
 
-def padded_lines(lengths: Sequence[int], max_tokens: int) -> list[PackedRows]:
-    """Every row in a line of its own, rows of like length together: passes of at most `max_tokens` positions."""
-    found = []
-    for rows in length_batches(lengths, max_tokens):
-        shape = (len(rows), int(lengths[rows[0]]))
-        starts = np.arange(len(rows), dtype=np.int64) * shape[1]
-        found.append(PackedRows(rows=np.array(rows, np.int64), starts=starts, shape=shape, packed=False))
-    return found
-
-
-def packed_lines(lengths: Sequence[int], max_tokens: int) -> list[PackedRows]:
-    """Rows that share lines: each pass has lines as long as its longest row, filled first fit.
-
-    Rows come longest first; each goes to the first line with room, into a new one while `max_tokens` allow, or else to
-    the next pass. A row longer than `max_tokens` comes alone.
-    """
-    left = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
-    found = []
-    while left:
-        width = int(lengths[left[0]])
-        # the room that is left in each line; at least one line, for a row longer than max_tokens
-        lines = np.full(max(1, max_tokens // width), width, np.int64)
-        placed, starts, rest = [], [], []
-        for row in left:
-            room = np.flatnonzero(lines >= lengths[row])
-            if len(room):
-                placed.append(row)
-                starts.append(int(room[0]) * width + width - int(lines[room[0]]))
-                lines[room[0]] -= lengths[row]
-            else:
-                rest.append(row)
-        # first fit opens lines in order, so those without a row are the last ones and can be cut off
-        used = int((lines < width).sum())
-        rows, begins = np.array(placed, np.int64), np.array(starts, np.int64)
-        found.append(PackedRows(rows=rows, starts=begins, shape=(used, width), packed=True))
-        left = rest
-    return found
-
-
-def cheaper_lines(lengths: Sequence[int], max_tokens: int, width: int) -> list[PackedRows]:
-    """Padded or packed, whichever costs less by estimate in a model of that width; nothing else decides."""
-    padded, packed = padded_lines(lengths, max_tokens), packed_lines(lengths, max_tokens)
-    better = sum(part.cost(width) for part in packed) < sum(part.cost(width) for part in padded)
-    return packed if better else padded
-
-
-def lines_of(packing: Packing, model: Any) -> Callable[[Sequence[int], int], list[PackedRows]]:
-    """How `model` gets its rows; `auto` takes for granted that it keeps rows apart (`resolved`)."""
-    if packing == "auto":
-        return partial(cheaper_lines, width=int(model.get_output_embeddings().weight.shape[-1]))
-    return packed_lines if packing == "on" else padded_lines
-
-
-def split_by(packing: Packing, model: Any) -> Split:
-    """`split_rows`, or with rows that share lines, or the cheaper of both."""
-    return split_rows if packing == "off" else partial(_split, lines_of(packing, model))
+def in_one_line(rows: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int64], IntArray]:
+    """The ids of `rows` behind one another and the position of each in its row, both int64 [1, L]."""
+    ids, positions = np.concatenate(rows), np.concatenate([np.arange(len(row)) for row in rows])
+    return ids[None].astype(np.int64), positions[None]
 
 
 def split_packed(batch: RolloutBatch, max_tokens: int, rows: IntArray | None = None) -> list[MicroBatch]:
-    """`split_rows` whose rows share lines (`packed_lines`). Errors: `BatchError` if `max_tokens` is below 1."""
-    return _split(packed_lines, batch, max_tokens, rows)
-
-
-def _split(
-    lines: Callable[[Sequence[int], int], list[PackedRows]],
-    batch: RolloutBatch,
-    max_tokens: int,
-    rows: IntArray | None = None,
-) -> list[MicroBatch]:
+    """`split_rows` whose passes are one line each. Errors: `BatchError` if `max_tokens` is below 1."""
     if max_tokens < 1:
         raise BatchError(f"max_tokens is {max_tokens}; a micro-batch needs at least 1 token")
     chosen = np.arange(batch.rows) if rows is None else np.unique(rows)
-    found = lines(np.diff(batch.row_offsets)[chosen].tolist(), max_tokens)
-    return [
-        micro_batch(batch, chosen[part.rows], starts=part.starts, shape=part.shape)
-        if part.packed
-        else micro_batch(batch, chosen[part.rows])
-        for part in found
-    ]
+    lengths = np.diff(batch.row_offsets)[chosen].tolist()
+    return [micro_batch(batch, chosen[part], packed=True) for part in packed_rows(lengths, max_tokens)]
 
 
 def resolved(packing: Packing, model: Any) -> Packing:
@@ -275,22 +188,21 @@ def resolved(packing: Packing, model: Any) -> Packing:
 
 
 def check_packing(model: Any) -> None:
-    """Raise ConfigError unless `model` keeps rows that share a line apart: two rows, alone and behind one another.
-
-    transformers tells them apart by positions that begin again at 0 (sdpa, eager and flash attention do; recurrent
-    layers carry their state across).
-    """
+    """Raise ConfigError unless `model` keeps rows that share a line apart: two rows, alone and behind one another."""
+    name = type(model).__name__
+    if not can_keep_rows_apart(model):
+        raise ConfigError(f"--packing on: {name} has layers other than sdpa attention; train it with padded rows")
     one, two = np.array([[3, 1, 4, 1, 5]]), np.array([[9, 2, 6]])
     line, positions = np.concatenate([one, two], axis=1), np.array([[0, 1, 2, 3, 4, 0, 1, 2]])
-    with torch.no_grad():
+    with torch.no_grad(), rows_apart(model):
         apart = torch.cat([hidden_states(model, one), hidden_states(model, two)]).float()
         packed = hidden_states(model, line, positions).float()
     gap, size = float((apart - packed).abs().max()), float(apart.abs().max())
     # `not <=`, for a model that gives NaN is refused too
     if not gap <= TOLERANCE.get(next(model.parameters()).dtype, 0.1) * size:
         raise ConfigError(
-            f"--packing on: {type(model).__name__} lets rows in one line see each other (hidden states differ by "
-            f"{gap:.1e} of {size:.1e}); train it with padded rows"
+            f"--packing on: {name} lets rows in one line see each other (hidden states differ by {gap:.1e} of "
+            f"{size:.1e}); train it with padded rows"
         )
 
 

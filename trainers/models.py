@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -226,8 +226,8 @@ def hidden_states(
     """Final hidden states of rows that are padded on the right: [B * L, D].
 
     No attention mask: under a causal mask a real position never sees the padding behind it. States at padding positions
-    mean nothing. `positions_BL`, if given, begin again at 0 where another row begins in the same line
-    (`microbatch.check_packing` finds out whether the model understands that). `sees_BLL` replaces the causal mask
+    mean nothing. `positions_BL`, if given, begin again at 0 where another row begins in the same line, which wants
+    `rows_apart` around it (`microbatch.check_packing`). `sees_BLL` replaces the causal mask
     (`microbatch.supports_prefix_sharing`).
     """
     device = next(model.parameters()).device
@@ -237,21 +237,86 @@ def hidden_states(
     if positions_BL is None:
         return run(ids).flatten(0, 1)
     positions = torch.from_numpy(positions_BL).to(device)
-    if sees_BLL is None:
-        return run(ids, positions).flatten(0, 1)
-    return run(ids, positions, torch.from_numpy(sees_BLL).to(device)).flatten(0, 1)
+    if sees_BLL is not None:
+        return run(ids, positions, torch.from_numpy(sees_BLL).to(device)).flatten(0, 1)
+    sizes = np.diff([*np.flatnonzero(positions_BL[0] == 0), positions_BL.shape[1]]).tolist()
+    return run(ids, positions, None, sizes).flatten(0, 1)
 
 
 def final_states(
-    model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, sees_BLL: Tensor | None = None
+    model: Any,
+    ids_BL: Tensor,
+    positions_BL: Tensor | None = None,
+    sees_BLL: Tensor | None = None,
+    row_sizes: list[int] | None = None,
 ) -> Tensor:
     """Hidden states [B, L, D] behind the last norm, the head's input."""
-    more = {} if positions_BL is None else {"position_ids": positions_BL}
+    more: dict[str, Any] = {} if positions_BL is None else {"position_ids": positions_BL}
     if sees_BLL is not None:
         # transformers takes a mask of four dimensions as it is, without its own causal one
         more["attention_mask"] = sees_BLL[:, None]  # the same for all heads
+    if row_sizes is not None:
+        more["row_sizes"] = row_sizes  # through every layer to `_attend_rows`
     # no cache: transformers looks for rows that share a line only where there is neither a cache nor a mask
     return backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
+
+
+ROWS_APART = "turngym_rows_apart"
+"""The name of `_attend_rows` among transformers' attention functions."""
+
+
+def can_keep_rows_apart(model: Any) -> bool:
+    """Whether `model` attends by torch's sdpa, over all positions before or the last few, and nothing carries over."""
+    config = getattr(backbone(model), "config", None)
+    if getattr(config, "_attn_implementation", None) not in ("sdpa", ROWS_APART):
+        return False
+    return set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
+
+
+@contextmanager
+def rows_apart(model: Any, on: bool = True) -> Iterator[None]:
+    """Inside, rows that share a line are attended one by one: no mask, and no work on pairs of different rows.
+
+    Backward passes belong inside too, for recomputed layers choose their attention anew.
+    """
+    if not on:
+        yield
+        return
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ROWS_APART, _attend_rows)
+    config: Any = backbone(model).config
+    before, config._attn_implementation = config._attn_implementation, ROWS_APART
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _attend_rows(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    row_sizes: list[int] | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """transformers' sdpa attention, [1, heads, L, D] -> [1, L, heads, D], of every row by itself."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    attend: Callable[..., Any] = sdpa_attention_forward
+    if attention_mask is not None:
+        return attend(module, query, key, value, attention_mask, **more)[0], None
+    parts = []
+    for row in zip(*(states.split(row_sizes or query.shape[2], dim=2) for states in (query, key, value)), strict=True):
+        length, near = row[0].shape[2], None
+        if sliding_window is not None and length > sliding_window:
+            near = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - sliding_window)
+        # without a mask the function is causal by itself
+        parts.append(attend(module, *row, near, **more)[0])
+    return torch.cat(parts, dim=1), None
 
 
 def autocast(model: nn.Module, on: bool) -> AbstractContextManager[Any]:

@@ -18,8 +18,8 @@ from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import OptimizerConfig, Packing
 from turngym.trainers.critic import ValueCritic, explained_variance
 from turngym.trainers.lm_head import Projected, project
-from turngym.trainers.microbatch import MicroBatch, micro_batches, pad_rows, split_by
-from turngym.trainers.models import autocast, head, hidden_states, recomputing
+from turngym.trainers.microbatch import MicroBatch, micro_batches, pad_rows, split_packed, split_rows
+from turngym.trainers.models import autocast, head, hidden_states, recomputing, rows_apart
 from turngym.trainers.world import SINGLE, World, full_tensor
 
 
@@ -39,7 +39,7 @@ class Forward:
     """Whether autocast covers the LM head; log-probabilities are float32 either way."""
     gradient_checkpointing: bool = False
     packing: Packing = "off"
-    """Whether several short rows share a line; `auto` wants a model that keeps them apart (`microbatch.resolved`)."""
+    """Whether the rows of a pass share a line; `auto` wants a model that keeps them apart (`microbatch.resolved`)."""
     world: World = SINGLE
     """Each process computes its share of the episodes; loss, gradients and columns are those of the whole batch."""
 
@@ -129,8 +129,10 @@ def accumulate(
     """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N]."""
     total, world = 0.0, forward.world
     found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
-    with recomputing(model, forward.gradient_checkpointing):
-        for micro in micro_batches(batch, forward.micro_tokens, world, split_by(forward.packing, model)):
+    packed = forward.packing != "off"
+    split = split_packed if packed else split_rows
+    with recomputing(model, forward.gradient_checkpointing), rows_apart(model, packed):
+        for micro in micro_batches(batch, forward.micro_tokens, world, split):
             losses, numbers = _forward(model, batch, micro, targets, token_loss, forward)
             # weights were fixed for the whole batch in float64: no micro-batch divides by its own size
             weight_n = torch.from_numpy(weight_N[micro.tokens]).to(losses.loss_n)

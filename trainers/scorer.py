@@ -19,13 +19,23 @@ from turngym.trainers import lora
 from turngym.trainers.config import ConfigError, Packing
 from turngym.trainers.lm_head import project, topk
 from turngym.trainers.lora import merged
-from turngym.trainers.microbatch import group_states, lines_of, prefix_groups, resolved, supports_prefix_sharing
+from turngym.trainers.microbatch import (
+    group_states,
+    in_one_line,
+    packed_rows,
+    prefix_groups,
+    resolved,
+    supports_prefix_sharing,
+)
 from turngym.trainers.models import (
     ModelError,
     common_vocabulary,
     head,
     hidden_states,
+    length_batches,
     load_model,
+    pad,
+    rows_apart,
     save_model,
     vocabulary_size,
 )
@@ -53,7 +63,7 @@ class LocalScorer:
     chunk: int = 1024
     """Positions that go through the head at a time."""
     packing: Packing = "off"
-    """Whether several short rows share a line; needs a model that keeps them apart (`microbatch.resolved`)."""
+    """Whether the rows of a pass share a line; needs a model that keeps them apart (`microbatch.resolved`)."""
     share_prefixes: bool = False
     """Read what neighboring rows begin with only once; needs `supports_prefix_sharing(model)`."""
 
@@ -111,10 +121,19 @@ class LocalScorer:
                 states = group_states(self.model, ids, group)
                 places = [group.indices(member, _before(positions[row])) for member, row in enumerate(group.rows)]
                 yield list(group.rows), states[torch.from_numpy(np.concatenate(places)).to(states.device)]
-        for lines in lines_of(self.packing, self.model)([len(ids[row]) for row in alone], self.max_tokens):
-            rows = [alone[place] for place in lines.rows]
-            states = hidden_states(self.model, *lines.filled([ids[row] for row in rows]))
-            where = [start + _before(positions[row]) for start, row in zip(lines.starts, rows, strict=True)]
+        packed = self.packing != "off"
+        split = packed_rows if packed else length_batches
+        for part in split([len(ids[row]) for row in alone], self.max_tokens):
+            rows = [alone[place] for place in part]
+            read, lengths = [ids[row] for row in rows], np.array([len(ids[row]) for row in rows])
+            if packed:
+                starts = np.cumsum(lengths) - lengths
+                with rows_apart(self.model):
+                    states = hidden_states(self.model, *in_one_line(read))
+            else:
+                starts = np.arange(len(rows)) * lengths.max()
+                states = hidden_states(self.model, pad(read))
+            where = [start + _before(positions[row]) for start, row in zip(starts, rows, strict=True)]
             yield rows, states[torch.from_numpy(np.concatenate(where)).to(states.device)]
 
 

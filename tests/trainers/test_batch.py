@@ -187,14 +187,14 @@ def test_split_and_pad_by_hand(ragged):
     assert (alone.input_ids_RL.tolist(), alone.predictor_n.tolist()) == ([[5, 6, 20, 21]], [1, 2])
 
 
-def test_rows_that_share_a_line_begin_where_they_are_told(ragged):
+def test_rows_share_a_line_in_the_order_given(ragged):
     batch = pack(ragged)
-    padded = pad_rows(batch, micro_batch(batch, [1, 0], starts=np.array([1, 6]), shape=(2, 7)), pad_id=99)
-    assert padded.input_ids_RL.tolist() == [[99, 5, 6, 20, 21, 99, 1], [2, 3, 10, 11, 4, 12, 9]]
-    assert padded.attention_RL.tolist() == [[False, True, True, True, True, False, True], [True] * 7]
-    assert padded.position_RL is not None
-    assert padded.position_RL.tolist() == [[0, 0, 1, 2, 3, 0, 0], [1, 2, 3, 4, 5, 6, 7]]
-    assert padded.predictor_n.tolist() == [2, 3, 8, 9, 11]  # of 20 21 and of 10 11 12
+    packed = pad_rows(batch, micro_batch(batch, [1, 0], packed=True))
+    assert packed.input_ids_RL.tolist() == [[5, 6, 20, 21, 1, 2, 3, 10, 11, 4, 12, 9]]
+    assert packed.attention_RL.tolist() == [[True] * 12]
+    assert packed.position_RL is not None
+    assert packed.position_RL.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]]
+    assert packed.predictor_n.tolist() == [1, 2, 6, 7, 9]  # of 20 21 and of 10 11 12
 
 
 def test_a_process_without_rows_runs_the_model_on_padding(ragged):

@@ -24,15 +24,12 @@ from turngym.trainers.checkpoint import CheckpointError
 from turngym.trainers.config import ConfigError, Packing, RunConfig
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.microbatch import (
-    cheaper_lines,
     check_packing,
-    lines_of,
-    packed_lines,
+    in_one_line,
+    packed_rows,
     pad_rows,
-    padded_lines,
     padding,
     resolved,
-    split_by,
     split_packed,
     split_rows,
 )
@@ -48,20 +45,22 @@ def batch_of(count: int) -> RolloutBatch:
     return pack(toy.demonstrations(count), origins=("demonstration",))
 
 
-def test_rows_share_lines_first_fit_by_hand() -> None:
+def test_rows_share_a_line_by_hand() -> None:
+    assert packed_rows([10, 15, 20, 30, 10], 45) == [[3], [2, 1, 0], [4]]
+    assert packed_rows([50, 7], 10) == [[0], [1]]
+    assert packed_rows([], 10) == []
     batch = batch_of(5)  # 10 15 20 30 10
-    (micro,) = split_packed(batch, 90)
-    assert micro.rows.tolist() == [3, 2, 1, 0, 4]
-    assert micro.shape == (3, 30)
-    assert micro.starts is not None
-    assert micro.starts.tolist() == [0, 30, 60, 50, 75]
-    rows = pad_rows(batch, micro)
-    assert rows.position_RL is not None
-    assert rows.position_RL[1].tolist() == [*range(20), *range(10)]
-    assert rows.position_RL[2].tolist() == [*range(15), *range(10), 0, 0, 0, 0, 0]
-    assert rows.attention_RL.sum(1).tolist() == [30, 30, 25]
-    assert padding(batch, [micro]) == pytest.approx(5 / 90)
+    first, second, _ = split_packed(batch, 45)
+    assert [first.rows.tolist(), second.rows.tolist()] == [[3], [2, 1, 0]]
+    assert pad_rows(batch, second).position_RL.tolist() == [[*range(20), *range(15), *range(10)]]  # type: ignore[union-attr]
+    # some of the rows, as of one process of several
+    (part,) = split_packed(batch, 45, np.array([1, 4]))
+    assert part.rows.tolist() == [1, 4]
+    assert [micro.rows.tolist() for micro in split_packed(batch, 1)] == [[3], [2], [1], [0], [4]]
+    assert padding(batch, [first, second]) < 0 == padding(batch, split_packed(batch, 45))
     assert padding(batch, split_rows(batch, 90)) > 0.2
+    ids, positions = in_one_line([np.array([7, 8, 9], np.int32), np.array([4, 5], np.int32)])
+    assert (ids.tolist(), positions.tolist()) == ([[7, 8, 9, 4, 5]], [[0, 1, 2, 0, 1]])
 
 
 @settings(deadline=None, max_examples=40)
@@ -77,7 +76,7 @@ def test_every_position_is_computed_once_and_predicts_its_label(count: int, budg
         flat = rows.input_ids_RL.reshape(-1)
         assert (flat[rows.predictor_n + 1] == batch.label_N[micro.tokens]).all()
         assert ((flat == -1) == ~rows.attention_RL.reshape(-1)).all()
-    assert padding(batch, micros) <= padding(batch, split_rows(batch, budget)) + 1e-12
+    assert padding(batch, micros) == 0
 
 
 def gradient(model: Any, batch: RolloutBatch, forward: Forward) -> tuple[float, torch.Tensor]:
@@ -88,11 +87,14 @@ def gradient(model: Any, batch: RolloutBatch, forward: Forward) -> tuple[float, 
     return loss, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_packed_gradients_are_those_of_padded_rows(attention: str, checkpointing: bool) -> None:
+def test_packed_gradients_are_those_of_padded_rows(window: int | None, checkpointing: bool) -> None:
     model, batch = toy.tiny(1), batch_of(9)
-    model.set_attn_implementation(attention)
+    if window:
+        settings = {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None}
+        model = type(model)(type(model.config)(**model.config.to_dict() | settings, attn_implementation="sdpa")).eval()
+        assert set(model.config.layer_types) == {"sliding_attention"}
     loss, padded = gradient(model, batch, Forward())
     for budget in (30, 70, 8192):
         forward = Forward(packing="on", micro_tokens=budget, gradient_checkpointing=checkpointing)
@@ -100,14 +102,19 @@ def test_packed_gradients_are_those_of_padded_rows(attention: str, checkpointing
         assert again == pytest.approx(loss, abs=1e-6)
         assert torch.allclose(packed, padded, atol=1e-6)
     assert padded.abs().max() > 1e-3
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_models_whose_rows_see_each_other_are_refused() -> None:
     model = toy.tiny(1)
     check_packing(model)
     check_packing(toy.tiny(2).bfloat16())
+    model.set_attn_implementation("eager")
+    with pytest.raises(ConfigError, match="has layers other than sdpa attention"):
+        check_packing(model)
+    model.set_attn_implementation("sdpa")
     inner, forward = model.model, model.model.forward
-    inner.forward = lambda position_ids=None, **more: forward(**more)
+    inner.forward = lambda row_sizes=None, **more: forward(**more)
     with pytest.raises(ConfigError, match=r"--packing on: Qwen3ForCausalLM lets rows in one line see each other"):
         check_packing(model)
     with pytest.raises(BatchError, match="max_tokens is 0"):
@@ -125,38 +132,6 @@ def test_a_packed_run_gives_the_numbers_of_a_padded_one(tmp_path: Path) -> None:
         assert packed["grad_norm"] == pytest.approx(padded["grad_norm"], abs=1e-4)
 
 
-def test_the_cheaper_lines_by_hand() -> None:
-    # 4 rows of 60 and 20 of 20 in one pass: 24 x 60 positions padded, 640 tokens in 11 lines of 60 packed
-    lengths = [60] * 4 + [20] * 20
-    padded, packed = padded_lines(lengths, 8192), packed_lines(lengths, 8192)
-    assert [part.shape for part in padded] == [(24, 60)]
-    assert [part.shape for part in packed] == [(11, 60)]
-    assert [part.cost(6) for part in padded] == [1440.0]
-    assert packed[0].cost(6) == pytest.approx(660 * (1 + 0.04 * 60 / 6))
-    assert cheaper_lines(lengths, 8192, 6)[0].packed
-    # 0.04 * 60 / 2 = 1.2: in so narrow a model attention under a mask costs more than the padding
-    assert not cheaper_lines(lengths, 8192, 2)[0].packed
-    # nothing to gain: no padding
-    assert not cheaper_lines([50] * 8, 8192, 10_000)[0].packed
-    assert cheaper_lines([], 8192, 6) == []
-
-
-def test_auto_is_one_of_both_and_a_function_of_lengths_and_width() -> None:
-    model, batch = toy.tiny(1), batch_of(9)
-    splits = {name: split_by(name, model)(batch, 8192, np.arange(9)) for name in ("auto", "on", "off")}
-    assert splits["auto"][0].shape == splits["on"][0].shape is not None
-    assert [micro.rows.tolist() for micro in splits["off"]] == [
-        micro.rows.tolist() for micro in split_rows(batch, 8192)
-    ]
-    # passes of one row have no padding
-    alone = split_by("auto", model)(batch, 1, np.arange(9))
-    assert len(alone) == 9
-    assert all(micro.starts is None for micro in alone)
-    # some of the rows, as of one process of several
-    (part,) = split_by("on", model)(batch, 8192, np.array([3, 8]))
-    assert part.rows.tolist() == [3, 8]
-
-
 @pytest.mark.parametrize("packing", ["auto", "on"])
 def test_packed_scores_are_those_of_padded_rows(packing: Packing) -> None:
     model, rng = toy.tiny(1, 6.0), np.random.default_rng(0)
@@ -167,16 +142,13 @@ def test_packed_scores_are_those_of_padded_rows(packing: Packing) -> None:
         scorer = LocalScorer(model=model, packing=packing, max_tokens=budget)
         for one, other in zip(scorer.logprobs(ids, positions), plain.logprobs(ids, positions), strict=True):
             assert np.allclose(one, other, atol=1e-5)
-    lines = lines_of(packing, model)([len(row) for row in ids], 8192)
-    assert lines[0].packed
-    assert not lines_of("off", model)([len(row) for row in ids], 8192)[0].packed
 
 
 def test_auto_leaves_a_model_alone_that_cannot_have_it() -> None:
     model = toy.tiny(1)
     assert [resolved(name, model) for name in ("auto", "on", "off")] == ["auto", "on", "off"]
     inner, forward = model.model, model.model.forward
-    inner.forward = lambda position_ids=None, **more: forward(**more)
+    inner.forward = lambda row_sizes=None, **more: forward(**more)
     assert [resolved(name, model) for name in ("auto", "off")] == ["off", "off"]
     with pytest.raises(ConfigError):
         resolved("on", model)
