@@ -1,8 +1,8 @@
-"""Runs the `turngym train` commands of a study: what is finished is skipped, what was killed goes on.
+"""Runs the `turngym train` commands of a study: finished runs are skipped, killed ones are resumed.
 
-A `Job` is one training run in a folder and a process of its own. `Runner` works through jobs that may need each other
-(`study learn`, `study scenarios`). A `Cell` is a job of `study turnopd`, world x method x seed; `CellRunner` shares a
-folder of cells with other processes and machines by locks.
+A `Job` is one training run in a folder and a process of its own. A `Cell` is a job of `study turnopd`: world x method x
+seed. `Runner` works through jobs, some of which need others first. Cells have locks, so that several processes and
+machines can share one folder of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from turngym.agents.executor.options import SHARE
 from turngym.agents.worlds import load_world
@@ -136,16 +137,18 @@ def _alive(pid: int) -> bool:
 
 METRICS = "metrics.jsonl"
 START = Path("eval", "step_000000.jsonl")
+RECORD = "cell.json"
+"""What a finished cell leaves for the tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run."""
+    """One training run."""
 
     name: str
     folder: Path
     words: tuple[str, ...]
-    """Of `turngym train`, without --out and --resume."""
+    """Arguments of `turngym train`, without --out and --resume."""
     steps: int
     needs: Job | None = None
     """Must be finished before this one can start."""
@@ -160,84 +163,163 @@ class Job:
 
     @property
     def model(self) -> Path:
-        """Of the finished run."""
+        """Model of the finished run."""
         return self.folder / "checkpoints" / f"step_{self.steps:06d}" / "model"
 
     @property
-    def finished(self) -> bool:
+    def trained(self) -> bool:
         """A run that is interrupted in its last evaluation has its last checkpoint, but not that evaluation."""
         return self.model.exists() and (not self.evaluates or self.steps in evaluated(self.folder))
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.trained
 
     @property
     def begun(self) -> bool:
         return any(self.folder.glob("checkpoints/step_*"))
 
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def lock(self) -> FolderLock | None:
+        """The lock of a job that others may work on too."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(Job):
+    """One run of `study turnopd`."""
+
+    world: str
+    method: Method
+    seed: int
+
+    @property
+    def record(self) -> Path:
+        return self.folder / RECORD
+
+    @property
+    def finished(self) -> bool:
+        """The record is written last, so a cell that was killed before that goes on."""
+        return self.record.exists()
+
+    @property
+    def lock(self) -> FolderLock:
+        # beside the folder: a run that begins wants its folder empty
+        return FolderLock(self.folder.with_name(f"{self.folder.name}.lock"))
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A process that trains a job."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    lock: FolderLock | None
+    beaten: float
+    """When the lock was last touched."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """Runs jobs, `parallel` at a time and one thread each; what is finished is skipped, what was killed goes on."""
+    """Runs jobs, `parallel` at a time and one thread each, until none is left for this process to begin."""
 
     jobs: Sequence[Job]
+    finish: Callable[[Any], None] = lambda job: None
+    """Is called with each job whose training is over."""
     parallel: int = 2
     poll: float = 0.5
     """Seconds between looks at the processes."""
     patience: float = 5.0
     """Seconds that an interrupted run is given to end by itself before it is told to."""
-    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
+    _running: list[Running] = field(default_factory=list, init=False)
+    _failed: list[Job] = field(default_factory=list, init=False)
 
     def run(self) -> None:
-        """Until all are finished; SIGINT and SIGTERM end the runs with this process.
+        """Runs until every job is finished, failed, or another process's; SIGINT and SIGTERM end the runs too.
 
-        Raises TurngymError if one fails (the others are let finish first).
+        A failed run does not stop the others. Raises TurngymError at the end if one failed.
         """
         from turngym.trainers.train_loop import Interrupts
 
         for job in self.jobs:
             check_command(job)
-        waiting = [job for job in self.jobs if not job.finished]
-        failed: list[Job] = []
-        with LearnProgress(self.jobs) as progress, Interrupts():
+        with Board(self.jobs) as board, Interrupts():
             try:
-                while waiting or self._running:
-                    waiting = self._start(waiting, failed)
+                while self._begin(board) or self._running:
                     time.sleep(self.poll)
-                    failed += self._ended()
-                    progress.update(set(self._running))
+                    self._watch(board)
+                    board.update({running.job.name for running in self._running})
             except BaseException:
-                for process in self._running.values():
-                    stop(process, self.patience)
+                for running in self._running:
+                    stop(running.process, self.patience)
+                    if running.lock is not None:
+                        running.lock.release()
                 raise
-        if failed:
-            logs = ", ".join(str(log_of(job)) for job in failed)
-            names = ", ".join(job.name for job in failed)
+        if self._failed:
+            names = ", ".join(job.name for job in self._failed)
+            logs = ", ".join(str(job.log) for job in self._failed)
             raise TurngymError(f"failed: {names}; the reason is at the end of {logs}")
 
-    def _start(self, waiting: Sequence[Job], failed: Sequence[Job]) -> list[Job]:
-        """Start what can start; returns what still waits. What needs a failed job is dropped with it."""
-        rest = []
-        for job in waiting:
-            if job.needs is not None and job.needs in failed:
+    def _begin(self, board: Board) -> bool:
+        """Starts jobs while fewer than `parallel` run. Returns whether one was started."""
+        begun = False
+        for job in self.jobs:
+            if len(self._running) >= self.parallel:
+                break
+            # a job that needs a failed one never starts
+            ready = job.needs is None or job.needs.finished
+            if not ready or job.finished or job in self._failed or any(one.job is job for one in self._running):
                 continue
-            if len(self._running) < self.parallel and (job.needs is None or job.needs.finished):
-                borrow_start(job, self.jobs)
-                self._running[job.name] = launch(job)
-            else:
-                rest.append(job)
-        return rest
+            lock = job.lock
+            if lock is not None and not lock.acquire():
+                continue
+            # another process may have finished it between the look and the lock
+            if lock is not None and job.finished:
+                lock.release()
+                continue
+            borrow_start(job, self.jobs)
+            board.say(f"{'goes on' if job.begun else 'begins'}: {job.name}")
+            process = launch(job)
+            if lock is not None:
+                lock.name_child(process.pid)
+            self._running.append(Running(job=job, process=process, lock=lock, beaten=time.monotonic()))
+            begun = True
+        return begun
 
-    def _ended(self) -> list[Job]:
-        """Jobs whose process has ended without finishing them."""
-        ended = {name for name, process in self._running.items() if process.poll() is not None}
-        self._running = {name: process for name, process in self._running.items() if name not in ended}
-        return [job for job in self.jobs if job.name in ended and not job.finished]
+    def _watch(self, board: Board) -> None:
+        """Takes note of the runs that ended, and keeps the locks of the others alive."""
+        for running in list(self._running):
+            if running.process.poll() is not None:
+                self._running.remove(running)
+                self._end(running, board)
+            elif running.lock is not None and time.monotonic() - running.beaten > STALE / 10:
+                running.beaten = time.monotonic()
+                if not running.lock.beat():
+                    # this machine slept too long: another process has the cell now
+                    self._running.remove(running)
+                    stop(running.process, 0.0)
+                    board.say(f"lost to another process: {running.job.name}")
 
-
-def log_of(job: Job) -> Path:
-    return job.folder.with_name(f"{job.folder.name}.log")
+    def _end(self, running: Running, board: Board) -> None:
+        job, lock = running.job, running.lock
+        try:
+            if not job.trained:
+                self._failed.append(job)
+                board.say(f"failed: {job.name}")
+            elif lock is None or lock.held:
+                self.finish(job)
+        finally:
+            if lock is not None:
+                lock.release()
 
 
 def check_command(job: Job) -> None:
-    """Raise TurngymError if the run in the job's folder was started with other options."""
+    """Raises TurngymError if the run in the job's folder was started with other options."""
     path = job.folder / "command.txt"
     if path.exists() and path.read_text(encoding="utf-8").strip() != job.command:
         raise TurngymError(
@@ -246,19 +328,19 @@ def check_command(job: Job) -> None:
 
 
 def launch(job: Job) -> subprocess.Popen[bytes]:
-    """Start or resume a run; it writes to its log."""
+    """Starts or resumes a run, which writes to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / "command.txt").write_text(job.command + "\n", encoding="utf-8")
-    words = [sys.executable, "-m", "turngym.scripts", *shlex.split(job.command)[1:]]
-    words += ["--resume"] if job.begun else []
+    argv = [sys.executable, "-m", "turngym.scripts", *shlex.split(job.command)[1:]]
+    argv += ["--resume"] if job.begun else []
     # jobs run side by side
     environment = {**os.environ, "OMP_NUM_THREADS": "1", SHARE: "1"}
-    with log_of(job).open("ab") as log:
-        return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+    with job.log.open("ab") as log:
+        return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
 
 def stop(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Let a run save and end. On a terminal Ctrl-C reached it as well; elsewhere it must be told."""
+    """Lets a run save and end. On a terminal Ctrl-C has reached it as well; elsewhere SIGTERM follows."""
     try:
         process.wait(timeout=patience)
     except subprocess.TimeoutExpired:
@@ -267,7 +349,7 @@ def stop(process: subprocess.Popen[bytes], patience: float) -> None:
 
 
 def borrow_start(job: Job, jobs: Sequence[Job]) -> None:
-    """Give a new run the evaluation before step 1 of another run with the same weights, tasks and seed.
+    """Gives a new run the evaluation before step 1 of another run with the same weights, tasks and seed.
 
     An evaluation that finds its trace plays only what is missing there; the same seed gives the same episodes anyway.
     """
@@ -292,17 +374,18 @@ def metric_rows(folder: Path) -> list[dict[str, object]]:
     return [dict(row) for row in read_metrics(folder)] if (folder / METRICS).exists() else []
 
 
-class LearnProgress:
-    """A bar over all steps of all runs, and one line per run that is at work."""
+class Board:
+    """A progress bar over all steps of all runs, and one for each run that is at work."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         self.jobs = jobs
-        columns = (TextColumn("{task.description:>32}"), BarColumn(bar_width=24), MofNCompleteColumn())
         self.bars = Progress(
-            *columns,
+            TextColumn("{task.description:>32}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
             console=Console(stderr=True),
@@ -312,7 +395,7 @@ class LearnProgress:
         self.lines = {job.name: self.bars.add_task(job.name, total=job.steps, note="", visible=False) for job in jobs}
         self.seen: set[str] = set()
 
-    def __enter__(self) -> LearnProgress:
+    def __enter__(self) -> Board:
         self.update(set())
         self.bars.start()
         return self
@@ -320,8 +403,13 @@ class LearnProgress:
     def __exit__(self, *error: object) -> None:
         self.bars.stop()
 
+    def say(self, text: str) -> None:
+        """Prints a line; on a terminal the bars say it already."""
+        if not self.bars.console.is_terminal:
+            self.bars.console.print(text, highlight=False, soft_wrap=True)
+
     def update(self, running: set[str]) -> None:
-        """Read how far the running ones are; finished ones disappear, and off a terminal each is told of once."""
+        """Reads how far the running jobs are. Finished ones disappear."""
         done = 0
         for job in self.jobs:
             step, note = (job.steps, "") if job.finished else state(job)
@@ -329,8 +417,7 @@ class LearnProgress:
             self.bars.update(self.lines[job.name], completed=step, note=note, visible=job.name in running)
             if job.finished and job.name not in self.seen:
                 self.seen.add(job.name)
-                if not self.bars.console.is_terminal:
-                    self.bars.console.print(f"finished: {job.name}", highlight=False)
+                self.say(f"finished: {job.name} ({len(self.seen)} of {len(self.jobs)})")
         self.bars.update(self.total, completed=done, note=f"{len(self.seen)} of {len(self.jobs)} runs")
 
 
@@ -349,38 +436,7 @@ def shown(path: Path) -> str:
     return min(str(path), os.path.relpath(path), key=len)
 
 
-# --- Cells
-
-RECORD = "cell.json"
-"""What a finished cell leaves for the tables."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One run of the study."""
-
-    world: str
-    method: Method
-    seed: int
-    job: Job
-
-    @property
-    def name(self) -> str:
-        return self.job.name
-
-    @property
-    def record(self) -> Path:
-        return self.job.folder / RECORD
-
-    @property
-    def done(self) -> bool:
-        """Written when everything else is: a cell that was killed before goes on."""
-        return self.record.exists()
-
-    @property
-    def lock(self) -> FolderLock:
-        # beside the folder: a run that begins wants its folder empty
-        return FolderLock(self.job.folder.with_name(f"{self.job.folder.name}.lock"))
+# --- The cells of `study turnopd`
 
 
 def cells_of(options: StudyOptions) -> list[Cell]:
@@ -404,14 +460,12 @@ def _cell(options: StudyOptions, world: EmbeddedWorld, method: Method, seed: int
         world=world.name,
         method=method,
         seed=seed,
-        job=Job(
-            name=f"{world.name}/{method.name}/seed{seed}",
-            folder=options.out / "cells" / world.name / f"{method.name}-seed{seed}",
-            words=tuple(words),
-            steps=options.steps,
-            evaluates=True,
-            same_start=f"{world.name}-seed{seed}",
-        ),
+        name=f"{world.name}/{method.name}/seed{seed}",
+        folder=options.out / "cells" / world.name / f"{method.name}-seed{seed}",
+        words=tuple(words),
+        steps=options.steps,
+        evaluates=True,
+        same_start=f"{world.name}-seed{seed}",
     )
 
 
@@ -435,109 +489,3 @@ def replaced(words: Sequence[str], changed: dict[str, str]) -> list[str]:
         if word in rest:
             found[place + 1] = rest.pop(word)
     return found + [word for pair in rest.items() for word in pair]
-
-
-# --- Cells worked on by several processes
-
-
-@dataclass(slots=True, kw_only=True)
-class Running:
-    """A cell that this process works on."""
-
-    cell: Cell
-    lock: FolderLock
-    process: subprocess.Popen[bytes]
-    beaten: float
-
-
-@dataclass(slots=True, kw_only=True)
-class CellRunner:
-    """Works on `cells` together with whoever else shares their folder; ends when no cell is left for it to begin."""
-
-    cells: Sequence[Cell]
-    finish: Callable[[Cell], None]
-    """Writes the record of a cell whose training is over."""
-    parallel: int = 2
-    poll: float = 0.5
-    """Seconds between looks at the processes."""
-    patience: float = 5.0
-    """Seconds that an interrupted run is given to end by itself before it is told to."""
-    _running: list[Running] = field(default_factory=list, init=False)
-    _failed: list[Cell] = field(default_factory=list, init=False)
-
-    def run(self) -> None:
-        """Until every cell is done, failed, or another process's. Raises TurngymError if one of ours failed."""
-        from turngym.trainers.train_loop import Interrupts
-
-        for cell in self.cells:
-            check_command(cell.job)
-        with Interrupts():
-            try:
-                while self._begin() or self._running:
-                    time.sleep(self.poll)
-                    self._watch()
-            except BaseException:
-                for running in self._running:
-                    stop(running.process, self.patience)
-                    running.lock.release()
-                raise
-        if self._failed:
-            names = ", ".join(cell.name for cell in self._failed)
-            logs = ", ".join(str(log_of(cell.job)) for cell in self._failed)
-            raise TurngymError(f"failed: {names}; the reason is at the end of {logs}")
-
-    def _begin(self) -> bool:
-        """Take on cells until our hands are full; whether one was begun."""
-        begun = False
-        for cell in self.cells:
-            if len(self._running) >= self.parallel:
-                break
-            if cell.done or cell in self._failed or any(running.cell is cell for running in self._running):
-                continue
-            lock = cell.lock
-            if not lock.acquire():
-                continue
-            # another process may have finished it between the look and the lock
-            if cell.done:
-                lock.release()
-                continue
-            self._launch(cell, lock)
-            begun = True
-        return begun
-
-    def _launch(self, cell: Cell, lock: FolderLock) -> None:
-        borrow_start(cell.job, [other.job for other in self.cells])
-        self._say(f"{'goes on' if cell.job.begun else 'begins'}: {cell.name}")
-        process = launch(cell.job)
-        lock.name_child(process.pid)
-        self._running.append(Running(cell=cell, lock=lock, process=process, beaten=time.monotonic()))
-
-    def _watch(self) -> None:
-        """See which runs ended, and keep the locks of the others alive."""
-        for running in list(self._running):
-            if running.process.poll() is not None:
-                self._running.remove(running)
-                self._end(running)
-            elif time.monotonic() - running.beaten > STALE / 10:
-                running.beaten = time.monotonic()
-                if not running.lock.beat():
-                    # this machine slept too long: somebody else has the cell now
-                    self._running.remove(running)
-                    stop(running.process, 0.0)
-                    self._say(f"lost to another process: {running.cell.name}")
-
-    def _end(self, running: Running) -> None:
-        cell = running.cell
-        try:
-            if not cell.job.finished:
-                self._failed.append(cell)
-                self._say(f"failed: {cell.name}")
-            elif running.lock.held:
-                self.finish(cell)
-                self._say(f"done: {cell.name} ({sum(other.done for other in self.cells)} of {len(self.cells)})")
-        finally:
-            running.lock.release()
-
-    @staticmethod
-    def _say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)

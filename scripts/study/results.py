@@ -80,13 +80,13 @@ class Record:
 
 def make_record(cell: Cell) -> Record:
     """Read a cell's metrics and evaluation traces. Raises TurngymError where an evaluation is missing."""
-    rows = read_metrics(cell.job.folder)
+    rows = read_metrics(cell.folder)
     costs, phases = _costs(rows)
     evaluations: list[Evaluation] = []
     categories: dict[str, str] = {}
     samples = 0
     for step in sorted(costs_of_evals(rows)):
-        path = cell.job.folder / "eval" / f"step_{step:06d}.jsonl"
+        path = cell.folder / "eval" / f"step_{step:06d}.jsonl"
         counted = Outcomes.of(episode for episode in iter_episodes(path) if not episode.status.is_error)
         if not counted:
             raise TurngymError(f"{path}: no episode that counts")
@@ -101,7 +101,7 @@ def make_record(cell: Cell) -> Record:
         group=cell.method.group,
         about=cell.method.about,
         seed=cell.seed,
-        command=cell.job.command,
+        command=cell.command,
         samples=samples,
         evaluations=tuple(evaluations),
         categories=categories,

@@ -29,7 +29,7 @@ from turngym.agents.evaluation.statistics import Interval
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import provenance
 from turngym.envs.core.tables import Table, markdown, write_json
-from turngym.scripts.study.grid import CellRunner, cells_of
+from turngym.scripts.study.grid import Runner, cells_of
 from turngym.scripts.study.regime import WINDOWS, regime_table
 from turngym.scripts.study.results import (
     MEASURES,
@@ -388,8 +388,8 @@ def run_cells(options: StudyOptions) -> list[Record]:
     """Run what is to be run; the records of all cells that are done, whoever ran them."""
     cells = cells_of(options)
     if options.run:
-        CellRunner(cells=cells, finish=write_record, parallel=options.parallel).run()
-    records = [read_record(cell.job.folder) for cell in cells if cell.done]
+        Runner(jobs=cells, finish=write_record, parallel=options.parallel).run()
+    records = [read_record(cell.folder) for cell in cells if cell.finished]
     if not records:
         raise TurngymError(f"no cell in {options.out} is done: there is nothing to put into tables")
     return records

@@ -18,7 +18,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.scripts import train
 from turngym.scripts.main import main
 from turngym.scripts.study import grid as running
-from turngym.scripts.study.grid import Cell, CellRunner, FolderLock, cells_of
+from turngym.scripts.study.grid import Cell, FolderLock, Runner, cells_of
 from turngym.scripts.study.settings import StudyOptions, chosen_methods, fixed_depths, methods, shortened
 from turngym.trainers.algorithm import FixedDepth
 from turngym.trainers.algorithms.tcod import FrontToBack
@@ -29,7 +29,7 @@ from turngym.trainers.token_weights import Static, TurnLevel
 
 def built(cell: Cell) -> Any:
     """The algorithm that a cell's command trains with."""
-    return build_algorithm(train.parse([*cell.job.words, "--out", str(cell.job.folder)]))
+    return build_algorithm(train.parse([*cell.words, "--out", str(cell.folder)]))
 
 
 def test_every_row_trains_what_it_says(tmp_path: Path) -> None:
@@ -65,19 +65,19 @@ def test_every_row_trains_what_it_says(tmp_path: Path) -> None:
 def test_what_a_cell_is_told(tmp_path: Path) -> None:
     options = StudyOptions(out=tmp_path, worlds=("alfworld",), seeds=(3,), methods=("opd",), steps=40, evaluations=4)
     (cell,) = cells_of(replace(options, episodes=9, max_turns=17, tasks=7, samples=2, student=Path("S")))
-    words = dict(zip(cell.job.words[::2], cell.job.words[1::2], strict=False))
+    words = dict(zip(cell.words[::2], cell.words[1::2], strict=False))
     assert (words["--steps"], words["--seed"], words["--student"]) == ("40", "3", "S")
     assert (words["--eval-every"], words["--eval-samples"], words["--eval-limit"]) == ("10", "2", "7")
     assert (words["--episodes"], words["--max-turns"], words["--optimizer.lr-warmup"]) == ("9", "17", "8")
     assert words["--panel"] == "alfworld-quickstart"
-    assert cell.job.words.count("--eval-every") == cell.job.words.count("--episodes") == 1
+    assert cell.words.count("--eval-every") == cell.words.count("--episodes") == 1
     assert cell.record == tmp_path / "cells" / "alfworld" / "opd-seed3" / "cell.json"
 
 
 @pytest.mark.parametrize(("world", "rate", "turns"), [("alfworld-loops", 1e-3, "48"), ("search-loops", 1e-4, "30")])
 def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: str, tmp_path: Path) -> None:
     (cell,) = cells_of(StudyOptions(out=tmp_path, worlds=(world,), seeds=(0,), methods=("opd",)))
-    words = dict(zip(cell.job.words[::2], cell.job.words[1::2], strict=False))
+    words = dict(zip(cell.words[::2], cell.words[1::2], strict=False))
     assert (float(words["--optimizer.lr"]), words["--max-turns"], words["--panel"]) == (rate, turns, world)
 
 
@@ -209,7 +209,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         monkeypatch.setattr(running, "launch", fake)
 
         def run() -> None:
-            CellRunner(cells=cells, finish=lambda cell: cell.record.write_text("{}") and None, poll=0.01).run()
+            Runner(jobs=cells, finish=lambda cell: cell.record.write_text("{}") and None, poll=0.01).run()
 
         return fake, cells, run
 
@@ -220,8 +220,8 @@ def test_a_cell_is_run_once(work: Any) -> None:
     fake, cells, run = work()
     run()
     assert sorted(fake.started) == sorted(cell.name for cell in cells)
-    assert all(cell.done for cell in cells)
-    assert not [path for cell in cells for path in cell.job.folder.parent.glob("*.lock*")]
+    assert all(cell.finished for cell in cells)
+    assert not [path for cell in cells for path in cell.folder.parent.glob("*.lock*")]
     run()
     assert len(fake.started) == 4
 
@@ -232,25 +232,25 @@ def test_a_cell_of_somebody_else_is_left_alone(work: Any) -> None:
     assert theirs.acquire()
     run()
     assert cells[1].name not in fake.started
-    assert [cell.done for cell in cells] == [True, False, True, True]
+    assert [cell.finished for cell in cells] == [True, False, True, True]
     assert theirs.held
     theirs.release()
     run()
-    assert cells[1].done
+    assert cells[1].finished
 
 
 def test_a_failed_cell_is_named_and_the_others_finish(work: Any) -> None:
     fake, cells, run = work("alfworld/opd/seed1")
     with pytest.raises(TurngymError, match=r"failed: alfworld/opd/seed1; the reason is at the end of .*opd-seed1\.log"):
         run()
-    assert [cell.done for cell in cells] == [True, True, False, True]
+    assert [cell.finished for cell in cells] == [True, True, False, True]
     assert fake.started.count("alfworld/opd/seed1") == 1
     assert cells[2].lock.acquire()
 
 
 def test_a_folder_of_another_study_is_refused(work: Any) -> None:
     _, cells, run = work()
-    cells[0].job.folder.mkdir(parents=True)
-    (cells[0].job.folder / "command.txt").write_text("turngym train something else")
+    cells[0].folder.mkdir(parents=True)
+    (cells[0].folder / "command.txt").write_text("turngym train something else")
     with pytest.raises(TurngymError, match="holds a run with other options"):
         run()

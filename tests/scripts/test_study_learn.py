@@ -213,7 +213,7 @@ def test_interrupting_the_bench_ends_its_runs(
         if (one.folder / "started").exists():
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(jobs.LearnProgress, "update", update)
+    monkeypatch.setattr(jobs.Board, "update", update)
     with pytest.raises(KeyboardInterrupt):
         Runner(jobs=[one], poll=0.01, patience=0.01).run()
     assert (one.folder / "calls").read_text() == "saved\n"

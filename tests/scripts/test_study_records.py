@@ -35,7 +35,7 @@ def cells(out: Path) -> dict[str, Cell]:
 
 def test_a_record_says_what_metrics_and_traces_say(study: Path) -> None:
     cell = cells(study)["turnopd"]
-    record, rows = read_record(cell.job.folder), read_metrics(cell.job.folder)
+    record, rows = read_record(cell.folder), read_metrics(cell.folder)
     train = [row for row in rows if row["kind"] == "train"]
     assert (record.world, record.method, record.seed, record.samples) == ("search", "turnopd", 0, 2)
     assert record.total.seconds == train[-1]["time/train_s"]
@@ -71,9 +71,9 @@ def test_both_methods_begin_with_the_same_evaluation(study: Path) -> None:
 
 def test_a_cell_without_its_record_goes_on_and_plays_nothing_again(study: Path) -> None:
     cell = cells(study)["opd"]
-    before, metrics = read_record(cell.job.folder), (cell.job.folder / "metrics.jsonl").read_bytes()
+    before, metrics = read_record(cell.folder), (cell.folder / "metrics.jsonl").read_bytes()
     cell.record.unlink()
-    assert not cell.done
+    assert not cell.finished
     assert main(["study", "turnopd", *WORDS, "--out", str(study)]) == 0
-    assert (cell.job.folder / "metrics.jsonl").read_bytes() == metrics
-    assert make_record(cell) == before == read_record(cell.job.folder)
+    assert (cell.folder / "metrics.jsonl").read_bytes() == metrics
+    assert make_record(cell) == before == read_record(cell.folder)
