@@ -107,13 +107,14 @@ class EpisodeRunner:
         self.success, self.score = bool(info["success"]), float(info["score"])
         self.goal_rate = info.get("goal_rate")
         admissible = info["admissible_actions"]
+        channel = conversation.channel
         conversation.past.append(
             PastTurn(
                 observation=conversation.observation,
                 response=reply.text,
                 action=self.turns[-1].action,
                 listing=conversation.listing,
-                channel=conversation.channel,
+                thought=(channel.parse(reply.text).thought or "") if channel is not None else "",
             )
         )
         conversation.observation, conversation.listing = observation, self.guard.listing()

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.envs.channels import Channel
 from turngym.envs.core.episode import Span
 from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.tool_calls import CALL_ID, THINK, Call, Dialect, Thoughts
@@ -126,19 +125,13 @@ class PastTurn:
     """The action read from the response; None if there was none."""
     listing: str = ""
     """The list of admissible actions at the end of the observation. It holds for its own turn only."""
-    channel: Channel | None = None
-    """The channel that read the response."""
+    thought: str = ""
+    """The agent's thought; "" if there was none."""
 
     @property
     def bare(self) -> str:
         """The observation without its list."""
         return without(self.observation, self.listing)
-
-    @property
-    def thought(self) -> str:
-        """The agent's thought, or ""."""
-        parsed = None if self.channel is None else self.channel.parse(self.response)
-        return "" if parsed is None or parsed.thought is None else parsed.thought
 
 
 def without(observation: str, listing: str) -> str:

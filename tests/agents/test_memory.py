@@ -38,7 +38,7 @@ PAST = (
         observation="Try again.",
         response="<think>The first\none.</think>\n<action>open door 1</action>",
         action="open door 1",
-        channel=TextChannel(),
+        thought="The first\none.",
     ),
 )
 
@@ -179,7 +179,6 @@ def test_a_hint_behind_the_list_stays() -> None:
     turn = PastTurn(observation="o" + LISTING + "\nhint", response="", action=None, listing=LISTING)
     assert turn.bare == "o\nhint"
     assert PastTurn(observation="o", response="", action=None, listing=LISTING).bare == "o"
-    assert PastTurn(observation="o", response="", action=None).thought == ""
 
 
 def test_settings_are_saved_and_older_files_keep_their_identity(tmp_path: Path) -> None:
@@ -250,12 +249,13 @@ def test_the_driver_hands_what_was_played_to_the_agent(make_doors: Any) -> None:
     class Watcher(ExpertAgent):
         def respond(self, waiting: Any) -> Any:
             seen.extend(replace(row, past=list(row.past)) for row in waiting)
-            return super().respond(waiting)
+            return [replace(reply, text=f"<think>Next.</think>{reply.text}") for reply in super().respond(waiting)]
 
     rollout([Job(task_id="doors/2")], make_doors(show_admissible=True), Watcher())
     assert [len(row.past) for row in seen] == [0, 1]
     (past,) = seen[1].past
     assert past.action == "open door 1"
-    assert past.response == "<action>open door 1</action>"
+    assert past.response == "<think>Next.</think><action>open door 1</action>"
+    assert past.thought == "Next."
     assert past.bare == "You see 2 doors."
     assert seen[1].listing == "\nAdmissible actions:\n- open door 2\n- wait"
