@@ -3,23 +3,19 @@
     documents -> RunBuilder -> Run 0, Run 1, ... (about 8 million words each) -> merge -> the final files
 
 A run has the sorted postings of a stretch of documents. Only one run is in memory at a time, so memory stays bounded.
-`BuildFolder` is the folder `<target>.building` where an index on disk is made.
+An index on disk is made in the folder `<target>.building`, in which each run has a folder of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-import json
-import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -40,8 +36,6 @@ from turngym.retrieval.lucene_postings import (
 from turngym.retrieval.lucene_text import ANALYSIS, TermMemo, words
 from turngym.retrieval.mapped import ArrayWriter, BlobStore, BlobWriter, map_array
 
-_BUFFER = 1 << 20
-"""Postings that are collected before they are written."""
 _MEMO = 1 << 19
 """Words whose terms are remembered from one run to the next."""
 RUN_TOKENS = 1 << 23
@@ -170,10 +164,10 @@ def merge(runs: Sequence[Run], folder: Path) -> None:
     with (
         BlobWriter(folder / "terms") as terms,
         ArrayWriter(folder / "starts.npy", np.int64) as starts,
-        _Buffered(ArrayWriter(folder / "rows.npy", np.int32)) as rows,
-        _Buffered(ArrayWriter(folder / "tfs.npy", tf_type)) as tfs,
+        ArrayWriter(folder / "rows.npy", np.int32) as rows,
+        ArrayWriter(folder / "tfs.npy", tf_type) as tfs,
     ):
-        fresh = [0]
+        starts.append(0)
         edges = [run.starts.tolist() for run in runs]
         # equal terms come in the order of their runs, so that the rows of a term ascend
         merged = heapq.merge(*(entries(number) for number in range(len(runs))))
@@ -181,152 +175,19 @@ def merge(runs: Sequence[Run], folder: Path) -> None:
             terms.append(term)
             for _, number, place in parts:
                 start, end = edges[number][place], edges[number][place + 1]
-                rows.add(runs[number].rows[start:end] + np.int32(bases[number]))
-                tfs.add(runs[number].tfs[start:end])
-            fresh.append(rows.count)
-            if len(fresh) >= _BUFFER:
-                starts.extend(fresh)
-                fresh = []
-        starts.extend(fresh)
-
-
-class _Buffered:
-    """Collects short arrays, and writes them together."""
-
-    def __init__(self, writer: ArrayWriter) -> None:
-        self._writer = writer
-        self._parts: list[np.ndarray] = []
-        self._waiting = 0
-        self.count = 0
-
-    def add(self, part: np.ndarray) -> None:
-        self._parts.append(part)
-        self.count += len(part)
-        self._waiting += len(part)
-        if self._waiting >= _BUFFER or len(self._parts) >= _BUFFER // 16:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._parts:
-            self._writer.extend(np.concatenate(self._parts))
-        self._parts, self._waiting = [], 0
-
-    def __enter__(self) -> _Buffered:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._flush()
-        self._writer.close()
-
-
-_STATE = "state.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A run that an earlier build left."""
-
-    documents: int
-    """Documents up to its end, those of the runs before it included."""
-    content: str
-    """Content hash of these documents."""
-
-
-class BuildFolder:
-    """The folder `<target>.building`, as a context manager: locked, and moved to the target at the end.
-
-    The runs that a killed build left in it are offered one by one (`expected`), to be accepted or forgotten.
-
-    Raises:
-        RetrievalError: the target holds something that is no index, or another process builds it.
-    """
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        self.folder = target.with_name(target.name + ".building")
-        self.runs: list[Path] = []
-        """Runs of this build, in order."""
-        self._left: list[Expected] = []
-        self._lock = ExitStack()
-
-    def __enter__(self) -> BuildFolder:
-        target = self.target
-        if target.exists() and not (target.is_dir() and (is_index(target) or not any(target.iterdir()))):
-            raise RetrievalError(f"{self.target} exists and is no BM25 index; name an empty or a new folder")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock.enter_context(build_lock(self.folder))
-        self._left = self._read_state()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.close()
-        # only a build that was cut off is worth continuing: bad input would be bad again
-        if kind is None or issubclass(kind, RetrievalError) or not self._left:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    @property
-    def expected(self) -> Expected | None:
-        """The next run that an earlier build left."""
-        return self._left[len(self.runs)] if len(self.runs) < len(self._left) else None
-
-    def accept(self) -> None:
-        """Keeps the expected run, because the documents are those that it was made of."""
-        self.runs.append(self._run(len(self.runs)))
-
-    def forget(self) -> None:
-        """Drops the expected run and those after it, because the documents differ."""
-        del self._left[len(self.runs) :]
-        self._write_state()
-
-    def save(self, run: Run, documents: int, content: str) -> None:
-        """Writes the next run."""
-        path = self._run(len(self.runs))
-        shutil.rmtree(path, ignore_errors=True)
-        run.save(path)
-        self.runs.append(path)
-        self._left.append(Expected(documents, content))
-        self._write_state()
-
-    def fresh(self) -> Path:
-        """An empty folder for the final files."""
-        path = self.folder / "final"
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
-        return path
-
-    def publish(self) -> None:
-        """Puts the final files in the place of whatever index was there."""
-        old = self.folder / "old"
-        shutil.rmtree(old, ignore_errors=True)
-        if self.target.exists():
-            self.target.rename(old)
-        (self.folder / "final").rename(self.target)
-
-    def _run(self, number: int) -> Path:
-        return self.folder / f"run-{number:05d}"
-
-    def _write_state(self) -> None:
-        state = {"made_by": [VERSION, ANALYSIS], "runs": [[run.documents, run.content] for run in self._left]}
-        scratch = self.folder / f"{_STATE}.new"
-        scratch.write_text(json.dumps(state), encoding="utf-8")
-        os.replace(scratch, self.folder / _STATE)
-
-    def _read_state(self) -> list[Expected]:
-        try:
-            state = json.loads((self.folder / _STATE).read_text(encoding="utf-8"))
-            if state["made_by"] != [VERSION, ANALYSIS]:
-                return []
-            return [Expected(int(documents), str(content)) for documents, content in state["runs"]]
-        except (OSError, ValueError, LookupError, TypeError):
-            return []
+                rows.extend(runs[number].rows[start:end] + np.int32(bases[number]))
+                tfs.extend(runs[number].tfs[start:end])
+            starts.append(rows.rows)
 
 
 def build_index(
     docs: Iterable[tuple[str, str]], folder: Path | None, settings: Settings, progress: Progress | None = None
 ) -> Parts | None:
-    """Builds in memory and returns the parts, or builds in `folder` and returns None."""
+    """Builds in memory and returns the parts, or builds in `folder` and returns None.
+
+    Raises:
+        RetrievalError: the folder holds something that is no index, or another process builds it.
+    """
     content = ContentHash()
     if folder is None:
         builder = RunBuilder()
@@ -335,10 +196,28 @@ def build_index(
             if progress is not None and content.count % _PROGRESS == 0:
                 progress(content.count)
         return _in_memory(builder.finish(), settings, content)
-    with BuildFolder(folder) as build:
-        _write_runs(docs, build, content, progress)
-        _assemble(build, settings, content)
+    if folder.exists() and not (folder.is_dir() and (is_index(folder) or not any(folder.iterdir()))):
+        raise RetrievalError(f"{folder} exists and is no BM25 index; name an empty or a new folder")
+    work = folder.with_name(folder.name + ".building")
+    work.mkdir(parents=True, exist_ok=True)
+    with build_lock(work):
+        try:
+            final = _assemble(_write_runs(docs, work, content, progress), work, settings, content)
+        except RetrievalError:
+            # only a build that was cut off is worth continuing: bad input would be bad again
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        if folder.exists():
+            folder.rename(_fresh(work / "old"))
+        final.rename(folder)
+        shutil.rmtree(work, ignore_errors=True)
     return None
+
+
+def _fresh(path: Path) -> Path:
+    """`path`, where there is nothing."""
+    shutil.rmtree(path, ignore_errors=True)
+    return path
 
 
 class ContentHash:
@@ -400,47 +279,65 @@ def _in_memory(run: Run, settings: Settings, content: ContentHash) -> Parts:
 
 
 def _write_runs(
-    docs: Iterable[tuple[str, str]], build: BuildFolder, content: ContentHash, progress: Progress | None
-) -> None:
-    """Reads all documents into runs. Runs that are there already are kept as long as the documents are the same."""
-    builder, held = RunBuilder(), []
+    docs: Iterable[tuple[str, str]], work: Path, content: ContentHash, progress: Progress | None
+) -> list[Path]:
+    """Reads all documents into runs. Those that a killed build left are kept as long as the documents are the same."""
+    runs: list[Path] = []
+    left = sorted(work.glob("run-*"))
+    builder = RunBuilder()
+    waiting: list[tuple[bytes, str]] = []
+    """Documents that are not analyzed yet, because a run that is kept does not need it."""
+
+    def analyze() -> None:
+        for document in waiting:
+            builder.add(*document)
+        waiting.clear()
+
+    def save() -> None:
+        nonlocal builder
+        scratch = _fresh(work / "new")
+        builder.finish().save(scratch)
+        runs.append(scratch.rename(work / _run_name(len(runs), content)))
+        builder = RunBuilder(builder.memo)
+
+    def forget() -> None:
+        while left:
+            # renamed first: a run that is half removed must not be taken for a whole one
+            shutil.rmtree(left.pop().rename(_fresh(work / "new")))
+
     for name, text in docs:
-        key = content.update(name, text)
-        expected = build.expected
-        if expected is None:
-            builder.add(key, text)
-        else:
-            # not analyzed yet, because a run that is kept does not need it
-            held.append((key, text))
-            if content.count == expected.documents:
-                if content.hexdigest() == expected.content:
-                    build.accept()
-                else:
-                    build.forget()
-                    _add_all(builder, held)
-                held = []
+        waiting.append((content.update(name, text), text))
+        if left and content.count == int(left[0].name.split("-")[2]):
+            if left[0].name == _run_name(len(runs), content):
+                runs.append(left.pop(0))
+                waiting.clear()
+            else:
+                forget()
+        if not left:
+            analyze()
         if builder.tokens >= RUN_TOKENS:
-            build.save(builder.finish(), content.count, content.hexdigest())
-            builder = RunBuilder(builder.memo)
+            save()
         if progress is not None and content.count % _PROGRESS == 0:
             progress(content.count)
-    if held:
-        build.forget()
-        _add_all(builder, held)
+    forget()
+    analyze()
     # without any documents there is one empty run, because merging needs one
-    if len(builder) or not build.runs:
-        build.save(builder.finish(), content.count, content.hexdigest())
+    if len(builder) or not runs:
+        save()
+    return runs
 
 
-def _add_all(builder: RunBuilder, held: Sequence[tuple[bytes, str]]) -> None:
-    for key, text in held:
-        builder.add(key, text)
+def _run_name(number: int, content: ContentHash) -> str:
+    """The folder of a run that ends with the last document of `content`: says how many there are, and seals them."""
+    seal = hashlib.sha256(f"{VERSION} {ANALYSIS} {content.hexdigest()}".encode()).hexdigest()
+    return f"run-{number:05d}-{content.count}-{seal[:32]}"
 
 
-def _assemble(build: BuildFolder, settings: Settings, content: ContentHash) -> None:
-    """Merges the runs into the final files and puts them in place."""
-    runs = [Run.load(path) for path in build.runs]
-    final = build.fresh()
+def _assemble(paths: Sequence[Path], work: Path, settings: Settings, content: ContentHash) -> Path:
+    """Merges the runs into the final files and returns their folder."""
+    runs = [Run.load(path) for path in paths]
+    final = _fresh(work / "final")
+    final.mkdir()
     merge(runs, final)
     with BlobWriter(final / "ids") as ids:
         for run in runs:
@@ -454,4 +351,4 @@ def _assemble(build: BuildFolder, settings: Settings, content: ContentHash) -> N
     starts, rows, tfs = (map_array(final / f"{name}.npy") for name in ("starts", "rows", "tfs"))
     np.save(final / "peaks.npy", peaks_of(starts, rows, tfs, inverses))
     write_manifest(final, settings, statistics)
-    build.publish()
+    return final

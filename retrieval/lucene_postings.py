@@ -26,7 +26,7 @@ import numpy as np
 
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.lucene_text import ANALYSIS
-from turngym.retrieval.mapped import CHECKED, BlobStore, check_manifest, describe_file, map_array, sealed
+from turngym.retrieval.mapped import CHECKED, BlobStore, changed_file, check_manifest, describe_files, map_array, sealed
 
 VERSION = 1
 """Version of the files on disk."""
@@ -183,7 +183,7 @@ _AGAIN = "build the index again"
 
 def write_manifest(folder: Path, settings: Settings, statistics: Statistics) -> None:
     """Describes the finished files of `folder`."""
-    files = {path.name: describe_file(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    files = describe_files(folder, (path.name for path in folder.iterdir() if path.name != MANIFEST))
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -244,13 +244,8 @@ def open_parts(folder: Path) -> Parts:
         RetrievalError: as `read_manifest`, or a file is missing, cut off or of another index.
     """
     settings, statistics, files = read_manifest(folder)
-    for name, facts in files.items():
-        size = (folder / name).stat().st_size if (folder / name).exists() else None
-        if size != facts["bytes"]:
-            found = "is missing" if size is None else f"has {size} bytes"
-            raise RetrievalError(f"{folder / name}: {found}, the manifest says {facts['bytes']} bytes; {_AGAIN}")
-    if sum(facts["bytes"] for facts in files.values()) <= CHECKED:
-        _compare(folder, files)
+    if wrong := changed_file(folder, files, limit=CHECKED):
+        raise RetrievalError(f"{folder}: {wrong}; {_AGAIN}")
     types = {"starts": np.int64, "rows": np.int32, "tfs": None, "peaks": np.float32, "norms": np.uint8}
     arrays = {name: map_array(folder / f"{name}.npy", dtype) for name, dtype in types.items()}
     ranks = map_array(folder / "ranks.npy", np.int32)
@@ -273,15 +268,8 @@ def open_parts(folder: Path) -> Parts:
 def check_files(folder: Path) -> None:
     """Compares size and checksum of every file with the manifest. Raises RetrievalError if one differs."""
     _, _, files = read_manifest(folder)
-    _compare(folder, files)
-
-
-def _compare(folder: Path, files: dict[str, dict[str, int]]) -> None:
-    for name, facts in files.items():
-        path = folder / name
-        found = describe_file(path) if path.exists() else None
-        if found != facts:
-            raise RetrievalError(f"{path}: {found}, but the manifest says {facts}; {_AGAIN}")
+    if wrong := changed_file(folder, files, limit=math.inf):
+        raise RetrievalError(f"{folder}: {wrong}; {_AGAIN}")
 
 
 _EXACT = 24

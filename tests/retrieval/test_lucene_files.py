@@ -131,7 +131,7 @@ def test_killed_while_merging_or_moving(tmp_path: Path, monkeypatch: pytest.Monk
             with pytest.raises(KeyboardInterrupt):
                 LuceneIndex.build(DOCS, tmp_path / "index")
         assert not (tmp_path / "index").exists()
-    (tmp_path / "index.building" / "state.json").write_text("{torn")
+    (tmp_path / "index.building" / "new" / "torn").mkdir(parents=True)
     assert answers(LuceneIndex.build(DOCS, tmp_path / "index")) == answers(LuceneIndex.build(DOCS))
 
 
@@ -211,13 +211,13 @@ def test_damaged_files(tmp_path: Path) -> None:
     LuceneIndex.build(DOCS, folder).close()
     rows = (folder / "rows.npy").read_bytes()
     (folder / "rows.npy").write_bytes(rows[:-1])
-    with pytest.raises(RetrievalError, match=r"rows\.npy: has \d+ bytes, the manifest says"):
+    with pytest.raises(RetrievalError, match=r"rows\.npy has \d+ bytes, \d+ were written"):
         LuceneIndex.open(folder)
     (folder / "rows.npy").write_bytes(rows[:-1] + b"\x07")
-    with pytest.raises(RetrievalError, match="but the manifest says"):
+    with pytest.raises(RetrievalError, match=r"rows\.npy has other bytes than were written"):
         LuceneIndex.open(folder)
     (folder / "rows.npy").unlink()
-    with pytest.raises(RetrievalError, match=r"rows\.npy: is missing"):
+    with pytest.raises(RetrievalError, match=r"rows\.npy is missing"):
         LuceneIndex.open(folder)
 
 
@@ -231,7 +231,7 @@ def test_damage_that_only_a_search_meets(tmp_path: Path, monkeypatch: pytest.Mon
     index = LuceneIndex.open(folder)
     with pytest.raises(RetrievalError, match="documents that are not there"):
         answers(index)
-    with pytest.raises(RetrievalError, match=r"rows\.npy: .* but the manifest says"):
+    with pytest.raises(RetrievalError, match=r"rows\.npy has other bytes than were written"):
         index.verify()
 
 
