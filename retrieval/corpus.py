@@ -12,6 +12,7 @@ import io
 import json
 import struct
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, overload
@@ -62,31 +63,23 @@ class PassageWriter:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._blobs = BlobWriter(self._folder / "passages", checked=True)
-        self._digests: list[np.ndarray] = []
-        self._fresh: list[int] = []
+        self._digests = array("Q")
         self._sha = CorpusHash()
 
     def add(self, passage: Passage) -> None:
         name, title = passage.id.encode("utf-8"), passage.title.encode("utf-8")
         self._blobs.append(_HEAD.pack(len(name), len(title)) + name + title + passage.text.encode("utf-8"))
         self._sha.update(passage)
-        self._fresh.append(id_digest(passage.id))
-        if len(self._fresh) >= 65_536:
-            self._pack()
+        self._digests.append(id_digest(passage.id))
 
     def finish(self) -> None:
         """Writes the id table and the content hash; the store is complete when `passages.json` exists."""
         self._blobs.close()
-        self._pack()
-        digests = np.concatenate(self._digests) if self._digests else np.zeros(0, np.uint64)
+        digests = np.array(self._digests, np.uint64)
         order = np.argsort(digests, kind="stable")
         np.save(self._folder / "ids.npy", np.stack([digests[order], order.astype(np.uint64)]))
         head = {"count": self._sha.count, "sha256": self._sha.hexdigest()}
         (self._folder / "passages.json").write_text(json.dumps(sealed(head)) + "\n", encoding="utf-8")
-
-    def _pack(self) -> None:
-        self._digests.append(np.array(self._fresh, np.uint64))
-        self._fresh = []
 
 
 class PassageStore(Sequence[Passage]):
@@ -176,24 +169,24 @@ class CorpusError(RetrievalError):
     """A corpus file cannot be used; the error names the file, the line and the value."""
 
 
-def read_corpus(path: str | Path, *, unique: bool = True) -> Iterator[Passage]:
+def read_corpus(path: str | Path) -> Iterator[Passage]:
     """Yields the passages of a JSONL file (plain or .gz) in file order, holding one row at a time.
 
     Both of Search-R1's forms are read: `{"id", "contents": "\\"Title\\"\\ntext"}` and `{"id", "title", "text"}`.
     Numbers as ids become text. Titles may repeat, ids may not: they are remembered as 8 bytes each, and a repeated id
-    is reported when its block of rows has been read, at the latest at the end of the file.
+    is reported at the end of the file.
 
     Raises:
-        CorpusError: no file, no rows, a row that is not JSON, not UTF-8, without id or contents, or an id seen before.
+        CorpusError: no file, no rows, a row that is not JSON, not UTF-8, without id or contents, or a repeated id.
     """
     path = Path(path)
-    seen = _SeenIds()
+    digests = array("Q")
     for _, passage in _rows(path):
+        digests.append(id_digest(passage.id))
         yield passage
-        if unique and (repeat := seen.add(passage.id)) is not None:
-            _report_repeat(path, repeat)
-    if unique and (repeat := seen.flush()) is not None:
-        _report_repeat(path, repeat)
+    found, counts = np.unique(np.array(digests, np.uint64), return_counts=True)
+    for digest in found[counts > 1].tolist():
+        _report_repeat(path, digest)
 
 
 def parse_row(row: Any, where: str) -> Passage:
@@ -312,40 +305,3 @@ def _report_repeat(path: Path, digest: int) -> None:
                 "unique (titles may repeat)"
             )
         first[passage.id] = number
-
-
-class _SeenIds:
-    """Remembers which ids came before, as sorted arrays of 8-byte digests, which are merged as their sizes double."""
-
-    def __init__(self, block: int = 65_536) -> None:
-        self._block = block
-        self._fresh: list[int] = []
-        self._levels: list[np.ndarray] = []
-
-    def add(self, name: str) -> int | None:
-        """Remembers `name`. At the end of a block, returns a digest that came twice, if there is one."""
-        self._fresh.append(id_digest(name))
-        return self.flush() if len(self._fresh) >= self._block else None
-
-    def flush(self) -> int | None:
-        if not self._fresh:
-            return None
-        new = np.sort(np.array(self._fresh, np.uint64))
-        self._fresh = []
-        repeats = new[1:][new[1:] == new[:-1]]
-        for level in self._levels:
-            repeats = repeats if len(repeats) else new[_contains(level, new)]
-        while self._levels and len(self._levels[-1]) <= len(new):
-            # the stable sort is a radix sort or timsort, which joins two sorted runs in linear time
-            new = np.sort(np.concatenate([self._levels.pop(), new]), kind="stable")
-        self._levels.append(new)
-        return int(repeats[0]) if len(repeats) else None
-
-
-def _contains(sorted_values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Boolean mask over `wanted`: which are in `sorted_values`."""
-    place = np.searchsorted(sorted_values, wanted)
-    # beyond the end any place will do, because the value there differs
-    place[place == len(sorted_values)] = 0
-    mask: np.ndarray = sorted_values[place] == wanted
-    return mask

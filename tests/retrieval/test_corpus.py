@@ -112,14 +112,6 @@ def test_repeated_id_names_both_lines(tmp_path: Path) -> None:
     assert "line 5: id '1' was used in line 4 already" in error_of(write(tmp_path / "c.jsonl", rows))
 
 
-def test_repeated_id_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_module._SeenIds.__init__, "__defaults__", (4,))
-    rows = [{"id": number, "contents": "x"} for number in range(50)]
-    assert len(list(read_corpus(write(tmp_path / "fine.jsonl", rows)))) == 50
-    rows.insert(41, {"id": 6, "contents": "y"})
-    assert "line 42: id '6' was used in line 7 already" in error_of(write(tmp_path / "c.jsonl", rows))
-
-
 def test_ids_that_share_a_digest_are_not_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_module, "id_digest", lambda name: 5)
     path = write(tmp_path / "c.jsonl", [{"id": name, "contents": "x"} for name in "abc"])
