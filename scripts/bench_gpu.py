@@ -38,9 +38,67 @@ from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import GenerateRequest, Policy, Sampling
 from turngym.envs.core.tables import print_table
-from turngym.envs.core.task import Task, Verdict
+from turngym.envs.core.task import Task
 from turngym.envs.guard import guard_of
-from turngym.trainers.plan import Chip, Estimate, ModelShape, Workload, chip_named, estimate, shape_named
+from turngym.trainers.plan import Chip, Estimate, Workload, chip_named, estimate, shape_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuBench:
+    """Sizes of the step."""
+
+    student: str = "1.7B"
+    """Shape of the student (tiny, 0.6B, 1.7B, 4B, 8B, ...)."""
+    teacher: str = "8B"
+    """Shape of the teacher."""
+    device: str = "cuda"
+    """`cuda` or `cpu`."""
+    chip: str = "H200"
+    """What the plan is made for: A100-40, A100-80, H100, H200 or H20."""
+    episodes: int = 64
+    """Episodes that are played side by side."""
+    turns: int = 30
+    """Turns of each episode."""
+    response: int = 100
+    """Ids that the student says per turn."""
+    system: int = 300
+    """Ids before the first observation, the same in every episode."""
+    micro_tokens: int = 8192
+    """Tokens per forward and backward pass."""
+    head_chunk: int = 1024
+    """Rows of logits that exist at a time."""
+    k: int = 50
+    """Ids of the teacher's support."""
+    checkpointing: bool = True
+    """Recompute activations in the backward pass."""
+    threads: int = 4
+    """Threads of torch on the CPU."""
+    env: EnvOptions = field(
+        default_factory=lambda: EnvOptions(split="generated", env_kwargs='{"config": "small"}', on_invalid="noop")
+    )
+    """What is played; `--env.split valid_unseen --env.env-kwargs "{}" --env.data DIR` takes the real games."""
+    save: Path | None = None
+    """Folder of the student's weights: written if it has none, else read."""
+    policy_server: str = ""
+    """SGLang servers that play the weights of `--save`, measured too."""
+    json: Path | None = None
+    """Also write all figures here."""
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]:
+        """Precision of the weights that play and of the teacher's, as `turngym train` has it with `--rollout-dtype
+        bfloat16 --teacher-dtype bfloat16 --autocast bfloat16` on a GPU."""
+        return "float32" if self.on_cpu else "bfloat16"
+
+    @property
+    def vocab(self) -> int:
+        """Ids that both models know."""
+        return min(shape_named(self.student).vocab, shape_named(self.teacher).vocab)
+
 
 # --- Playing with a model of random weights
 
@@ -116,27 +174,27 @@ def as_ids(text: str, vocab: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.array([int.from_bytes(piece, "little") % vocab for piece in pieces], np.int32)
 
 
-def begin(envs: Sequence[Any], task_ids: Sequence[str], vocab: int, system: int) -> list[Played]:
-    """Starts an episode in each of `envs`. All begin with the same `system` made-up ids."""
-    shared = np.random.default_rng(0).integers(0, vocab, system).astype(np.int32)
-    rows = []
+def begin(envs: Sequence[Any], bench: GpuBench) -> list[Played]:
+    """Starts an episode in each of `envs`. All begin with the same `bench.system` made-up ids."""
+    shared = np.random.default_rng(0).integers(0, bench.vocab, bench.system).astype(np.int32)
+    task_ids, rows = guard_of(envs[0]).task_ids(), []
     for number, env in enumerate(envs):
         observation, _ = env.reset(options={"task": task_ids[number % len(task_ids)]})
-        ids = np.concatenate((shared, as_ids(observation, vocab)))
+        ids = np.concatenate((shared, as_ids(observation, bench.vocab)))
         rows.append(Played(env=env, task=guard_of(env).base.task, number=number, ids=ids, observation=observation))
     return rows
 
 
-def play(policy: Policy, rows: Sequence[Played], response: int, vocab: int) -> list[Episode]:
-    """Plays all episodes to their end, side by side. Every turn has `response` ids."""
+def play(policy: Policy, rows: Sequence[Played], bench: GpuBench) -> list[Episode]:
+    """Plays all episodes to their end, side by side. Every response has `bench.response` ids."""
     active = list(rows)
     streams = {row.number: np.random.default_rng((1, row.number)) for row in rows}
     while active:
-        answers = policy.generate([row.request(response) for row in active])
+        answers = policy.generate([row.request(bench.response) for row in active])
         active = [
             row
             for row, answer in zip(active, answers, strict=True)
-            if row.take(answer.ids, answer.logprobs, vocab, streams[row.number])
+            if row.take(answer.ids, answer.logprobs, bench.vocab, streams[row.number])
         ]
     return [row.episode() for row in rows]
 
@@ -153,14 +211,6 @@ class TrainingStep:
     algorithm: Any
     teacher: Any
     forward: Any
-
-    def __call__(self, episodes: list[Episode]) -> tuple[float, float]:
-        """Seconds of the teacher's scores and of the update."""
-        begin = clock(self.forward.autocast)
-        targets = self.score(episodes)
-        scored = clock(self.forward.autocast)
-        self.update(episodes, targets)
-        return scored - begin, clock(self.forward.autocast) - scored
 
     def score(self, episodes: list[Episode]) -> Any:
         """Returns the teacher's targets."""
@@ -187,67 +237,27 @@ class TrainingStep:
         )
 
 
-def make_step(
-    student: Any, teacher: Any, *, micro_tokens: int, head_chunk: int, k: int, checkpointing: bool, vocab: int
-) -> TrainingStep:
-    """Makes a step of OPD. On a GPU the update runs in bfloat16 autocast. Both models know `vocab` ids."""
+def make_step(bench: GpuBench, student: Any, teacher: Any) -> TrainingStep:
+    """Makes a step of OPD. On a GPU the update runs in bfloat16 autocast."""
     from turngym.trainers.algorithms import opd
     from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
     from turngym.trainers.optimizer_step import Forward, make_optimizer
     from turngym.trainers.scorer import LocalScorer
 
-    run = RunConfig(max_turns=4, micro_tokens=micro_tokens, head_chunk=head_chunk)
+    tokens, chunk = bench.micro_tokens, bench.head_chunk
+    run = RunConfig(max_turns=4, micro_tokens=tokens, head_chunk=chunk)
     return TrainingStep(
         student=student,
         optimizer=make_optimizer(student, OptimizerConfig()),
-        algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=k), run),
-        teacher=LocalScorer(model=teacher, max_tokens=micro_tokens, chunk=head_chunk, vocab_size=vocab),
+        algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=bench.k), run),
+        teacher=LocalScorer(model=teacher, max_tokens=tokens, chunk=chunk, vocab_size=bench.vocab),
         forward=Forward(
-            micro_tokens=micro_tokens,
-            head_chunk=head_chunk,
-            autocast=next(student.parameters()).device.type != "cpu",
-            gradient_checkpointing=checkpointing,
+            micro_tokens=tokens,
+            head_chunk=chunk,
+            autocast=not bench.on_cpu,
+            gradient_checkpointing=bench.checkpointing,
         ),
     )
-
-
-def made_up_episodes(count: int, length: int, vocab: int, turns: int = 4) -> list[Episode]:
-    """Makes episodes of `length` random ids. Each turn is half observation, half response."""
-    rng = np.random.default_rng(0)
-    size = length // (2 * turns)
-    task = Task(env_id="bench", task_id="made-up", sha256="0" * 64, split="train", category="bench")
-    rows = []
-    for number in range(count):
-        played = tuple(
-            Turn(
-                index=place,
-                observation="",
-                admissible=None,
-                response="",
-                action="",
-                verdict=Verdict.OK,
-                reward=0.0,
-                prompt_span=(2 * place * size, (2 * place + 1) * size),
-                response_span=((2 * place + 1) * size, (2 * place + 2) * size),
-                logprobs=np.full(size, -1.0, np.float32),
-            )
-            for place in range(turns)
-        )
-        ids = rng.integers(0, vocab, 2 * turns * size).astype(np.int32)
-        rows.append(
-            Episode(
-                task=task,
-                seed=0,
-                sample=number,
-                group=number,
-                segments=(ids,),
-                turns=played,
-                status=Status.COMPLETED,
-                success=False,
-                episode_return=0.0,
-            )
-        )
-    return rows
 
 
 def matmul_rate(device: str, size: int = 0) -> float:
@@ -279,40 +289,6 @@ def clock(cuda: bool) -> float:
 # --- The step in its three phases
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepJob:
-    """Sizes of the step; precisions as `turngym train` has them with `--rollout-dtype bfloat16 --teacher-dtype bfloat16
-    --autocast bfloat16` on a GPU, float32 throughout on a CPU."""
-
-    student: ModelShape
-    teacher: ModelShape
-    device: str
-    response: int
-    system: int
-    micro_tokens: int
-    head_chunk: int
-    k: int
-    checkpointing: bool
-    folder: Path | None = None
-    """Where the student lies, or will lie, for servers."""
-    policy_server: str = ""
-    """Servers that play it, too."""
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.device == "cpu"
-
-    @property
-    def dtype(self) -> Literal["float32", "bfloat16"]:
-        """Of the weights that play and of the teacher's."""
-        return "float32" if self.on_cpu else "bfloat16"
-
-    @property
-    def vocab(self) -> int:
-        """Ids that both models know."""
-        return min(self.student.vocab, self.teacher.vocab)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,41 +332,34 @@ class StepFigures:
     """Operations of the model itself: recomputation takes time but is not counted."""
 
 
-def measure(job: StepJob, envs: Sequence[Any], task_ids: Sequence[str]) -> StepFigures:
-    """Play one episode in each of `envs`, score and update; the log-probabilities of two episodes are compared."""
+def measure(bench: GpuBench, envs: Sequence[Any]) -> StepFigures:
+    """Plays one episode in each of `envs`, scores and updates; the log-probabilities of two episodes are compared."""
     import torch
 
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.trainers.plan import random_model
 
-    student = student_of(job)
-    engine = LocalEngine(student, max_batch=len(envs), dtype=job.dtype)
-    rows = begin(envs, task_ids, job.vocab, job.system)
-    episodes, rollout = _timed(job, partial(play, engine, rows, job.response, job.vocab))
+    student = make_student(bench)
+    engine = LocalEngine(student, max_batch=len(envs), dtype=bench.dtype)
+    rows = begin(envs, bench)
+    episodes, rollout = _timed(bench, partial(play, engine, rows, bench))
     fed = engine.fed_tokens
-    gap = _gap(student, episodes[:2], job)
+    gap = _gap(student, episodes[:2], bench)
     del engine
-    served, served_gap = _served(job, student, envs, task_ids)
-    dtype = torch.float32 if job.on_cpu else torch.bfloat16
-    teacher = random_model(job.teacher, dtype=dtype, device=job.device, seed=1)
-    step = make_step(
-        student,
-        teacher,
-        micro_tokens=job.micro_tokens,
-        head_chunk=job.head_chunk,
-        k=job.k,
-        checkpointing=job.checkpointing,
-        vocab=job.vocab,
-    )
+    served, served_gap = _served(bench, student, envs)
+    dtype = torch.float32 if bench.on_cpu else torch.bfloat16
+    teacher = random_model(shape_named(bench.teacher), dtype=dtype, device=bench.device, seed=1)
+    step = make_step(bench, student, teacher)
     before = next(student.parameters()).detach().flatten()[:4096].clone()
-    # loads kernels and allocates the optimizer's state
-    step(made_up_episodes(1, min(1024, job.micro_tokens), job.vocab))
-    targets, scored = _timed(job, lambda: step.score(episodes))
-    result, updated = _timed(job, lambda: step.update(episodes, targets))
+    # the first step is not timed: it loads kernels and allocates the optimizer's state
+    step.update(episodes[:1], step.score(episodes[:1]))
+    targets, scored = _timed(bench, lambda: step.score(episodes))
+    result, updated = _timed(bench, lambda: step.update(episodes, targets))
     lengths = [len(episode.segments[0]) for episode in episodes]
     sampled = sum(turn.response_length for episode in episodes for turn in episode.turns)
     context = float(np.mean(lengths)) / 2
-    flops = [shape.forward_flops(sum(lengths), context, sampled) for shape in (job.student, job.teacher)]
+    shapes = (shape_named(bench.student), shape_named(bench.teacher))
+    flops = [shape.forward_flops(sum(lengths), context, sampled) for shape in shapes]
     first = next(student.parameters()).detach().flatten()[:4096]
     return StepFigures(
         rollout=rollout,
@@ -406,14 +375,14 @@ def measure(job: StepJob, envs: Sequence[Any], task_ids: Sequence[str]) -> StepF
         gap=gap,
         loss=result.loss,
         moved=not result.skipped and bool((first != before).any()),
-        matmul=matmul_rate(job.device),
+        matmul=matmul_rate(bench.device),
         teacher_flops=flops[1],
         update_flops=3 * flops[0],
     )
 
 
-def student_of(job: StepJob) -> Any:
-    """Makes a student of random weights and saves it to `job.folder`, or loads the one that is there."""
+def make_student(bench: GpuBench) -> Any:
+    """Makes a student of random weights and saves it to `bench.save`, or loads the one that is there."""
     import torch
 
     from turngym.agents.models import load_policy
@@ -421,57 +390,58 @@ def student_of(job: StepJob) -> Any:
     from turngym.trainers.models import load_model
     from turngym.trainers.plan import random_model
 
-    if job.folder is not None and (job.folder / "config.json").exists():
-        return load_model(job.folder, dtype="float32", device=job.device)
-    student: Any = random_model(job.student, dtype=torch.float32, device=job.device)
-    if job.folder is not None:
-        student.save_pretrained(job.folder)
+    if bench.save is not None and (bench.save / "config.json").exists():
+        return load_model(bench.save, dtype="float32", device=bench.device)
+    student: Any = random_model(shape_named(bench.student), dtype=torch.float32, device=bench.device)
+    if bench.save is not None:
+        student.save_pretrained(bench.save)
         # servers need a tokenizer, although only ids are exchanged
-        load_policy(load_world("alfworld").checkpoint("student"))[1].save_pretrained(job.folder)
+        load_policy(load_world("alfworld").checkpoint("student"))[1].save_pretrained(bench.save)
     return student
 
 
-def _served(job: StepJob, student: Any, envs: Sequence[Any], task_ids: Sequence[str]) -> tuple[Phase | None, float]:
+def _served(bench: GpuBench, student: Any, envs: Sequence[Any]) -> tuple[Phase | None, float]:
+    """Time of the same rollout on the servers, and the gap of their log-probabilities; (None, 0) without servers."""
     from transformers import AutoTokenizer
 
     from turngym.agents.sglang.client import PolicyServer
     from turngym.agents.sglang.open_servers import eval_policy
 
-    if not job.policy_server:
+    if not bench.policy_server:
         return None, 0.0
-    if job.folder is None:
+    if bench.save is None:
         raise TurngymError("--policy-server needs --save: the folder with the weights that the server has")
-    tokenizer = AutoTokenizer.from_pretrained(job.folder)
-    policy = eval_policy(PolicyServer(policy_server=job.policy_server), job.folder, tokenizer, None)
+    tokenizer = AutoTokenizer.from_pretrained(bench.save)
+    policy = eval_policy(PolicyServer(policy_server=bench.policy_server), bench.save, tokenizer, None)
     try:
-        rows = begin(envs, task_ids, job.vocab, job.system)
+        rows = begin(envs, bench)
         start = time.perf_counter()
-        episodes = play(policy, rows, job.response, job.vocab)
+        episodes = play(policy, rows, bench)
         seconds = time.perf_counter() - start
     finally:
         policy.fleet.close()
-    return Phase(seconds, float("nan")), _gap(student, episodes[:2], job)
+    return Phase(seconds, float("nan")), _gap(student, episodes[:2], bench)
 
 
-def _timed(job: StepJob, work: Callable[[], Result]) -> tuple[Result, Phase]:
+def _timed(bench: GpuBench, work: Callable[[], Result]) -> tuple[Result, Phase]:
     import torch
 
-    if not job.on_cpu:
+    if not bench.on_cpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    start = clock(not job.on_cpu)
+    start = clock(not bench.on_cpu)
     result = work()
-    seconds = clock(not job.on_cpu) - start
-    return result, Phase(seconds, float("nan") if job.on_cpu else float(torch.cuda.max_memory_allocated()))
+    seconds = clock(not bench.on_cpu) - start
+    return result, Phase(seconds, float("nan") if bench.on_cpu else float(torch.cuda.max_memory_allocated()))
 
 
-def _gap(student: Any, episodes: Sequence[Episode], job: StepJob) -> float:
-    """Between what the engine noted and what the float32 model says of the same ids."""
+def _gap(student: Any, episodes: Sequence[Episode], bench: GpuBench) -> float:
+    """Largest difference between the engine's log-probabilities and the float32 model's of the same ids, in nats."""
     from turngym.trainers.scorer import LocalScorer
 
     ids = [episode.segments[0] for episode in episodes]
     places = [np.concatenate([np.arange(*turn.response_span) for turn in episode.turns]) for episode in episodes]
-    ours = LocalScorer(model=student, max_tokens=job.micro_tokens, chunk=job.head_chunk).logprobs(ids, places)
+    ours = LocalScorer(model=student, max_tokens=bench.micro_tokens, chunk=bench.head_chunk).logprobs(ids, places)
     noted = [np.concatenate([turn.logprobs for turn in episode.turns]) for episode in episodes]
     return max(float(np.abs(one - other).max()) for one, other in zip(ours, noted, strict=True))
 
@@ -480,48 +450,6 @@ def _gap(student: Any, episodes: Sequence[Episode], job: StepJob) -> float:
 
 GAP = {"bfloat16": 0.06, "float32": 1e-4}
 """Most nats between a log-probability at sampling and the trainer's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuBench:
-    """Sizes of the step."""
-
-    student: str = "1.7B"
-    """Shape of the student (tiny, 0.6B, 1.7B, 4B, 8B, ...)."""
-    teacher: str = "8B"
-    """Shape of the teacher."""
-    device: str = "cuda"
-    """`cuda` or `cpu`."""
-    chip: str = "H200"
-    """What the plan is made for: A100-40, A100-80, H100, H200 or H20."""
-    episodes: int = 64
-    """Played side by side."""
-    turns: int = 30
-    """Of each."""
-    response: int = 100
-    """Ids that the student says per turn."""
-    system: int = 300
-    """Ids before the first observation, the same in every episode."""
-    micro_tokens: int = 8192
-    """Tokens per forward and backward pass."""
-    head_chunk: int = 1024
-    """Rows of logits that exist at a time."""
-    k: int = 50
-    """Ids of the teacher's support."""
-    checkpointing: bool = True
-    """Recompute activations."""
-    threads: int = 4
-    """Of torch on the CPU."""
-    env: EnvOptions = field(
-        default_factory=lambda: EnvOptions(split="generated", env_kwargs='{"config": "small"}', on_invalid="noop")
-    )
-    """What is played; `--env.split valid_unseen --env.env-kwargs "{}" --env.data DIR` takes the real games."""
-    save: Path | None = None
-    """Folder of the student's weights: written if it has none, else read."""
-    policy_server: str = ""
-    """SGLang servers that play the weights of `--save`, measured too."""
-    json: Path | None = None
-    """Also write all figures here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,14 +461,14 @@ class Check:
     found: str
 
 
-def checks(found: StepFigures, job: StepJob, turns: int, plan: Estimate | None) -> list[Check]:
+def checks(found: StepFigures, bench: GpuBench, plan: Estimate | None) -> list[Check]:
     """Returns all checks; the check of memory needs a plan."""
-    most = GAP[job.dtype]
+    most, turns = GAP[bench.dtype], f"episodes have {bench.turns} turns"
     listed = [
         Check(f"log-probabilities at sampling are the trainer's to {most:g}", found.gap <= most, f"{found.gap:.1e}"),
         Check("the loss is finite", math.isfinite(found.loss), f"{found.loss:.4f}"),
         Check("the weights have moved", found.moved, str(found.moved)),
-        Check(f"episodes have {turns} turns", found.turns == turns * found.episodes, f"{found.turns} in all"),
+        Check(turns, found.turns == bench.turns * found.episodes, f"{found.turns} in all"),
     ]
     if found.served is not None:
         holds = found.served_gap <= TOLERANCE["auto"]
@@ -552,7 +480,7 @@ def checks(found: StepFigures, job: StepJob, turns: int, plan: Estimate | None) 
     return listed
 
 
-def planned(bench: GpuBench, found: StepFigures, job: StepJob) -> Estimate:
+def planned(bench: GpuBench, found: StepFigures) -> Estimate:
     """What `turngym plan` says of a step of these sizes."""
     length = found.tokens / found.turns
     work = Workload(
@@ -564,11 +492,11 @@ def planned(bench: GpuBench, found: StepFigures, job: StepJob) -> Estimate:
         head_chunk=bench.head_chunk,
         checkpointing=bench.checkpointing,
         slots=found.episodes,
-        rollout_dtype=job.dtype,
-        teacher_dtype=job.dtype,
-        precision="float32" if job.on_cpu else "autocast",
+        rollout_dtype=bench.dtype,
+        teacher_dtype=bench.dtype,
+        precision="float32" if bench.on_cpu else "autocast",
     )
-    return estimate(job.student, job.teacher, chip_named(bench.chip), 1, work)
+    return estimate(shape_named(bench.student), shape_named(bench.teacher), chip_named(bench.chip), 1, work)
 
 
 def table_rows(found: StepFigures, plan: Estimate | None, chip: Chip) -> list[list[str]]:
@@ -610,35 +538,22 @@ def main(argv: Sequence[str]) -> int:
     bench = tyro.cli(GpuBench, args=list(argv), prog="turngym bench gpu", description=__doc__)
     import torch
 
-    if bench.device != "cpu" and not torch.cuda.is_available():
+    if not bench.on_cpu and not torch.cuda.is_available():
         raise TurngymError(f"--device {bench.device}: torch sees no GPU here; valid: cpu")
     torch.set_num_threads(bench.threads)
-    job = StepJob(
-        student=shape_named(bench.student),
-        teacher=shape_named(bench.teacher),
-        device=bench.device,
-        response=bench.response,
-        system=bench.system,
-        micro_tokens=bench.micro_tokens,
-        head_chunk=bench.head_chunk,
-        k=bench.k,
-        checkpointing=bench.checkpointing,
-        folder=bench.save,
-        policy_server=bench.policy_server,
-    )
     make = env_maker(bench.env.env, **{**bench.env.kwargs(), "max_turns": bench.turns})
     envs = [make() for _ in range(bench.episodes)]
     try:
-        found = measure(job, envs, guard_of(envs[0]).task_ids())
+        found = measure(bench, envs)
     finally:
         for env in envs:
             env.close()
-    plan = None if job.on_cpu else planned(bench, found, job)
-    name = bench.device if job.on_cpu else torch.cuda.get_device_name()
+    plan = None if bench.on_cpu else planned(bench, found)
+    name = bench.device if bench.on_cpu else torch.cuda.get_device_name()
     size = f"{found.episodes} episodes, {found.turns} turns, {found.tokens:,} tokens, {found.fed:,} read to play"
     title = f"{bench.student} student, {bench.teacher} teacher on {name}: {size}"
     print_table((HEADER, table_rows(found, plan, chip_named(bench.chip))), title)
-    listed = checks(found, job, bench.turns, plan)
+    listed = checks(found, bench, plan)
     for check in listed:
         print(f"{'ok' if check.holds else 'FAILED':>6}  {check.what}: {check.found}", flush=True)
     if bench.json is not None:

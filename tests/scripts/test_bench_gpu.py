@@ -13,41 +13,16 @@ torch = pytest.importorskip("torch", reason="needs turngym[train]")
 from sglang_model import ModelServer  # noqa: E402
 
 from turngym.envs.core.errors import TurngymError  # noqa: E402
-from turngym.scripts.bench_gpu import GpuBench, Phase, StepFigures, StepJob, as_ids, checks, main, planned, table_rows  # noqa: E402
+from turngym.scripts.bench_gpu import GpuBench, Phase, StepFigures, as_ids, checks, main, planned, table_rows  # noqa: E402
 from turngym.trainers.plan import (  # noqa: E402
     chip_named,
     shape_named,
 )
 
 TINY = [
-    "--device",
-    "cpu",
-    "--student",
-    "tiny",
-    "--teacher",
-    "tiny",
-    "--episodes",
-    "2",
-    "--turns",
-    "2",
-    "--response",
-    "5",
+    *("--device", "cpu", "--student", "tiny", "--teacher", "tiny", "--episodes", "2", "--turns", "2"),
+    *("--response", "5", "--system", "80", "--micro-tokens", "512", "--threads", "1"),
 ]
-TINY += ["--system", "80", "--micro-tokens", "512", "--threads", "1"]
-
-
-def job(device: str = "cuda") -> StepJob:
-    return StepJob(
-        student=shape_named("1.7B"),
-        teacher=shape_named("8B"),
-        device=device,
-        response=100,
-        system=300,
-        micro_tokens=8192,
-        head_chunk=1024,
-        k=50,
-        checkpointing=True,
-    )
 
 
 def figures() -> StepFigures:
@@ -102,7 +77,7 @@ def test_a_server_without_its_folder_and_a_gpu_that_is_not_there() -> None:
 
 
 def test_the_plan_is_made_of_what_was_played() -> None:
-    plan = planned(GpuBench(), figures(), job())
+    plan = planned(GpuBench(), figures())
     # 16 bytes of the student's states, 2 of its copy that plays, 2 of the teacher's
     student, teacher = shape_named("1.7B").parameters, shape_named("8B").parameters
     assert plan.states == 18 * student + 2 * teacher
@@ -111,9 +86,9 @@ def test_the_plan_is_made_of_what_was_played() -> None:
 
 
 def test_every_check_can_fail() -> None:
-    good, sizes = figures(), job()
-    plan = planned(GpuBench(), good, sizes)
-    assert all(check.holds for check in checks(good, sizes, 30, plan))
+    good, bench = figures(), GpuBench()
+    plan = planned(bench, good)
+    assert all(check.holds for check in checks(good, bench, plan))
     bad = {
         "gap": replace(good, gap=0.07),
         "no number": replace(good, gap=float("nan")),
@@ -124,12 +99,12 @@ def test_every_check_can_fail() -> None:
         "memory": replace(good, update=Phase(20.0, plan.peak + 1)),
     }
     for what, found in bad.items():
-        assert sum(not check.holds for check in checks(found, sizes, 30, plan)) == 1, what
+        assert sum(not check.holds for check in checks(found, bench, plan)) == 1, what
 
 
 def test_shares_by_hand() -> None:
     good = figures()
-    table = table_rows(good, planned(GpuBench(), good, job()), chip_named("H200"))
+    table = table_rows(good, planned(GpuBench(), good), chip_named("H200"))
     assert table[0] == ["rollout", "50.00", "60.0", "3,840", "-"]
     # 4e15 / 20 s = 200 TFLOP/s of 700 that were measured and of 989 by the maker
     assert table[1] == ["teacher", "20.00", "70.0", "24,000", "200.00 TFLOP/s, 29%, 20% of H200's"]
