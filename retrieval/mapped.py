@@ -251,8 +251,8 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_manifest(manifest: Mapping[str, Any]) -> None:
-    """Raises ValueError if a sealed manifest is not as it was written; one without a checksum passes."""
-    if FIELD in manifest and manifest[FIELD] != _content(manifest):
+    """Raises ValueError if a sealed manifest is not as it was written."""
+    if manifest.get(FIELD) != _content(manifest):
         raise ValueError("it was changed after it was written: its checksum differs")
 
 

@@ -1,7 +1,6 @@
 """Flips one random bit of a file and reads the file: the reader must refuse it, report it, or be unaffected.
 
-The first part writes and reads a small file of every kind that this package knows. The second does the same as
-versions before checksums did, so that a test can show what the checksums find. The third flips bits and judges.
+The first part writes and reads a small file of every kind that this package knows. The second flips bits and judges.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from tally import Tally
@@ -194,90 +192,14 @@ TARGETS = (
 )
 
 
-# --- The same files without checksums
-
-
-def _without_line_checksums(write: Callable[[Path], None], name: str) -> Callable[[Path], None]:
-    def written(folder: Path) -> None:
-        write(folder)
-        path = folder / name
-        path.write_text("".join(line.rpartition(',"crc"')[0] + "}\n" for line in path.read_text().splitlines()))
-
-    return written
-
-
-def _drop_fields(path: Path, *names: str) -> dict[str, Any]:
-    """Rewrites a JSON file without some of its fields and returns what is left."""
-    content: dict[str, Any] = json.loads(path.read_text())
-    content = {name: value for name, value in content.items() if name not in names}
-    path.write_text(json.dumps(content))
-    return content
-
-
-def _drop_files(folder: Path, *patterns: str) -> None:
-    for pattern in patterns:
-        for path in folder.rglob(pattern):
-            path.unlink()
-
-
-def write_old_index(folder: Path) -> None:
-    write_index(folder)
-    _drop_files(folder, "*.crc.npy")
-    for path in folder.rglob("passages.json"):
-        _drop_fields(path, "crc32")
-    manifest = folder / "index" / "manifest.json"
-    content = _drop_fields(manifest, "crc32")
-    # the stored hashes of the files changed above would not match any more
-    files = {name: facts for name, facts in content["files"].items() if (folder / "index" / name).is_file()}
-    files = {name: facts for name, facts in files.items() if not name.endswith("passages.json")}
-    manifest.write_text(json.dumps({**content, "files": files}))
-
-
-def read_old_index(folder: Path) -> Reading:
-    """Older versions stored hashes of files, but only `turngym index verify` compared them."""
-    with patch("turngym.retrieval.mapped.CHECKED", -1):
-        return read_index(folder)
-
-
-def write_old_shop(folder: Path) -> None:
-    write_shop(folder)
-    for path in folder.rglob("manifest.json"):
-        if "report" in json.loads(path.read_text()):
-            _drop_fields(path, "crc32", "files")
-    _drop_files(folder, "products.crc.npy")
-
-
-def write_old_model(folder: Path) -> None:
-    write_model(folder)
-    _drop_files(folder, "turngym.sums")
-
-
-OLDER = {
-    "trace": (_without_line_checksums(write_trace, "t.jsonl"), read_trace),
-    "proxy records": (_without_line_checksums(write_records, "records.jsonl"), read_records),
-    "index": (write_old_index, read_old_index),
-    "mapped shop": (write_old_shop, read_shop),
-    "model folder": (write_old_model, read_model),
-}
-"""The writer and the reader without checksums, by the name of the target."""
-
-
 # --- Flipping bits
 
 BAD = ("taken quietly", "traceback")
 
 
-def flip_all(folder: Path, flips: int, seed: int, *, checksums: bool = True) -> Iterator[Tally]:
-    """Flips `flips` bits, one at a time, in each kind of file. Places are drawn from all bytes of its files.
-
-    Without `checksums`, files are written and read as older versions did.
-    """
+def flip_all(folder: Path, flips: int, seed: int) -> Iterator[Tally]:
+    """Flips `flips` bits, one at a time, in each kind of file. Places are drawn from all bytes of its files."""
     for number, target in enumerate(TARGETS):
-        if not checksums:
-            if target.name not in OLDER:
-                continue
-            write, read = OLDER[target.name]
-            target = Target(name=f"{target.name} without checksums", write=write, read=read)
         place = folder / f"{number}"
         place.mkdir(parents=True)
         target.write(place)

@@ -34,8 +34,6 @@ class Options:
     """The parts to run."""
     flips: int = 25
     """Flipped bits for each kind of file."""
-    checksums: bool = True
-    """With --no-checksums, files are written and read as before there were checksums, to show what they are for."""
     actions: int = 1500
     """Senseless actions for each environment."""
     kills: int = 2
@@ -82,7 +80,7 @@ def _parts(options: Options, scratch: Path) -> Iterator[Tally]:
     if "files" in options.only:
         from damaged_files import flip_all
 
-        yield from flip_all(scratch / "files", options.flips, options.seed, checksums=options.checksums)
+        yield from flip_all(scratch / "files", options.flips, options.seed)
     if "actions" in options.only:
         yield from fuzz_all(options.actions, options.seed)
     if "kills" in options.only:

@@ -375,7 +375,7 @@ def run_inside(argv: Sequence[str]) -> int:
     parser, limits and application run, but no socket or thread. This takes a fraction of the time, so that many more
     requests can be tried; what sockets add is tried over sockets.
     """
-    from turngym.scripts.main import run_inside as turngym
+    from turngym.scripts.main import main as turngym
 
     name, requests, seed, folder = argv[0], int(argv[1]), int(argv[2]), Path(argv[3])
     one = TARGETS[name](folder)

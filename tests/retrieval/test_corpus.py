@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from turngym.retrieval import corpus as corpus_module
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.corpus import CorpusError, PassageStore, corpus_sha256, read_corpus
+from turngym.retrieval.mapped import sealed
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
@@ -159,7 +160,7 @@ def test_store_that_is_not_whole(tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match="no complete passage store"):
         PassageStore(tmp_path)
     PassageStore.build([Passage(id=str(i), title="", text="x") for i in range(3)], tmp_path).close()
-    (tmp_path / "passages.json").write_text('{"count": 4, "sha256": ""}')
+    (tmp_path / "passages.json").write_text(json.dumps(sealed({"count": 4, "sha256": ""})))
     with pytest.raises(RetrievalError, match=r"3 records.*says 4"):
         PassageStore(tmp_path)
 
