@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -22,6 +22,7 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import locked_file
 from turngym.envs.core.tables import print_table
 from turngym.retrieval.core import RetrievalError
+from turngym.scripts.options import run_verb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +89,9 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym index` with `argv` (without the verb itself)."""
-    verbs: Any = Annotated[
-        Annotated[Build, tyro.conf.subcommand(name="build")]
-        | Annotated[Inspect, tyro.conf.subcommand(name="inspect")]
-        | Annotated[Verify, tyro.conf.subcommand(name="verify")]
-        | Annotated[Plan, tyro.conf.subcommand(name="plan")],
-        tyro.conf.arg(name=""),
-    ]
-    chosen = tyro.cli(verbs, args=list(argv), prog="turngym index", description=(__doc__ or "").split("\n")[0])
-    run: dict[type, Callable[[Any], int]] = {Build: _build, Inspect: _inspect, Verify: _verify, Plan: _plan}
+    verbs: dict[type, Callable[[Any], int]] = {Build: _build, Inspect: _inspect, Verify: _verify, Plan: _plan}
     try:
-        return run[type(chosen)](chosen)
+        return run_verb(verbs, argv, prog="turngym index", description=(__doc__ or "").split("\n")[0])
     except RetrievalError as error:
         raise TurngymError(str(error)) from error
 

@@ -13,10 +13,11 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise
+from operator import or_
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -45,6 +46,15 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> 
     path = Path(files[-1])
     default = from_table(cls, read_toml(path), str(path), missing=tyro.MISSING)
     return tyro.cli(cls, args=argv, prog=prog, description=_with_config(description), default=default)
+
+
+def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *, prog: str, description: str) -> int:
+    """Reads one of the settings classes from `argv`, which begins with its name in lower case, and runs its function.
+
+    Returns the function's exit status.
+    """
+    command: Any = tyro.cli(reduce(or_, verbs), args=list(argv), prog=prog, description=description)
+    return verbs[type(command)](command)
 
 
 def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], list[str]]:

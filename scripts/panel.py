@@ -30,6 +30,7 @@ from turngym.envs.core.task import plain_id
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, write_prompts
+from turngym.scripts.options import run_verb
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 
 
@@ -163,17 +164,7 @@ class ExportGames:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym panel` with `argv` (without the verb itself)."""
-    verbs: Any = Annotated[
-        Annotated[List, tyro.conf.subcommand(name="list")]
-        | Annotated[Show, tyro.conf.subcommand(name="show")]
-        | Annotated[Verify, tyro.conf.subcommand(name="verify")]
-        | Annotated[Write, tyro.conf.subcommand(name="write")]
-        | Annotated[ExportPrompts, tyro.conf.subcommand(name="export-prompts")]
-        | Annotated[ExportGames, tyro.conf.subcommand(name="export-games")],
-        tyro.conf.arg(name=""),
-    ]
-    command = tyro.cli(verbs, args=argv, prog="turngym panel", description=(__doc__ or "").split("\n")[0])
-    actions: dict[type, Callable[[Any], int]] = {
+    verbs: dict[type, Callable[[Any], int]] = {
         List: _list,
         Show: _show,
         Verify: _verify,
@@ -181,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
         ExportPrompts: _export_prompts,
         ExportGames: _export_games,
     }
-    return actions[type(command)](command)
+    return run_verb(verbs, argv, prog="turngym panel", description=(__doc__ or "").split("\n")[0])
 
 
 def _list(command: List) -> int:

@@ -14,6 +14,7 @@ import webbrowser
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,7 +27,8 @@ from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Verdict
 from turngym.envs.core.trace import TraceError, TraceProblem, TraceWriter, has_checksum, iter_trace
 from turngym.envs.spaces import printable
-from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, load_decoder
+from turngym.scripts.options import run_verb
+from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, load_decoder, write_page
 
 # `turngym trace records`: which turns of a proxy were trained on, and why the others were not.
 
@@ -87,13 +89,11 @@ class Fates:
         if record["kind"] == "trained":
             self.steps[record["step"]] = record
         for key in record["sessions"]:
-            # records of earlier versions do not say which turns
-            known = record.get("turns", {}).get(key)
-            trained = range(self.counts.get(key, 0)) if known is None else known["trained"]
-            for turn in trained if record["kind"] == "trained" else ():
+            known = record["turns"][key]
+            for turn in known["trained"] if record["kind"] == "trained" else ():
                 self.fate[key, turn] = f"trained on at step {record['step']}"
                 self._step_of[key, turn] = record["step"]
-            for turn, why in ({} if known is None else known["left_out"]).items():
+            for turn, why in known["left_out"].items():
                 self.fate[key, int(turn)] = f"left out: {why}"
                 self._step_of[key, int(turn)] = record["step"]
 
@@ -130,7 +130,7 @@ def _turn_line(place: tuple[str, int], why: str, thumb: int | None) -> str:
 
 
 def _step_line(step: int, record: Mapping[str, Any]) -> str:
-    trained = sum(len(one["trained"]) for one in record.get("turns", {}).values())
+    trained = sum(len(one["trained"]) for one in record["turns"].values())
     text = f"step {step}: {trained} turns of {len(record['sessions'])} sessions"
     if "versions_behind_max" in record:
         text += f", at most {record['versions_behind_max']:g} updates behind"
@@ -172,61 +172,40 @@ class Select:
         )
 
 
-def require_traces(paths: Sequence[Path]) -> None:
-    """Look at the beginning of each file. Raises TurngymError for one in which no line is an episode, or for no file.
-
-    For who writes: `selected` finds that out only when it is read, which is too late to leave nothing behind.
-    """
-    if not paths:
-        raise TurngymError("no trace file was given; name one or more files of JSON lines")
-    for path in paths:
-        problems = list[TraceProblem]()
-        for item in iter_trace(path):
-            if isinstance(item, Episode):
-                break
-            problems.append(item)
-        else:
-            _refuse(path, problems)
-
-
 def selected(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
     """The chosen episodes of the files, in order; lines that cannot be read are reported on standard error.
 
-    Raises TurngymError for a file in which no line is an episode.
+    Raises TurngymError at once, before anything is written: for no file, or for one in which no line is an episode.
     """
     if not paths:
         raise TurngymError("no trace file was given; name one or more files of JSON lines")
-    taken = 0
     for path in paths:
-        for episode in _readable(path):
-            if select.limit is not None and taken >= select.limit:
-                return
-            if select.takes(episode):
-                taken += 1
-                yield episode
+        _check_trace(path)
+    return _chosen(paths, select)
 
 
-def _readable(path: Path) -> Iterator[Episode]:
-    """Yields the episodes of one file. Raises TraceError at the end if the file has lines but no episode."""
-    found, problems = False, list[TraceProblem]()
+def _check_trace(path: Path) -> None:
+    problems = list[TraceProblem]()
     for item in iter_trace(path):
         if isinstance(item, Episode):
-            found = True
-        else:
-            problems.append(item)
-        if found:  # so it is a trace, and not any file with a thousand lines to complain of
-            for problem in problems:
-                print(f"{path}: skipped {problem}", file=sys.stderr)
-            problems.clear()
-        if isinstance(item, Episode):
-            yield item
-    _refuse(path, problems)
-
-
-def _refuse(path: Path, problems: Sequence[TraceProblem]) -> None:
-    """Of a file without an episode; a torn line alone is what a killed run leaves."""
+            return
+        problems.append(item)
+    # a torn line alone is what a killed run leaves
     if not all(problem.torn for problem in problems):
         raise TraceError(f"{path} is no trace: none of its {len(problems)} lines is an episode ({problems[0]})")
+
+
+def _chosen(paths: Sequence[Path], select: Select) -> Iterator[Episode]:
+    taken = 0
+    for path in paths:
+        for item in iter_trace(path):
+            if select.limit is not None and taken >= select.limit:
+                return
+            if not isinstance(item, Episode):
+                print(f"{path}: skipped {item}", file=sys.stderr)
+            elif select.takes(item):
+                taken += 1
+                yield item
 
 
 # `turngym trace verify`: compares the checksum of every line.
@@ -386,18 +365,7 @@ class Html:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym trace` with `argv` (without the verb itself)."""
-    verbs: Any = Annotated[
-        Annotated[Print, tyro.conf.subcommand(name="print")]
-        | Annotated[Filter, tyro.conf.subcommand(name="filter")]
-        | Annotated[Parquet, tyro.conf.subcommand(name="parquet")]
-        | Annotated[Html, tyro.conf.subcommand(name="html")]
-        | Annotated[Verify, tyro.conf.subcommand(name="verify")]
-        | Annotated[View, tyro.conf.subcommand(name="view")]
-        | Annotated[Records, tyro.conf.subcommand(name="records")],
-        tyro.conf.arg(name=""),
-    ]
-    command = tyro.cli(verbs, args=list(argv), prog="turngym trace", description=(__doc__ or "").split("\n")[0])
-    actions: dict[type, Callable[[Any], int]] = {
+    verbs: dict[type, Callable[[Any], int]] = {
         Print: _print,
         Filter: _filter,
         Parquet: _parquet,
@@ -406,7 +374,7 @@ def main(argv: Sequence[str]) -> int:
         View: view,
         Records: records,
     }
-    return actions[type(command)](command)
+    return run_verb(verbs, argv, prog="turngym trace", description=(__doc__ or "").split("\n")[0])
 
 
 def _print(command: Print) -> int:
@@ -423,10 +391,9 @@ def _print(command: Print) -> int:
 
 def _filter(command: Filter) -> int:
     _must_be_new(command.out)
-    require_traces(command.files)
-    count = 0
+    episodes, count = selected(command.files, command.select), 0
     with TraceWriter(command.out) as writer:
-        for episode in selected(command.files, command.select):
+        for episode in episodes:
             writer.write(episode)
             count += 1
     print(f"{count} episodes in {command.out}")
@@ -440,17 +407,18 @@ def _parquet(command: Parquet) -> int:
     except ImportError as error:
         raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
     _must_be_new(command.out)
-    require_traces(command.files)
+    episodes = selected(command.files, command.select)
     if command.rows == "trajectories":
         from turngym.trainers.adapters.datasets import write_parquet
 
-        print(f"{write_parquet(selected(command.files, command.select), command.out)} trajectories in {command.out}")
+        print(f"{write_parquet(episodes, command.out)} trajectories in {command.out}")
         return 0
     command.out.parent.mkdir(parents=True, exist_ok=True)
     schema = pa.schema([(name, _arrow_type(pa, kind)) for name, kind in COLUMNS.items()])
+    all_rows = (turn_row(episode, turn) for episode in episodes for turn in episode.turns)
     total = 0
     with pq.ParquetWriter(command.out, schema) as writer:
-        for rows in _chunks(turn_row(episode, turn) for episode, turn in _all_turns(command)):
+        while rows := list(islice(all_rows, _ROWS_PER_WRITE)):
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
             total += len(rows)
     print(f"{total} turns in {command.out}")
@@ -458,8 +426,6 @@ def _parquet(command: Parquet) -> int:
 
 
 def _html(command: Html) -> int:
-    from turngym.scripts.trace_pages import load_decoder, write_page
-
     if not command.overwrite:
         _must_be_new(command.out)
     decode = None if command.tokenizer is None else load_decoder(command.tokenizer)
@@ -520,23 +486,6 @@ def turn_row(episode: Episode, turn: Turn) -> dict[str, Any]:
         *(None if turn.judge_scores is None else list(turn.judge_scores), turn.hint),
     )
     return dict(zip(COLUMNS, values, strict=True))
-
-
-def _all_turns(command: Parquet) -> Iterator[tuple[Episode, Turn]]:
-    for episode in selected(command.files, command.select):
-        for turn in episode.turns:
-            yield episode, turn
-
-
-def _chunks(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    chunk: list[dict[str, Any]] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == _ROWS_PER_WRITE:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _arrow_type(pa: Any, kind: str) -> Any:

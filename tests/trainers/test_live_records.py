@@ -200,11 +200,6 @@ def test_the_report_says_what_became_of_every_turn() -> None:
     assert not any(line.startswith("step") for line in told)
 
 
-def test_records_of_earlier_versions_are_read() -> None:
-    old = [said("a-1"), said("a-1"), {"kind": "trained", "step": 4, "sessions": ["a-1"]}]
-    assert lines(old, turns=True)[:2] == [f"session a-1 turn {turn}: trained on at step 4" for turn in range(2)]
-
-
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TurngymError, match=r"has no records\.jsonl"):
         records(Records(folder=tmp_path))
