@@ -24,7 +24,7 @@ from turngym.agents.evaluation.statistics import ScoreError, least_time, same_st
 from turngym.envs.core.tables import Table, markdown
 from turngym.scripts.report_data import Diagnosed, Run, curves, diagnosed, load_run, trace_curves_of, unique_names
 from turngym.scripts.report_figures import Figure, csv_text, write_figure
-from turngym.scripts.report_training import accuracy_figures, cost_figures, depth_figures
+from turngym.scripts.report_training import accuracy_figures, cost_figures, depth_figures, draw_summary
 from turngym.scripts.report_turns import episode_figures
 
 # Tables: success, behavior, paired differences, training, and Tables 1 and 6 of the TurnOPD paper.
@@ -360,9 +360,7 @@ def main(argv: Sequence[str]) -> int:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         if options.figure:
-            from turngym.scripts.report_figures import draw_figure
-
-            draw_figure(runs, scores, options.out / "report.png")
+            draw_summary(runs, scores, options.out / "report.png")
         _write(options, made)
         print(f"written to {options.out}; open {options.out / 'report.html'} in a browser")
     return 0

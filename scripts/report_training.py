@@ -1,16 +1,21 @@
-"""Figures of training: what the depth controller did and would have done, accuracy, time, and log-probability gaps."""
+"""Figures of training: what the depth controller did and would have done, accuracy, time, and log-probability gaps.
+
+`draw_summary` draws the most important ones in one image.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from turngym.agents.evaluation.statistics import CurvePoint, last_points, least_time
+from turngym.agents.evaluation.scores import Scores
+from turngym.agents.evaluation.statistics import CurvePoint, Interval, last_points, least_time
 from turngym.scripts.report_data import Diagnosed, Run, curves
-from turngym.scripts.report_figures import COLORS, MARKERS, Figure, Panel, color, number
+from turngym.scripts.report_figures import COLORS, MARKERS, Figure, Panel, color, number, save_panels
 from turngym.trainers.diagnostics.curves import smooth
 
 CONTROLS = {"depth/cap": "cap", "depth/hbar": "smoothed horizon", "depth/h_eff": "H_eff", "depth/h_cov": "H_cov"}
@@ -155,9 +160,10 @@ def _budget(runs: Sequence[Diagnosed]) -> Figure:
     )
 
 
-def _over_panel(axis: Any, runs: Sequence[Diagnosed], name: str, what: str) -> None:
+def _over_panel(axis: Any, runs: Sequence[Diagnosed], name: str, what: str, scale: float = 100) -> None:
+    """One statistic over training steps: thin as measured, thick as a moving mean."""
     for run in runs:
-        steps, value_B = run.diagnosis.over_steps.last_step_B, 100 * over(run, name)
+        steps, value_B = run.diagnosis.over_steps.last_step_B, scale * over(run, name)
         axis.plot(steps, value_B, linewidth=0.6, alpha=0.6, color=color(run.place)["color"])
         axis.plot(steps, smooth(value_B, 2 * (len(steps) // 40) + 3), label=run.name, **color(run.place))
     axis.set(xlabel="training step", ylabel=what)
@@ -286,12 +292,13 @@ def _categories(runs: Sequence[Run]) -> Figure:
     cells = {run.name: {name: _at_budget(run, name, budget) for name in names} for run in runs}
     overall = least_time(curves(runs))
     for run in runs:
-        cells[run.name]["all"] = overall[run.name]
+        mean, std = overall[run.name]
+        cells[run.name]["all"] = (mean, std, std)
     rows = [
-        [run, name, number(100 * pair[0]), number(100 * pair[1])]
+        [run, name, number(100 * bar[0]), number(100 * bar[1])]
         for run, found in cells.items()
-        for name, pair in found.items()
-        if pair is not None
+        for name, bar in found.items()
+        if bar is not None
     ]
     caption = (
         f"Success by category at Least-Time ({budget:.0f} s of training): mean of the last four evaluations within it; "
@@ -307,25 +314,33 @@ def _categories(runs: Sequence[Run]) -> Figure:
     )
 
 
-def _at_budget(run: Run, name: str, budget: float) -> tuple[float, float] | None:
+Bar = tuple[float, float, float]
+"""Height, and how far the error bar goes down and up."""
+
+
+def _at_budget(run: Run, name: str, budget: float) -> Bar | None:
     points = [
         CurvePoint(step=point.step, seconds=point.seconds, value=row[name])
         for point, row in zip(run.points, run.categories, strict=True)
         if point.seconds <= budget and name in row
     ]
-    return last_points(points) if points else None
+    if not points:
+        return None
+    mean, std = last_points(points)
+    return mean, std, std
 
 
-def _bars(axis: Any, cells: dict[str, dict[str, tuple[float, float] | None]], places: dict[str, int]) -> None:
-    names = list(dict.fromkeys(name for found in cells.values() for name in found))
+def _bars(axis: Any, cells: Mapping[str, Mapping[str, Bar | None]], places: Mapping[str, int]) -> None:
+    """Bars of each run by category, `all` last."""
+    names = sorted(dict.fromkeys(name for found in cells.values() for name in found), key=lambda name: name == "all")
     width = 0.8 / len(cells)
     for place, (run, found) in enumerate(cells.items()):
-        shown = [(names.index(name) + width * (place + 0.5) - 0.4, pair) for name, pair in found.items() if pair]
+        shown = [(names.index(name) + width * (place + 0.5) - 0.4, bar) for name, bar in found.items() if bar]
         axis.bar(
             [x for x, _ in shown],
-            [100 * mean for _, (mean, _) in shown],
+            [100 * mean for _, (mean, _, _) in shown],
             width,
-            yerr=[100 * std for _, (_, std) in shown],
+            yerr=[[100 * below for _, (_, below, _) in shown], [100 * above for _, (_, _, above) in shown]],
             label=run,
             color=COLORS[places[run] % 7],
             hatch=HATCHES[places[run] % 4],
@@ -360,7 +375,7 @@ def _seconds(runs: Sequence[Diagnosed]) -> Figure:
         table=(header, rows),
         panels=(
             Panel("whole run", partial(_stack, runs=known)),
-            Panel("per step", partial(_per_step, runs=known)),
+            Panel("per step", partial(_over_panel, runs=known, name="time/step_s", what="seconds per step", scale=1)),
         )
         if known
         else (),
@@ -392,16 +407,6 @@ def _stack(axis: Any, runs: Sequence[Diagnosed]) -> None:
     axis.legend(ncols=4, loc="upper left", columnspacing=0.9, handlelength=1.2)
 
 
-def _per_step(axis: Any, runs: Sequence[Diagnosed]) -> None:
-    for run in runs:
-        steps, value_B = run.diagnosis.over_steps.last_step_B, over(run, "time/step_s")
-        axis.plot(steps, value_B, linewidth=0.6, alpha=0.6, color=color(run.place)["color"])
-        axis.plot(steps, smooth(value_B, 2 * (len(steps) // 40) + 3), label=run.name, **color(run.place))
-    axis.set(xlabel="training step", ylabel="seconds per step")
-    axis.set_ylim(bottom=0)
-    axis.legend()
-
-
 def _gap(runs: Sequence[Diagnosed]) -> Figure:
     known = [run for run in runs if recorded(run, "gap_mean")]
     caption = (
@@ -427,4 +432,38 @@ def _gap_panel(axis: Any, runs: Sequence[Diagnosed]) -> None:
             axis.plot(steps, value_B, linewidth=width, label=run.name if name == "gap_mean" else None, **look)
     axis.set_yscale("log")
     axis.set(xlabel="training step", ylabel="nats")
+    axis.legend()
+
+
+# One image of the most important panels.
+
+
+def draw_summary(runs: Sequence[Run], scores: Mapping[str, Scores], path: Path) -> None:
+    """Writes accuracy over steps and time, depth, and success by category to `path`, as far as there are data."""
+    trained = [run for run in runs if run.points]
+    panels = []
+    if trained:
+        panels.append(Panel("same steps", partial(_curve, runs=trained, seconds=False, budget=None)))
+        panels.append(Panel("same time", partial(_curve, runs=trained, seconds=True, budget=None)))
+    if any(run.depth for run in runs):
+        panels.append(Panel("rollout depth (thin: cap)", partial(_depth, runs=runs)))
+    if scores:
+        rows = {run: [*item.categories, item.overall] for run, item in scores.items()}
+        cells = {run: {row.name: _interval_bar(row.avg) for row in found} for run, found in rows.items()}
+        places = {run.name: run.place for run in runs}
+        panels.append(Panel("by category (95 % interval over tasks)", partial(_bars, cells=cells, places=places)))
+    save_panels(panels, path, columns=4)
+
+
+def _interval_bar(value: Interval) -> Bar:
+    return value.mean, value.mean - value.low, value.high - value.mean
+
+
+def _depth(axis: Any, runs: Sequence[Run]) -> None:
+    for run in runs:
+        if run.depth:
+            steps, caps, horizon = zip(*run.depth, strict=True)
+            axis.plot(steps, horizon, label=f"{run.name}: smoothed horizon", **color(run.place))
+            axis.step(steps, caps, where="mid", linewidth=0.8, alpha=0.6, color=color(run.place)["color"])
+    axis.set(xlabel="training step", ylabel="turns")
     axis.legend()

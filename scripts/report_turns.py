@@ -279,6 +279,7 @@ def _share_panel(axis: Any, run: Diagnosed) -> None:
 # Figures that need no teacher: survival by outcome, and signs of loops.
 
 WORDS = {
+    "survivors": "share of all episodes (%)",
     "repeated": "repeated actions (%)",
     "invalid": "invalid actions (%)",
     "surprise": "-log p (nats per token)",
@@ -304,7 +305,7 @@ def episode_figures(traces: Mapping[str, TraceCurves], places: Mapping[str, int]
         for turn in range(item.turns)
     ]
     known = [n for n in RATES if any(np.isfinite(item.rates["all"][n]).any() for item in traces.values())]
-    panels = [Panel("still playing", partial(_plot_survivors, traces=traces, places=places))]
+    panels = [Panel("still playing", partial(_rate, traces=traces, places=places, name="survivors"))]
     panels += [Panel(WORDS[name], partial(_rate, traces=traces, places=places, name=name)) for name in known]
     counts = {run: item.episodes for run, item in traces.items()}
     n = "; ".join(f"{run} {count['all']} episodes, {count['won']} won" for run, count in counts.items())
@@ -319,28 +320,14 @@ def episode_figures(traces: Mapping[str, TraceCurves], places: Mapping[str, int]
     return [Figure(name="episodes", title=title, caption=caption, table=table, panels=tuple(panels), missing=missing)]
 
 
-def _columns(item: TraceCurves) -> dict[str, list[Any]]:
-    return {group: [item.survivors[group], *(item.rates[group][name] for name in RATES)] for group in GROUPS}
-
-
-def _plot_survivors(axis: Any, traces: Mapping[str, TraceCurves], places: Mapping[str, int]) -> None:
-    for run, item in traces.items():
-        for group, width in (("all", 1.8), ("lost", 0.8)):
-            share_T = 100 * item.survivors[group] / max(item.episodes["all"], 1)
-            axis.plot(share_T, label=run if group == "all" else None, linewidth=width, **color(places[run]))
-    _finish_panel(axis, "share of all episodes (%)")
-
-
 def _rate(axis: Any, traces: Mapping[str, TraceCurves], places: Mapping[str, int], name: str) -> None:
+    """One statistic by turn: thick over all episodes, thin over lost ones."""
     for run, item in traces.items():
         for group, width in (("all", 1.8), ("lost", 0.8)):
-            value_T = SCALE.get(name, 1.0) * item.rates[group][name]
+            if name == "survivors":
+                value_T = 100 * item.survivors[group] / max(item.episodes["all"], 1)
+            else:
+                value_T = SCALE.get(name, 1.0) * item.rates[group][name]
             if np.isfinite(value_T).any():
                 axis.plot(value_T, label=run if group == "all" else None, linewidth=width, **color(places[run]))
-    _finish_panel(axis, WORDS[name])
-
-
-def _finish_panel(axis: Any, what: str) -> None:
-    axis.set(xlabel="turn", ylabel=what)
-    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
-    axis.legend()
+    _finish(axis, WORDS[name])
