@@ -478,11 +478,7 @@ def _remove(path: Path) -> None:
 
 def describe_index(manifest: IndexManifest) -> list[list[str]]:
     """Rows of (name, value) for people: kind, corpus, encoder, settings, sizes on disk."""
-    rows = [
-        ["kind", manifest.kind],
-        ["passages", f"{manifest.passages:,}"],
-        ["corpus sha256", manifest.corpus_sha256],
-    ]
+    rows = [["kind", manifest.kind], ["passages", f"{manifest.passages:,}"], ["corpus sha256", manifest.corpus_sha256]]
     if manifest.encoder is not None:
         record = manifest.encoder
         rows += [["encoder", record.model or record.kind], ["encoder fingerprint", record.fingerprint]]

@@ -252,10 +252,7 @@ def make_step(bench: GpuBench, student: Any, teacher: Any) -> TrainingStep:
         algorithm=opd.build(opd.OpdConfig(), DistillConfig(top_k=bench.k), run),
         teacher=LocalScorer(model=teacher, max_tokens=tokens, chunk=chunk, vocab_size=bench.vocab),
         forward=Forward(
-            micro_tokens=tokens,
-            head_chunk=chunk,
-            autocast=not bench.on_cpu,
-            gradient_checkpointing=bench.checkpointing,
+            micro_tokens=tokens, head_chunk=chunk, autocast=not bench.on_cpu, gradient_checkpointing=bench.checkpointing
         ),
     )
 

@@ -64,6 +64,7 @@ class Quickstart:
 class Plan:
     """The options with the world's own choices filled in."""
 
+    options: Quickstart
     world: EmbeddedWorld
     out: Path
     steps: int
@@ -71,16 +72,13 @@ class Plan:
     teacher: Path
     panel: str
     split: str
-    samples: int
-    limit: int | None
-    methods: tuple[str, ...]
-    seed: int
 
     @classmethod
     def of(cls, options: Quickstart) -> Plan:
         world = load_world(options.env)
         suffix = "" if world.name == "alfworld" else f"-{world.name}"
         return cls(
+            options=options,
             world=world,
             out=options.out or Path(f"runs/quickstart{suffix}"),
             steps=world.distill.steps if options.steps is None else options.steps,
@@ -88,16 +86,12 @@ class Plan:
             teacher=options.teacher or world.checkpoint("teacher"),
             panel=options.panel or world.panel,
             split=options.split or world.split,
-            samples=options.samples,
-            limit=options.limit,
-            methods=options.methods,
-            seed=options.seed,
         )
 
     @property
     def episodes(self) -> int:
         """Number of episodes of one evaluation."""
-        return len(load_panel(self.panel).tasks[: self.limit]) * self.samples
+        return len(load_panel(self.panel).tasks[: self.options.limit]) * self.options.samples
 
     def check(self) -> None:
         """Raises TurngymError if the panel or a model does not exist, before anything runs."""
@@ -124,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     start = time.monotonic()
     plan.out.mkdir(parents=True, exist_ok=True)
     with training(plan) as methods, open_board() as board:
-        for method in plan.methods:
+        for method in plan.options.methods:
             board.add(method, plan.steps, training_look(plan.out / method))
         results = evaluate_all(plan, methods, board)
     for result in results:
@@ -167,7 +161,7 @@ class Methods:
 @contextmanager
 def training(plan: Plan) -> Iterator[Methods]:
     """Trains every method, with one thread each. Methods that still run when the context ends are stopped."""
-    methods = Methods(plan=plan, processes={method: _start(plan, method) for method in plan.methods})
+    methods = Methods(plan=plan, processes={method: _start(plan, method) for method in plan.options.methods})
     try:
         yield methods
     finally:
@@ -179,12 +173,12 @@ def _start(plan: Plan, method: str) -> subprocess.Popen[bytes]:
     folder = plan.out / method
     argv = [sys.executable, "-m", "turngym.scripts", "train", "--algorithm", method, "--out", str(folder)]
     argv += ["--student", str(plan.student), "--teacher", str(plan.teacher), "--split", plan.split]
-    argv += ["--panel", plan.panel, "--seed", str(plan.seed), "--steps", str(plan.steps)]
+    argv += ["--panel", plan.panel, "--seed", str(plan.options.seed), "--steps", str(plan.steps)]
     argv += distill_argv(plan.world, plan.split)
     if (folder / "checkpoints").exists():
         argv.append("--resume")
     # the methods share the cores; with more than one core each, `--workers auto` plays in several processes
-    share = str(max(1, available_cores() // len(plan.methods)))
+    share = str(max(1, available_cores() // len(plan.options.methods)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", SHARE: share}
     with (plan.out / f"{method}.log").open("ab") as log:
         return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
@@ -202,65 +196,41 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 # Evaluation: played by this process while the methods leave a core free.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """One evaluation: a model and the folder of its results."""
-
-    name: str
-    model: Path
-    out: Path
-
-    @classmethod
-    def first(cls, plan: Plan) -> list[Evaluation]:
-        """The evaluations of teacher and student, which need no training."""
-        roles = {"teacher": plan.teacher, "student": plan.student}
-        return [cls(name=role, model=model, out=plan.out / "eval" / role) for role, model in roles.items()]
-
-    @classmethod
-    def last(cls, plan: Plan, method: str) -> Evaluation:
-        """The evaluation of the model that `method` has trained."""
-        return cls(name=method, model=plan.trained(method), out=plan.out / method / "eval")
-
-
 def evaluate_all(plan: Plan, methods: Methods, board: Board) -> list[EvalResult]:
     """Evaluates teacher and student, then the model of each method as it finishes, one after the other.
 
     Nothing is played while every core trains, because that would distort the reported training times.
     """
-    waiting, done, cores = Evaluation.first(plan), list[EvalResult](), available_cores()
-    while waiting or methods.running or len(done) < 2 + len(plan.methods):
-        waiting += [Evaluation.last(plan, method) for method in methods.ended()]
+    models = {"teacher": plan.teacher, "student": plan.student}
+    waiting = [(name, model, plan.out / "eval" / name) for name, model in models.items()]
+    done, cores = list[EvalResult](), available_cores()
+    while waiting or methods.running or len(done) < 2 + len(plan.options.methods):
+        waiting += [(method, plan.trained(method), plan.out / method / "eval") for method in methods.ended()]
         if waiting and methods.running < cores:
-            done.append(_evaluate(plan, waiting.pop(0), board))
+            done.append(_evaluate(plan, *waiting.pop(0), board))
         else:
             time.sleep(0.5)
     return done
 
 
-def _evaluate(plan: Plan, which: Evaluation, board: Board) -> EvalResult:
-    """Plays the panel. Episodes that the folder already holds are not played again."""
+def _evaluate(plan: Plan, name: str, model: Path, out: Path, board: Board) -> EvalResult:
+    """Plays the panel with `model` and writes to `out`. Episodes that are in that folder are not played again."""
+    import torch
+
     from turngym.scripts import eval as evaluation
     from turngym.scripts.eval import EvalOptions
     from turngym.scripts.options import parse
 
-    argv = ["--panel", plan.panel, "--agent", f"model:{which.model}", "--samples", str(plan.samples)]
-    argv += ["--limit", str(plan.limit)] if plan.limit else []
-    argv += ["--seed", str(plan.seed), "--out", str(which.out)]
-    board.add(which.name, plan.episodes, evaluation_look(which.out / "trace.jsonl"))
-    with _one_thread():
-        options = parse(EvalOptions, argv, prog="turngym eval", description="")
-        return evaluation.run(options, command=("turngym", "eval", *argv), progress=False)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limits torch to one thread: the other cores belong to the methods, and the models are tiny."""
-    import torch
-
+    argv = ["--panel", plan.panel, "--agent", f"model:{model}", "--samples", str(plan.options.samples)]
+    argv += ["--limit", str(plan.options.limit)] if plan.options.limit else []
+    argv += ["--seed", str(plan.options.seed), "--out", str(out)]
+    board.add(name, plan.episodes, evaluation_look(out / "trace.jsonl"))
+    options = parse(EvalOptions, argv, prog="turngym eval", description="")
+    # one thread: the other cores belong to the methods, and the models are tiny
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        return evaluation.run(options, command=("turngym", "eval", *argv), progress=False)
     finally:
         torch.set_num_threads(before)
 
@@ -273,8 +243,8 @@ def write_report(plan: Plan) -> None:
     from turngym.scripts import report, trace
 
     runs = [f"{name}={plan.out / 'eval' / name}" for name in ("student", "teacher")]
-    report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.methods), "--out", str(plan.out)])
-    page, last = plan.out / "episodes.html", plan.methods[-1]
+    report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.options.methods), "--out", str(plan.out)])
+    page, last = plan.out / "episodes.html", plan.options.methods[-1]
     argv = ["html", str(plan.out / last / "eval" / "trace.jsonl"), "--out", str(page), "--overwrite"]
     trace.main([*argv, "--title", f"{last} after {plan.steps} steps", "--tokenizer", str(plan.student)])
     print(f"\n{_verdict(plan)}")
@@ -290,8 +260,8 @@ def _verdict(plan: Plan) -> str:
         return 100 * score(run.episodes).overall.avg.mean, max((point.seconds for point in run.points), default=0.0)
 
     start, teacher = (result(plan.out / "eval" / name)[0] for name in ("student", "teacher"))
-    lines = [f"Avg@{plan.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]
-    for method in plan.methods:
+    lines = [f"Avg@{plan.options.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]
+    for method in plan.options.methods:
         end, seconds = result(plan.out / method)
         share = f" ({100 * end / teacher:.0f} % of the teacher)" if teacher else ""
         lines.append(f"{method}: {end:.1f} %{share} in {seconds:.0f} s of training.")

@@ -177,12 +177,7 @@ def _evaluation(path: Path) -> dict[str, Any]:
         else:
             skipped.append(f"{path}: {item}")
     settings = recorded({**meta, "seed": seed} for _, seed, meta in every.played())
-    return {
-        "episodes": every.take(every.latest()),
-        "settings": settings,
-        "skipped": tuple(skipped),
-        "trace": path,
-    }
+    return {"episodes": every.take(every.latest()), "settings": settings, "skipped": tuple(skipped), "trace": path}
 
 
 def _training(path: Path) -> dict[str, Any]:

@@ -71,11 +71,7 @@ def serve(config: ServeRetrieval) -> int:
     from turngym.retrieval.server import create_app
 
     opener = partial(
-        open_retriever,
-        config.index,
-        device=config.device,
-        rerank=config.rerank,
-        rerank_depth=config.rerank_depth,
+        open_retriever, config.index, device=config.device, rerank=config.rerank, rerank_depth=config.rerank_depth
     )
     retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
     settings = replace(config.settings, workers=max(config.processes, config.settings.workers))

@@ -294,9 +294,7 @@ def paper_steps(run: PaperRun, out: str) -> list[Step]:
         steps += [
             _serve(POLICY, student, f"8 servers that play for {method.name}; end them after it"),
             Step(
-                where="2 machines x 8",
-                words=_torchrun(2, method.algorithm, words),
-                why=f"100 steps of {method.name}",
+                where="2 machines x 8", words=_torchrun(2, method.algorithm, words), why=f"100 steps of {method.name}"
             ),
             _serve(POLICY, made, f"8 servers of what {method.name} made"),
             Step(where="anywhere", words=_evaluate(run, out, method), why="Avg@4, divided among 16 processes"),

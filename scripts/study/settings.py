@@ -159,14 +159,7 @@ class StudyOptions:
 
 
 SHORT = StudyOptions(
-    short=True,
-    methods=("main", "partial"),
-    seeds=(0,),
-    steps=12,
-    episodes=24,
-    tasks=24,
-    samples=1,
-    evaluations=4,
+    short=True, methods=("main", "partial"), seeds=(0,), steps=12, episodes=24, tasks=24, samples=1, evaluations=4
 )
 """What --short means; what is given beside it counts."""
 

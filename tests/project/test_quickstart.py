@@ -77,7 +77,7 @@ def test_models_are_evaluated_while_a_core_is_free(
 ) -> None:
     """A method's name alone: it ended; with how many methods trained beside it: an evaluation."""
     plan = Plan.of(Quickstart(out=tmp_path, methods=("one", "two")))
-    for method in plan.methods:
+    for method in plan.options.methods:
         (tmp_path / method / "checkpoints" / "step_000003" / "model").mkdir(parents=True)
     methods, seen = Waited("one", "two"), list[str]()
 
@@ -85,9 +85,9 @@ def test_models_are_evaluated_while_a_core_is_free(
         seen.append(methods.names[0])
         methods.sleep(seconds)
 
-    def evaluated(plan: Plan, which: evaluations.Evaluation, bars: Any) -> Any:
-        assert which.model.is_dir()
-        seen.append(f"{which.name} {methods.running}")
+    def evaluated(plan: Plan, name: str, model: Path, out: Path, bars: Any) -> Any:
+        assert model.is_dir()
+        seen.append(f"{name} {methods.running}")
 
     monkeypatch.setattr(evaluations, "available_cores", lambda: cores)
     monkeypatch.setattr(evaluations, "_evaluate", evaluated)
