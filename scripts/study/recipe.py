@@ -14,9 +14,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -51,22 +51,29 @@ class Method:
     """Whether text is modeled beside (L_PT)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaperRun:
-    """One student in one environment, on at most 32 GPUs."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An environment, and the tasks that are evaluated on."""
 
-    name: str
-    paper: str
     world: str
     """The embedded world that stands in for it."""
     env: str
     env_kwargs: Mapping[str, str]
     panel: str
     max_turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRun:
+    """One student in one environment, on at most 32 GPUs."""
+
+    name: str
+    paper: str
+    place: Place
     student: str
-    """On the Hugging Face hub."""
+    """Its name on the Hugging Face hub."""
     teacher: str
-    """What the teacher is made from, by GRPO on the environment's reward; or who judges."""
+    """The model that GRPO makes the teacher from; or the judge."""
     methods: tuple[Method, ...]
     notes: tuple[str, ...]
     """What is from the paper and what is ours."""
@@ -84,10 +91,12 @@ class PaperRun:
         return any(method.text for method in self.methods)
 
 
-Place = tuple[str, str, Mapping[str, str], str, int]
-HOUSE: Place = ("alfworld", "turngym/ALFWorld-v0", {"split": "train"}, "alfworld-valid-unseen", 80)
-SHOP: Place = ("webshop", "turngym/WebShop-v0", {"profile": "full-synthetic", "split": "train"}, "webshop-1k-eval", 50)
-SEARCH: Place = ("search", "turngym/Search-v0", {"source": "mixture", "split": "train"}, "search-mixture", 30)
+HOUSE = Place("alfworld", "turngym/ALFWorld-v0", {"split": "train"}, "alfworld-valid-unseen", 80)
+SHOP = Place("webshop", "turngym/WebShop-v0", {"profile": "full-synthetic", "split": "train"}, "webshop-1k-eval", 50)
+SEARCH = Place("search", "turngym/Search-v0", {"source": "mixture", "split": "train"}, "search-mixture", 30)
+SMALL, LARGE = ("Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B"), ("Qwen/Qwen3-4B", "Qwen/Qwen3-8B")
+OTHER = ("Qwen/Qwen3.5-2B", "Qwen/Qwen3.5-9B")
+"""Pairs of student and teacher."""
 TURNOPD = tuple(Method(name=name, algorithm=name, teacher=True) for name in ("opd", "tcod", "turnopd"))
 TURNOPD_NOTES = (
     "# From the paper: models, thinking, the tool channel, turn limits, Table 7's settings (our defaults), 32 GPUs.",
@@ -176,48 +185,28 @@ KD_NOTES = (
 )
 
 
-def _runs() -> list[PaperRun]:
-    """All of them; a name says paper (none: TurnOPD) and environment."""
-    found = []
-
-    def add(name: str, paper: str, place: Place, pair: str, *what: tuple[Any, ...]) -> None:
-        world, env, kwargs, panel, turns = place
-        student, teacher = (f"Qwen/{model}" for model in pair.split(" "))
-        methods, notes = what
-        found.append(
-            PaperRun(
-                name=name,
-                paper=paper,
-                world=world,
-                env=env,
-                env_kwargs=kwargs,
-                panel=panel,
-                max_turns=turns,
-                student=student,
-                teacher=teacher,
-                methods=methods,
-                notes=notes,
+RECIPES: Mapping[str, PaperRun] = {
+    run.name: run
+    for run in (
+        PaperRun("alfworld-1.7b", "TurnOPD", HOUSE, *SMALL, TURNOPD, TURNOPD_NOTES),
+        PaperRun("alfworld-4b", "TurnOPD", HOUSE, *LARGE, TURNOPD, TURNOPD_NOTES),
+        PaperRun("webshop-1.7b", "TurnOPD", SHOP, *SMALL, TURNOPD, TURNOPD_NOTES),
+        PaperRun("webshop-4b", "TurnOPD", SHOP, *LARGE, TURNOPD, TURNOPD_NOTES),
+        PaperRun("search-2b", "TurnOPD", SEARCH, *OTHER, TURNOPD, TURNOPD_NOTES),
+        PaperRun("tcod-alfworld", "TCOD", replace(HOUSE, max_turns=30), *SMALL, _curriculum(6, 30), TCOD_NOTES),
+        PaperRun("tcod-webshop", "TCOD", replace(SHOP, max_turns=15), *SMALL, _curriculum(4, 15), TCOD_NOTES),
+        *(
+            PaperRun(f"{short}-{place.world}", paper, place, *pair, methods, notes)
+            for place, pair in ((HOUSE, SMALL), (SHOP, SMALL), (SEARCH, OTHER))
+            for short, paper, methods, notes in (
+                ("luffy", "LUFFY", LUFFY, LUFFY_NOTES),
+                ("openclaw", "OpenClaw-RL", OPENCLAW, OPENCLAW_NOTES),
+                ("kd", "GRPO and PPO with distillation rewards", KD, KD_NOTES),
             )
-        )
-
-    small, large, other = "Qwen3-1.7B Qwen3-8B", "Qwen3-4B Qwen3-8B", "Qwen3.5-2B Qwen3.5-9B"
-    own = (
-        *(("alfworld-1.7b", HOUSE, small), ("alfworld-4b", HOUSE, large)),
-        *(("webshop-1.7b", SHOP, small), ("webshop-4b", SHOP, large), ("search-2b", SEARCH, other)),
+        ),
     )
-    for name, place, pair in own:
-        add(name, "TurnOPD", place, pair, TURNOPD, TURNOPD_NOTES)
-    for place, eta, most in ((HOUSE, 6, 30), (SHOP, 4, 15)):
-        add(f"tcod-{place[0]}", "TCOD", (*place[:4], most), small, _curriculum(eta, most), TCOD_NOTES)
-    for place, pair in ((HOUSE, small), (SHOP, small), (SEARCH, other)):
-        world = place[0]
-        add(f"luffy-{world}", "LUFFY", place, pair, LUFFY, LUFFY_NOTES)
-        add(f"openclaw-{world}", "OpenClaw-RL", place, pair, OPENCLAW, OPENCLAW_NOTES)
-        add(f"kd-{world}", "GRPO and PPO with distillation rewards", place, pair, KD, KD_NOTES)
-    return found
-
-
-RECIPES: Mapping[str, PaperRun] = {run.name: run for run in _runs()}
+}
+"""By name; a name says paper (none: TurnOPD) and environment."""
 
 
 def find_recipe(name: str) -> PaperRun:
@@ -287,7 +276,7 @@ def paper_steps(run: PaperRun, out: str) -> list[Step]:
     for method in run.methods:
         made = f"{out}/{method.name}/checkpoints/step_000100/model"
         words = [*_common(run), *method.words, "--student", student, "--out", f"{out}/{method.name}"]
-        words += ["--policy-server", PLAY, "--panel", run.panel]
+        words += ["--policy-server", PLAY, "--panel", run.place.panel]
         words += ["--teacher", teacher, "--teacher-server", SCORE] if method.teacher else []
         words += ["--judge", JUDGES, *method.judge] if method.judge else []
         words += ["--lm-loss.files", TEXT] if method.text else []
@@ -308,18 +297,8 @@ def _helpers(run: PaperRun, out: str) -> list[Step]:
     if run.has_judge:
         judge = f"{out}/models/judge"
         # a judge has one address
-        words = (
-            "turngym",
-            "serve",
-            "policy",
-            judge,
-            "--host",
-            "0.0.0.0",
-            "--port",
-            str(PORT),
-            "--tensor-parallel",
-            "4",
-        )
+        words = ("turngym", "serve", "policy", judge, "--host", "0.0.0.0", "--port", str(PORT))
+        words += ("--tensor-parallel", "4")
         served = Step(where=JUDGE, words=words, why="one server, on 4 GPUs, that judges")
         return [_download(run.teacher, judge, "the judge's weights"), served]
     if not run.has_teacher:
@@ -360,8 +339,8 @@ def _torchrun(machines: int, algorithm: str, words: list[str]) -> tuple[str, ...
 
 def _common(run: PaperRun) -> list[str]:
     """What all trainings share; what Table 7 of TurnOPD says is the default and not repeated."""
-    words = ["--env", run.env, "--split", run.env_kwargs["split"], "--max-turns", str(run.max_turns)]
-    more = {name: value for name, value in run.env_kwargs.items() if name != "split"}
+    words = ["--env", run.place.env, "--split", run.place.env_kwargs["split"], "--max-turns", str(run.place.max_turns)]
+    more = {name: value for name, value in run.place.env_kwargs.items() if name != "split"}
     words += ["--env-kwargs", json.dumps(more)] if more else []
     words += ["--channel", "tool", "--thinking", "on", "--autocast", "bfloat16", "--gradient-checkpointing"]
     return [*words, "--teacher-dtype", "bfloat16", "--weight-sync", "disk"]
@@ -369,8 +348,8 @@ def _common(run: PaperRun) -> list[str]:
 
 def _evaluate(run: PaperRun, out: str, method: Method) -> tuple[str, ...]:
     model = f"{out}/{method.name}/checkpoints/step_000100/model"
-    words = ["turngym", "eval", "--panel", run.panel, "--agent", f"model:{model}", "--samples", "4"]
-    words += ["--temperature", "0.85", "--max-turns", str(run.max_turns), "--channel", "tool", "--thinking", "on"]
+    words = ["turngym", "eval", "--panel", run.place.panel, "--agent", f"model:{model}", "--samples", "4"]
+    words += ["--temperature", "0.85", "--max-turns", str(run.place.max_turns), "--channel", "tool", "--thinking", "on"]
     return (*words, "--policy-server", PLAY, "--workers", "16", "--out", f"{out}/{method.name}/final")
 
 
@@ -476,7 +455,7 @@ def main(argv: Sequence[str]) -> int:
         print(render(run, paper_steps(run, str(options.out))))
         return 0
     if run.has_text:
-        world = load_world(run.world)
+        world = load_world(run.place.world)
         write_text(world, Path(at_home(options, world).text))
     spent: dict[str, float] = {}
     for step in planned(options):
@@ -499,7 +478,7 @@ def children_cpu() -> float:
 def planned(options: RecipeOptions) -> list[Step]:
     """The steps of --embedded."""
     run = find_recipe(options.name or "")
-    return embedded_steps(run, at_home(options, load_world(run.world)))
+    return embedded_steps(run, at_home(options, load_world(run.place.world)))
 
 
 def at_home(options: RecipeOptions, world: EmbeddedWorld) -> Embedded:
@@ -519,7 +498,7 @@ def described(run: PaperRun) -> str:
     """A line of the list."""
     methods = ", ".join(method.name for method in run.methods)
     helper = f" {'judged by' if run.has_judge else 'from'} {run.teacher}" if run.has_judge or run.has_teacher else ""
-    return f"{run.name}: {run.student}{helper}, {run.env}; {run.paper}: {methods}"
+    return f"{run.name}: {run.student}{helper}, {run.place.env}; {run.paper}: {methods}"
 
 
 def execute(step: Step) -> None:

@@ -42,18 +42,18 @@ def test_every_command_is_one_that_our_verbs_take(name: str) -> None:
         elif words[:2] == ["turngym", "eval"]:
             given = tyro.cli(EvalOptions, args=words[2:])
             assert (given.samples, given.player.temperature, given.workers.workers) == (4, 0.85, 16)
-            assert (given.max_turns, given.panel) == (run.max_turns, run.panel)
+            assert (given.max_turns, given.panel) == (run.place.max_turns, run.place.panel)
             assert (given.player.channel, given.player.thinking) == ("tool", "on")
             evaluated += 1
         elif (config := trained(step)) is not None:
-            assert (config.rollouts.play.env, config.run.max_turns) == (run.env, run.max_turns)
+            assert (config.rollouts.play.env, config.run.max_turns) == (run.place.env, run.place.max_turns)
             algorithms.append(config.algorithm)
         else:
             assert words[0] in ("hf", "cp")
     helpers = 2 if run.has_teacher else 1 if run.has_judge else 0
     assert (served, evaluated) == (2 * len(run.methods) + helpers, len(run.methods))
     assert algorithms == ["grpo"] * run.has_teacher + [method.algorithm for method in run.methods]
-    assert load_panel(run.panel).env_id == run.env
+    assert load_panel(run.place.panel).env_id == run.place.env
     said = render(run, paper_steps(run, "out"))
     assert "# From the paper" in said
     assert "\n# Ours" in said
@@ -132,7 +132,7 @@ def test_the_papers_settings_are_in_the_commands(name: str, student: str, teache
     for config in configs:
         assert (config.run.max_turns, config.run.episodes, config.run.temperature) == (turns, 64, 1.0)
         assert (config.rollouts.chat.channel, config.rollouts.chat.thinking) == ("tool", "on")
-        assert (config.rollouts.play.env, config.optimizer.lr) == (run.env, 1e-6)
+        assert (config.rollouts.play.env, config.optimizer.lr) == (run.place.env, 1e-6)
     for config in configs[1:]:
         assert (config.run.steps, config.distill.top_k) == (100, 50)
         assert config.models.student == Path("out/models/student")
