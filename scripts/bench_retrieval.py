@@ -293,7 +293,7 @@ PEERS = {"Search-R1 per request": "0", "the same, 1 thread each": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server in a server_process of its own."""
+    """A server in a process of its own."""
 
     url: str
     pid: int

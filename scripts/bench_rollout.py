@@ -335,16 +335,11 @@ def _turns(
 ) -> Iterator[Turn]:
     """Yields the turns. The caller fills in `answers` before it asks for the next turn."""
     for _ in range(turns):
-        turn = _turn(rng, lengths, vocab, histories)
+        limits = [int(rng.integers(*lengths.response, endpoint=True)) for _ in histories]
+        new = [_random_ids(rng, int(rng.integers(*lengths.observation, endpoint=True)), vocab) for _ in histories]
+        turn = Turn([np.concatenate(pair) for pair in zip(histories, new, strict=True)], new, limits)
         yield turn
         histories = [np.concatenate(pair) for pair in zip(turn.prompts, turn.answers, strict=True)]
-
-
-def _turn(rng: np.random.Generator, lengths: RolloutBench, vocab: int, histories: list[Ids]) -> Turn:
-    limits = [int(rng.integers(*lengths.response, endpoint=True)) for _ in histories]
-    seen = [_random_ids(rng, int(rng.integers(*lengths.observation, endpoint=True)), vocab) for _ in histories]
-    prompts = [np.concatenate(pair) for pair in zip(histories, seen, strict=True)]
-    return Turn(prompts, seen, limits)
 
 
 def _spread(count: int, turns: int) -> set[int]:
@@ -410,7 +405,7 @@ class PlayBench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedWay:
-    """One way to play; the times are of its fastest run_play."""
+    """One way to play; the times are of its fastest repetition."""
 
     name: str
     slots: int
@@ -446,13 +441,7 @@ class PlayedWay:
 
 
 PLAY_HEADER = [
-    "engine",
-    "environments",
-    "turns <=",
-    "history ids",
-    "tokens/s",
-    "turns/s",
-    "environment",
+    *("engine", "environments", "turns <=", "history ids", "tokens/s", "turns/s", "environment"),
     "turns/s ratio",
 ]
 
@@ -523,9 +512,8 @@ def run_play(bench: PlayBench, threads: int) -> list[PlayedWay]:
             play = ParallelRollout(LocalWorkers(count, threads=threads))
             stack.callback(play.close)
             agent = agents["kept"]()
-            play(
-                jobs[:count], make_env, agent, slots=slots, max_turns=1, system=system
-            )  # they start, and get the model
+            # the processes start, and get the model, before the time is taken
+            play(jobs[:count], make_env, agent, slots=slots, max_turns=1, system=system)
             found = stage.measure(f"{count} processes", agent, slots, depth, play=play, workers=count)
             _check_same(found, expected)
     return stage.rows
@@ -576,11 +564,6 @@ def _check_same(found: Sequence[Episode], expected: Sequence[Episode]) -> None:
     print(f"  {same} of {len(expected)} episodes have the ids of this process's", flush=True)
 
 
-def report_play(rows: Sequence[PlayedWay]) -> None:
-    """Prints the table; ratios are relative to the first row."""
-    print_table((PLAY_HEADER, [row.cells(rows[0]) for row in rows]))
-
-
 # --- The command
 
 
@@ -610,20 +593,17 @@ class RolloutBench:
 
 
 HEADER = [
-    "turns",
-    "batch",
-    "engine tok/s",
-    "cache kept tok/s",
-    "ratio",
-    "whole history tok/s",
-    "ratio",
-    "same responses",
+    *("turns", "batch", "engine tok/s", "cache kept tok/s", "ratio"),
+    *("whole history tok/s", "ratio", "same responses"),
 ]
 
 
 def cells(tally: Tally) -> list[str]:
     """One row of the table."""
     way, kept = tally.best
+    history = (
+        (f"{tally.history.speed:.0f}", f"{tally.ratio(tally.history):.1f}x") if tally.history.tokens else ("-", "-")
+    )
     equal = f"{tally.equal}/{tally.responses}"
     if tally.equal < tally.responses:
         # the gap shows whether rounding explains the difference
@@ -634,13 +614,9 @@ def cells(tally: Tally) -> list[str]:
         f"{tally.engine.speed:.0f}",
         f"{kept.speed:.0f} ({way})",
         f"{tally.ratio(kept):.2f}x",
-        *_pair(tally, tally.history),
+        *history,
         equal,
     ]
-
-
-def _pair(tally: Tally, side: Side) -> tuple[str, str]:
-    return (f"{side.speed:.0f}", f"{tally.ratio(side):.1f}x") if side.tokens else ("-", "-")
 
 
 def measure(shape: Shape, config: RolloutBench) -> list[Tally]:
@@ -668,5 +644,6 @@ def main(argv: Sequence[str]) -> int:
             print_table((HEADER, [cells(tally) for tally in measure(shape, config)]))
     if config.play.episodes:
         print(f"rollouts of {config.play.episodes} episodes, wall clock:", flush=True)
-        report_play(run_play(config.play, config.threads))
+        rows = run_play(config.play, config.threads)
+        print_table((PLAY_HEADER, [row.cells(rows[0]) for row in rows]))
     return 0

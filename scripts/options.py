@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, dataclass
 from functools import cache, reduce
 from itertools import pairwise
 from operator import or_
@@ -32,6 +32,21 @@ from turngym.envs.core.tables import table_text
 
 T = TypeVar("T")
 CONFIG = "--config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where the server listens."""
+
+    # the names are those of the arguments of DrainingServer and AsgiServer
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no password: another than this one opens what is served to the network."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> T:

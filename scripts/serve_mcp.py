@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from turngym.agents.adapters.mcp import Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.serving import AsgiServer, JsonBodies
 from turngym.envs.core.plugins import need
+from turngym.scripts.options import Listen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +36,9 @@ class ServeMcp:
     agent: str = "mcp"
     """Name under which the episodes are recorded; one for each folder."""
     transport: Literal["stdio", "http"] = "stdio"
-    """`stdio`: the client starts this process, which is one episode; `http`: any number of clients and episodes."""
-    host: str = "127.0.0.1"
-    """Address to listen on. There is no password: another than this one opens the environment to the network."""
-    port: int = 8020
-    """Port to listen on, 0 a free one; clients connect to http://HOST:PORT/mcp."""
-    hosts: tuple[str, ...] = ()
-    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
-    drain: float = 10.0
-    """Seconds that accepted requests get to finish when the server is stopped."""
+    """`stdio`: the client starts this process, which is one episode; `http`: any number of clients and episodes, at
+    http://HOST:PORT/mcp."""
+    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=lambda: Listen(port=8020))
     clients: int = 64
     """Most episodes that are open at a time."""
     limit: int | None = None
@@ -85,9 +80,9 @@ def serve(config: ServeMcp, application: Any) -> None:
     """Answer clients until the last one leaves (stdio) or Ctrl-C (HTTP)."""
     if config.transport == "http":
         # its own check of Host knows no further names; ours stands in front of it
-        checked = "0.0.0.0" if config.hosts else config.host
+        checked = "0.0.0.0" if config.listen.hosts else config.listen.host
         app = JsonBodies(application.streamable_http_app(stateless_http=True, json_response=True, host=checked))
-        web = AsgiServer(app, extra="mcp", host=config.host, port=config.port, drain=config.drain, hosts=config.hosts)
+        web = AsgiServer(app, extra="mcp", **asdict(config.listen))
         web.stop_on_signals()
         print(f"{config.panel} for MCP clients at {web.url}/mcp; Ctrl-C ends it", flush=True)
         web.run()

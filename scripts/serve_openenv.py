@@ -10,7 +10,7 @@ With --model, observations bring token ids of that model's tokenizer and clients
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import tyro
 
@@ -20,6 +20,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving import AsgiServer
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.plugins import need
+from turngym.scripts.options import Listen
 from turngym.trainers.adapters.openenv import app
 
 
@@ -30,14 +31,7 @@ class ServeOpenEnv:
     world: tyro.conf.OmitArgPrefixes[EnvOptions] = field(default_factory=EnvOptions)
     model: str | None = None
     """Folder of a model: its tokenizer, and how it wants to be spoken to (turngym.json). Without it: text only."""
-    host: str = "127.0.0.1"
-    """Address to listen on. There is no password: another than this one opens the environment to the network."""
-    hosts: tuple[str, ...] = ()
-    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
-    port: int = 8000
-    """Port to listen on; 0 takes a free one."""
-    drain: float = 10.0
-    """Seconds that accepted requests get to finish when the server is stopped."""
+    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=Listen)
     clients: int = 64
     """Most clients at a time; each plays its own episode."""
 
@@ -48,9 +42,7 @@ def main(argv: Sequence[str]) -> int:
     sessions = open_sessions(config)
     try:
         application = app(sessions, max_concurrent=config.clients)
-        server = AsgiServer(
-            application, extra="openenv", host=config.host, port=config.port, drain=config.drain, hosts=config.hosts
-        )
+        server = AsgiServer(application, extra="openenv", **asdict(config.listen))
         server.stop_on_signals()
         print(f"{config.world.env} for OpenEnv clients at {server.url}; Ctrl-C ends it", flush=True)
         server.run()

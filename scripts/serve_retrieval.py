@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import tyro
@@ -24,6 +24,7 @@ from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, retrieval_
 from turngym.envs.core.errors import TurngymError
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.wire import ServerSettings
+from turngym.scripts.options import Listen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +40,12 @@ class ServeRetrieval:
     """How many hits are ordered again, where a request does not ask for more."""
     device: str = "cpu"
     """Of the index's encoder and of the reranker: `cpu`, `cuda`, ..."""
-    host: str = "127.0.0.1"
-    """Address to listen on. There is no password: another than this one opens the corpus to the network."""
-    hosts: tuple[str, ...] = ()
-    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
-    port: int = 8000
-    """Port to listen on; 0 takes a free one."""
+    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=Listen)
     threads: int = RETRIEVAL_THREADS
     """Requests in work at the same time: at least the number of clients, or they cannot share batches."""
     processes: int = 1
     """Further processes for batches, so that searching and HTTP do not wait for one interpreter. Each maps the index
     and loads the encoder; 0 searches in this process alone."""
-    drain: float = 10.0
-    """Seconds that accepted requests get to finish when the server is stopped."""
     settings: tyro.conf.OmitArgPrefixes[ServerSettings] = field(default_factory=ServerSettings)
 
 
@@ -83,7 +77,7 @@ def serve(config: ServeRetrieval) -> int:
     service = app.extensions["retrieval"]
     try:
         front = retrieval_front(app, threads=config.threads)
-        server = DrainingServer(front, host=config.host, port=config.port, drain=config.drain, hosts=config.hosts)
+        server = DrainingServer(front, **asdict(config.listen))
         server.stop_on_signals()
         passages = "?" if service.passages is None else f"{service.passages:,}"
         print(f"ready: {server.url}, {passages} passages, fingerprint {service.fingerprint}", flush=True)

@@ -12,7 +12,7 @@ answers what was accepted, records the visits under way, and ends; a second one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ import tyro
 
 from turngym.agents.serving import DrainingServer, webshop_front
 from turngym.envs.core.errors import TurngymError
+from turngym.scripts.options import Listen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,7 @@ class ServeWebshop:
     """Let the browser load pictures from where the shop's data says."""
     out: Path | None = Path("webshop-sessions.jsonl")
     """Trace file to which visits are appended; None records nothing."""
-    host: str = "127.0.0.1"
-    """Address to listen on. There is no password: another than this one opens the shop to the network."""
-    hosts: tuple[str, ...] = ()
-    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
-    port: int = 3000
-    """Port to listen on; 0 takes a free one."""
+    listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=lambda: Listen(port=3000))
     visits: int = 256
     """People in the shop at a time; who was away longest makes room."""
     idle: float = 3600.0
@@ -54,8 +50,6 @@ class ServeWebshop:
     """Of the goals drawn at random; by default another order every time."""
     threads: int = 8
     """Requests in work at the same time."""
-    drain: float = 10.0
-    """Seconds that accepted requests get to finish when the server is stopped."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,7 +67,7 @@ def serve(config: ServeWebshop) -> int:
     try:
         app = create_app(shop, settings, recorder)
         front = webshop_front(app, threads=config.threads)
-        server = DrainingServer(front, host=config.host, port=config.port, drain=config.drain, hosts=config.hosts)
+        server = DrainingServer(front, **asdict(config.listen))
         server.stop_on_signals()
         kept = "nothing is recorded" if recorder is None else f"visits are recorded in {recorder.path}"
         print(f"ready: {server.url}, {len(shop.products):,} products, {len(shop.goals):,} goals, {kept}", flush=True)
@@ -95,8 +89,8 @@ def settings_of(config: ServeWebshop) -> Any:
         if value < 1:
             raise TurngymError(f"--{name} is {value}; it must be at least 1")
     # the system would take another number modulo 65,536
-    if not 0 <= config.port <= 65535:
-        raise TurngymError(f"--port is {config.port}; it must be from 0 to 65535")
+    if not 0 <= config.listen.port <= 65535:
+        raise TurngymError(f"--port is {config.listen.port}; it must be from 0 to 65535")
     return WebSettings(
         split=config.split,
         compat=config.compat,
