@@ -56,13 +56,9 @@ class DemonstrationFilter:
 
 def left_out(counts: Mapping[str, int]) -> str:
     """`12 of 20 demonstrations are used; left out: 5 not solved, 3 longer than the context`."""
-    total, why = (
-        sum(counts.values()),
-        [f"{counts[name]} {words}" for name, words in REASONS.items() if counts.get(name)],
-    )
-    return f"{counts.get(USED, 0)} of {total} demonstrations are used" + (
-        f"; left out: {', '.join(why)}" if why else ""
-    )
+    why = ", ".join(f"{counts[name]} {words}" for name, words in REASONS.items() if counts.get(name))
+    used = f"{counts.get(USED, 0)} of {sum(counts.values())} demonstrations are used"
+    return f"{used}; left out: {why}" if why else used
 
 
 # Where demonstrations come from: an agent that plays the tasks of a step now, or episodes that were recorded.

@@ -62,10 +62,14 @@ class GuidedPolicy(TwoEngines):
         found: dict[int, Generation | BaseException] = {}
         for policy, teaches in ((self._student, False), (self._teacher, True)):
             rows = [row for row, taught in enumerate(theirs) if taught == teaches]
-            asked = [_taught(requests[row]) if teaches else requests[row] for row in rows]
-            answers = _answers(policy, asked) if asked else []
-            for row, answer in zip(rows, answers, strict=True):
-                found[row] = _shown(answer) if teaches else answer
+            asked = [requests[row] for row in rows]
+            if teaches:
+                asked = [replace(request, stream=(*request.stream, ANSWER)) for request in asked]
+            for row, answer in zip(rows, _answers(policy, asked), strict=True):
+                if teaches and isinstance(answer, Generation):
+                    unknown = np.full(len(answer.ids), np.nan, np.float32)
+                    answer = replace(answer, logprobs=unknown, origin="demonstration")
+                found[row] = answer
         results = [found[row] for row in range(len(requests))]
         whole = [result for result in results if isinstance(result, Generation)]
         if len(whole) < len(results):
@@ -73,21 +77,11 @@ class GuidedPolicy(TwoEngines):
         return whole
 
 
-def _taught(request: GenerateRequest) -> GenerateRequest:
-    return replace(request, stream=(*request.stream, ANSWER))
-
-
 def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Generation | BaseException]:
     try:
-        return policy.generate(requests)
+        return policy.generate(requests) if requests else []
     except PartialFailure as error:
         return error.results
-
-
-def _shown(answer: Generation | BaseException) -> Generation | BaseException:
-    if isinstance(answer, BaseException):
-        return answer
-    return replace(answer, logprobs=np.full(len(answer.ids), np.nan, np.float32), origin="demonstration")
 
 
 def guided_player(
@@ -168,8 +162,11 @@ class MixedPolicy(TwoEngines):
         while any(not row.over for row in rows):
             for policy, teaches in ((self._student, False), (self._teacher, True)):
                 turn = [row for row in rows if not row.over and row.theirs[len(row.tokens)] == teaches]
-                if turn:
-                    self._draw(policy, turn, teaches)
+                for row, result in zip(turn, _answers(policy, [row.part() for row in turn]), strict=True):
+                    if isinstance(result, BaseException):
+                        row.error = result
+                    else:
+                        self._take(row, result, teaches)
         if any(row.error is not None for row in rows):
             raise PartialFailure([_generation(row) if row.error is None else row.error for row in rows])
         return [_generation(row) for row in rows]
@@ -183,18 +180,6 @@ class MixedPolicy(TwoEngines):
         coins = uniforms((*request.stream, 0), max(room, 0))
         return _Row(request, coins < self.share, finish="" if room > 0 else "length")
 
-    def _draw(self, policy: Policy, rows: Sequence[_Row], teaches: bool) -> None:
-        results: Sequence[Generation | BaseException]
-        try:
-            results = policy.generate([row.part() for row in rows])
-        except PartialFailure as error:
-            results = error.results
-        for row, result in zip(rows, results, strict=True):
-            if isinstance(result, BaseException):
-                row.error = result
-            else:
-                self._take(row, result, teaches)
-
     def _take(self, row: _Row, result: Generation, teaches: bool) -> None:
         # computed before the ids are appended, since `run` counts from the row's end
         cut_short = len(result.ids) < row.run
@@ -202,7 +187,9 @@ class MixedPolicy(TwoEngines):
         for token, logprob in zip(result.ids.tolist(), result.logprobs.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(float("nan") if teaches else logprob)
-            if row.request.sampling.stop_text and self._stops(row):
+            # an engine sees only its own ids, so a stop text that the other one began is found here
+            stops = row.request.sampling.stop_text
+            if stops and self._stop_text is not None and self._stop_text.hit(row.tokens, stops):
                 row.finish = "stop"
                 return
         # `length` after a whole run is only the run's own limit; a shorter one means that the context is full
@@ -210,10 +197,6 @@ class MixedPolicy(TwoEngines):
             row.finish = result.finish
         elif len(row.tokens) == len(row.theirs):
             row.finish = "length"
-
-    def _stops(self, row: _Row) -> bool:
-        # an engine sees only its own ids, so a stop text that the other one began is found here
-        return self._stop_text is not None and self._stop_text.hit(row.tokens, row.request.sampling.stop_text)
 
 
 def _generation(row: _Row) -> Generation:
@@ -235,6 +218,5 @@ def mixed_player(
             f"teacher_mix is {share}: teacher and student take turns within an answer, which needs "
             "--teacher FOLDER and rollouts in this process (no --teacher-server, no --workers)"
         )
-    limit = player.engine.max_length
-    theirs = LocalEngine(teacher, tokenizer=tokenizer, max_length=limit, max_batch=slots)
+    theirs = LocalEngine(teacher, tokenizer=tokenizer, max_length=player.engine.max_length, max_batch=slots)
     return replace(player, engine=MixedPolicy(player.engine, theirs, share, tokenizer=tokenizer))

@@ -169,54 +169,49 @@ _VERL_AGENT_DIFFERS = (
 )
 _REACT = "ReAct (arXiv:2210.03629; github.com/ysymyth/ReAct, {})"
 _REACT_DIFFERS = "no examples in the prompt; a chat message instead of a text to continue; {}"
-_TURNOPD_PRESETS = (
+_ON_ALFWORLD: Any = {"env_id": ALFWORLD, "tool": "alfworld_step", "argument": "action"}
+_ON_WEBSHOP: Any = {"env_id": WEBSHOP, "tool": "webshop_step", "argument": "action"}
+_ON_SEARCH: Any = {"env_id": SEARCH, "tool": "search", "argument": "query"}
+_TURNOPD_FORM: Any = {
+    "name": "turnopd",
+    "differs": _TURNOPD_DIFFERS,
+    "channel": "tool",
+    "observation_role": "tool",
+}
+_REACT_FORM: Any = {"name": "react", "memory": "react", "on_invalid": "noop"}
+PRESETS: tuple[Preset, ...] = (
     Preset(
-        name="turnopd",
-        env_id=ALFWORLD,
+        **_TURNOPD_FORM,
+        **_ON_ALFWORLD,
         about="TurnOPD's ALFWorld: 80 turns, the admissible commands behind every observation",
         sources=(f"{_TURNOPD}.1",),
-        differs=_TURNOPD_DIFFERS,
         max_turns=80,
         system=TURNOPD_ALFWORLD,
-        channel="tool",
-        observation_role="tool",
         show_admissible=True,
-        tool="alfworld_step",
-        argument="action",
     ),
     Preset(
-        name="turnopd",
-        env_id=WEBSHOP,
+        **_TURNOPD_FORM,
+        **_ON_WEBSHOP,
         about="TurnOPD's WebShop: 50 turns, search box and clickables behind every page",
         sources=(f"{_TURNOPD}.3",),
-        differs=_TURNOPD_DIFFERS,
         max_turns=50,
         system=TURNOPD_WEBSHOP,
-        channel="tool",
-        observation_role="tool",
         show_admissible=True,
-        tool="webshop_step",
-        argument="action",
     ),
     Preset(
-        name="turnopd",
+        **_TURNOPD_FORM,
         env_id=SEARCH,
         about="TurnOPD's Search: 30 turns, searches are calls of search_r1/search",
         sources=(_TURNOPD,),
-        differs=_TURNOPD_DIFFERS,
         max_turns=30,
         system=TURNOPD_SEARCH,
-        channel="tool",
-        observation_role="tool",
         on_invalid="noop",
         tool="search_r1/search",
         argument="query",
     ),
-)
-_VERL_AGENT_PRESETS = (
     Preset(
+        **_ON_ALFWORLD,
         name="verl-agent",
-        env_id=ALFWORLD,
         about="verl-agent's (GiGPO's) ALFWorld: 50 turns, one prompt a turn with the last 2 turns and all actions",
         sources=(_VERL_AGENT.format("alfworld", "alfworld"),),
         differs=_VERL_AGENT_DIFFERS.format(0.1)
@@ -226,12 +221,10 @@ _VERL_AGENT_PRESETS = (
         memory="window:2",
         show_admissible=True,
         on_invalid="noop",
-        tool="alfworld_step",
-        argument="action",
     ),
     Preset(
+        **_ON_WEBSHOP,
         name="verl-agent",
-        env_id=WEBSHOP,
         about="verl-agent's (GiGPO's) WebShop: 15 turns, one prompt a turn with the last 2 turns and all actions",
         sources=(_VERL_AGENT.format("webshop", "webshop"),),
         differs=_VERL_AGENT_DIFFERS.format(0.1)
@@ -241,12 +234,10 @@ _VERL_AGENT_PRESETS = (
         memory="window:2",
         show_admissible=True,
         on_invalid="noop",
-        tool="webshop_step",
-        argument="action",
     ),
     Preset(
+        **_ON_SEARCH,
         name="verl-agent",
-        env_id=SEARCH,
         about="verl-agent's (GiGPO's) Search: 4 turns, one prompt a turn with the last 4 turns",
         sources=(_VERL_AGENT.format("search", "search"),),
         differs=_VERL_AGENT_DIFFERS.format(0.01) + "; the last turn cannot search",
@@ -254,27 +245,19 @@ _VERL_AGENT_PRESETS = (
         system=VERL_AGENT_SEARCH,
         memory="window:4",
         on_invalid="noop",
-        tool="search",
-        argument="query",
     ),
-)
-_REACT_PRESETS = (
     Preset(
-        name="react",
-        env_id=ALFWORLD,
+        **_REACT_FORM,
+        **_ON_ALFWORLD,
         about="ReAct's ALFWorld: 49 steps, the whole transcript as one prompt a turn",
         sources=(_REACT.format("alfworld.ipynb"),),
         differs=_REACT_DIFFERS.format("there a thought is a step of its own, here thought and action are one turn"),
         max_turns=49,
         system=REACT_ALFWORLD,
-        memory="react",
-        on_invalid="noop",
-        tool="alfworld_step",
-        argument="action",
     ),
     Preset(
-        name="react",
-        env_id=WEBSHOP,
+        **_REACT_FORM,
+        **_ON_WEBSHOP,
         about="ReAct's WebShop: 14 steps, the whole transcript as one prompt a turn",
         sources=(_REACT.format("WebShop.ipynb"),),
         differs=_REACT_DIFFERS.format(
@@ -283,14 +266,10 @@ _REACT_PRESETS = (
         ),
         max_turns=14,
         system=REACT_WEBSHOP,
-        memory="react",
-        on_invalid="noop",
-        tool="webshop_step",
-        argument="action",
     ),
     Preset(
-        name="react",
-        env_id=SEARCH,
+        **_REACT_FORM,
+        **_ON_SEARCH,
         about="ReAct's questions: 7 steps, the whole transcript as one prompt a turn",
         sources=(_REACT.format("hotpotqa.ipynb"),),
         differs=_REACT_DIFFERS.format(
@@ -299,28 +278,23 @@ _REACT_PRESETS = (
         ),
         max_turns=7,
         system=REACT_SEARCH,
-        memory="react",
+    ),
+    Preset(
+        **_ON_SEARCH,
+        name="search-r1",
+        about="Search-R1: 4 searches of 3 passages and a last turn that can only answer",
+        sources=(
+            "Search-R1 (arXiv:2503.09516; github.com/PeterGriffinJin/Search-R1, search_r1/llm_agent/generation.py)",
+        ),
+        differs=(
+            "instructions stand in a system message instead of the question's; passages come in messages of their own "
+            "instead of inside the model's text"
+        ),
+        max_turns=5,
         on_invalid="noop",
-        tool="search",
-        argument="query",
+        env_kwargs={"topk": 3, "doc_format": "search_r1", "reward": "em"},
     ),
 )
-_SEARCH_R1 = Preset(
-    name="search-r1",
-    env_id=SEARCH,
-    about="Search-R1: 4 searches of 3 passages and a last turn that can only answer",
-    sources=("Search-R1 (arXiv:2503.09516; github.com/PeterGriffinJin/Search-R1, search_r1/llm_agent/generation.py)",),
-    differs=(
-        "instructions stand in a system message instead of the question's; passages come in messages of their own "
-        "instead of inside the model's text"
-    ),
-    max_turns=5,
-    on_invalid="noop",
-    tool="search",
-    argument="query",
-    env_kwargs={"topk": 3, "doc_format": "search_r1", "reward": "em"},
-)
-PRESETS: tuple[Preset, ...] = (*_TURNOPD_PRESETS, *_VERL_AGENT_PRESETS, *_REACT_PRESETS, _SEARCH_R1)
 
 
 def find_preset(name: str | Preset | None, env_id: str) -> Preset | None:
@@ -345,11 +319,9 @@ def find_preset(name: str | Preset | None, env_id: str) -> Preset | None:
 def preset_table() -> Table:
     """What each preset sets, one row each."""
     header = ["preset", "environment", "turns", "actions", "role", "memory", "list", "a mistake", "tool(argument)"]
-    return header, [_row(preset) for preset in PRESETS]
-
-
-def _row(preset: Preset) -> list[str]:
-    shown = "shown" if preset.show_admissible else "-"
-    cells = [preset.name, preset.env_id.rpartition("/")[2], str(preset.max_turns), preset.channel]
-    cells += [preset.observation_role, preset.memory, shown, preset.on_invalid]
-    return [*cells, f"{preset.tool}({preset.argument})"]
+    rows = []
+    for preset in PRESETS:
+        cells = [preset.name, preset.env_id.rpartition("/")[2], str(preset.max_turns), preset.channel]
+        cells += [preset.observation_role, preset.memory, "shown" if preset.show_admissible else "-"]
+        rows.append([*cells, preset.on_invalid, f"{preset.tool}({preset.argument})"])
+    return header, rows

@@ -71,14 +71,6 @@ def in_a_row(actions: Sequence[str | None], turn: int) -> int:
     return turn - start + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Advice:
-    """The expert's action at each turn of an episode, or why it is unknown."""
-
-    actions: tuple[str | None, ...] = ()
-    error: str = ""
-
-
 @dataclass(slots=True, kw_only=True)
 class ExpertJudge:
     r"""A `Judge` that replays each episode and compares every action with the expert's. One vote per request.
@@ -106,38 +98,38 @@ class ExpertJudge:
         # one replay serves all turns of an episode; keyed by identity, since episodes have no hash
         episodes = {id(request.episode): request.episode for request in requests}
         advice = {key: self._advice(episode) for key, episode in episodes.items()}
-        return [self._judgment(request, advice[id(request.episode)]) for request in requests]
+        return [self._judgment(request, *advice[id(request.episode)]) for request in requests]
 
     def close(self) -> None:
         if self._env is not None:
             self._env.close()
             self._env = None
 
-    def _judgment(self, request: JudgeRequest, advice: _Advice) -> Judgment:
-        action = advice.actions[request.turn] if advice.actions else None
+    def _judgment(self, request: JudgeRequest, actions: Sequence[str | None], error: str) -> Judgment:
+        action = actions[request.turn] if actions else None
         if action is None or request.episode is None:
-            why = advice.error or "the expert knows no action"
-            return Judgment(votes=(None,), error=f"{request.name}: {why}")
+            return Judgment(votes=(None,), error=f"{request.name}: {error or 'the expert knows no action'}")
         turn = request.episode.turns[request.turn]
         agrees = action == turn.action
         if request.kind == "score":
             score = 1 if agrees else 0 if turn.verdict is Verdict.OK and not self.strict else -1
             return Judgment(votes=(f"The expert would do: {action} \\boxed{{{score}}}",))
-        if self.repeats is not None and in_a_row(advice.actions, request.turn) > self.repeats:
+        if self.repeats is not None and in_a_row(actions, request.turn) > self.repeats:
             return Judgment(votes=("The expert has said so already. \\boxed{-1}",))
         if agrees and not self.agreeing:
             return Judgment(votes=("The expert would do the same. \\boxed{-1}",))
         return Judgment(votes=(f"[HINT_START]{expert_hint(action)}[HINT_END] \\boxed{{1}}",))
 
-    def _advice(self, episode: Episode | None) -> _Advice:
+    def _advice(self, episode: Episode | None) -> tuple[Sequence[str | None], str]:
+        """The expert's action at each turn, or none and the reason."""
         if episode is None:
-            return _Advice(error="no episode")
+            return (), "no episode"
         try:
-            return _Advice(actions=tuple(self._replay(episode)))
+            return self._replay(episode), ""
         except TurngymError as error:
             # the environment's state is unknown
             self.close()
-            return _Advice(error=f"{type(error).__name__}: {error}")
+            return (), f"{type(error).__name__}: {error}"
 
     def _replay(self, episode: Episode) -> list[str | None]:
         """The expert's action at each turn. Raises ReplayError if the environment answers differently."""
@@ -330,27 +322,18 @@ def make_judge(
     Raises TurngymError where there is none of that name.
     """
     context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
-    judge = _named_judge(context)
-    return BothQuestions(score=judge, hint=judge) if kind == "both" else judge
-
-
-def _named_judge(context: JudgeContext) -> Judge:
-    options = context.options
     name, _, argument = options.judge.partition(":")
     if name in ("http", "https"):
-        return _http_judge(context)
-    if name == "model" and argument:
-        return _model_judge(context, argument)
-    name = options.judge
-    if name == "auto":
-        name = "rules" if context.kind == "score" else "expert"
-    built_in = {"rules": _rule_judge, "expert": _expert_judge}
-    make: MakeJudge = find("turngym.judges", name, built_in, known=KINDS)
-    return make(context)
-
-
-def _rule_judge(context: JudgeContext) -> Judge:
-    return RuleJudge()
+        judge = _http_judge(context)
+    elif name == "model" and argument:
+        judge = _model_judge(context, argument)
+    else:
+        automatic = "rules" if kind == "score" else "expert"
+        built_in = {"rules": lambda _: RuleJudge(), "expert": _expert_judge}
+        named = automatic if options.judge == "auto" else options.judge
+        make: MakeJudge = find("turngym.judges", named, built_in, known=KINDS)
+        judge = make(context)
+    return BothQuestions(score=judge, hint=judge) if kind == "both" else judge
 
 
 def _expert_judge(context: JudgeContext) -> Judge:

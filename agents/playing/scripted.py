@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, reset_seed
-from turngym.agents.playing.rollout import Job, MakeEnv
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.base import Player
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import AgentError, did_you_mean, nearest
 from turngym.envs.core.plugins import find, installed, is_path
-from turngym.envs.guard import ActionGuard, guard_of
+from turngym.envs.guard import ActionGuard
 from turngym.envs.spaces import printable
 
 MakeExpert = Callable[[ActionGuard], Player]
@@ -74,7 +73,24 @@ class _NamedPlayer:
         return env.base.make_player(self.name)
 
 
-class ExpertAgent:
+class ScriptedAgent:
+    """Answers the waiting conversations one by one."""
+
+    def __init__(self, name: str, renderer: ChatRenderer | None = None) -> None:
+        self.name = name
+        self.writer = ResponseWriter(renderer)
+
+    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
+        return [self._one(conversation) for conversation in waiting]
+
+    def release(self, conversation: Conversation) -> None:
+        """Does nothing: most scripted agents keep nothing."""
+
+    def _one(self, conversation: Conversation) -> Reply:
+        raise NotImplementedError
+
+
+class ExpertAgent(ScriptedAgent):
     """Plays an expert's actions, with a share of random ones mixed in.
 
     Args:
@@ -99,12 +115,8 @@ class ExpertAgent:
         self._noise = (noise, noise) if isinstance(noise, (int, float)) else noise
         if not 0.0 <= self._noise[0] <= self._noise[1] <= 1.0:
             raise AgentError(f"noise is {noise}; it must be a share between 0 and 1, or an increasing pair of shares")
-        self.name = name
-        self.writer = ResponseWriter(renderer)
+        super().__init__(name, renderer)
         self._make_expert = expert
-
-    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
-        return [self._one(conversation) for conversation in waiting]
 
     def release(self, conversation: Conversation) -> None:
         conversation.memory.pop("expert", None)
@@ -137,18 +149,11 @@ class ExpertAgent:
         return conversation.env.base.sample_action(rng)
 
 
-class RandomAgent:
+class RandomAgent(ScriptedAgent):
     """Plays random admissible actions (`TextEnv.sample_action`)."""
 
     def __init__(self, renderer: ChatRenderer | None = None, *, name: str = "random") -> None:
-        self.name = name
-        self.writer = ResponseWriter(renderer)
-
-    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
-        return [self._one(conversation) for conversation in waiting]
-
-    def release(self, conversation: Conversation) -> None:
-        pass
+        super().__init__(name, renderer)
 
     def _one(self, conversation: Conversation) -> Reply:
         action = conversation.env.base.sample_action(conversation.rng())
@@ -157,7 +162,7 @@ class RandomAgent:
         return self.writer.write(conversation, action)
 
 
-class ReplayAgent:
+class ReplayAgent(ScriptedAgent):
     """Plays recorded turns again: those of the same task and sample, or one list of actions for every conversation.
 
     A recorded response is repeated exactly if the environment reads the recorded action from it; if the channel
@@ -181,15 +186,8 @@ class ReplayAgent:
         }
         if bool(self._actions) == bool(episodes):
             raise AgentError("a replay needs either recorded episodes or a list of actions")
-        self.name = name
-        self.writer = ResponseWriter(renderer)
+        super().__init__(name, renderer)
         self._verify = verify
-
-    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
-        return [self._one(conversation) for conversation in waiting]
-
-    def release(self, conversation: Conversation) -> None:
-        pass
 
     def _one(self, conversation: Conversation) -> Reply:
         over = Reply(ends=Status.TRUNCATED_DEPTH, error=f"the recording ends after {conversation.turn} turns")
@@ -218,55 +216,6 @@ class ReplayAgent:
         if turn.action is None or (read is not None and conversation.env.base.canonical(read) == turn.action):
             return self.writer.write_text(conversation, turn.response, turn.origin)
         return self.writer.write(conversation, turn.action, turn.origin)
-
-
-def expert_actions(
-    env: ActionGuard, task_id: str, *, seed: int = 0, expert: MakeExpert = PrivilegedExpert, limit: int = 100
-) -> tuple[str, ...]:
-    """The expert's actions from the start of `task_id` to its end, at most `limit`. Resets `env`."""
-    base = env.base
-    env.reset(seed=reset_seed(task_id, seed), options={"task": task_id})
-    player = expert(env)
-    actions: list[str] = []
-    while len(actions) < limit:
-        action = player.act()
-        if action is None:
-            break
-        actions.append(action)
-        if base.step(action)[2]:
-            break
-        player.observe(action)
-    return tuple(actions)
-
-
-def with_demonstrations(
-    jobs: Sequence[Job],
-    make_env: MakeEnv,
-    student_turns: int,
-    *,
-    expert: MakeExpert = PrivilegedExpert,
-    known: dict[tuple[str, int], tuple[str, ...]] | None = None,
-) -> list[Job]:
-    """TCOD B2F: jobs whose first L - `student_turns` of the expert's L actions are replayed before the agent plays.
-
-    `known` caches the expert's actions by (task id, seed); pass the same dict again to ask the expert only once.
-    """
-    if student_turns < 1:
-        raise AgentError(f"student_turns is {student_turns}; the agent must play at least 1 turn")
-    known = {} if known is None else known
-    env = make_env()
-    try:
-        for job in jobs:
-            key = (job.task_id, job.seed)
-            if key not in known:
-                known[key] = expert_actions(guard_of(env), job.task_id, seed=job.seed, expert=expert)
-    finally:
-        env.close()
-    plans = [known[job.task_id, job.seed] for job in jobs]
-    return [
-        replace(job, demonstration=plan[: max(0, len(plan) - student_turns)])
-        for job, plan in zip(jobs, plans, strict=True)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +282,7 @@ class PlayerMix:
         return Part(player, max(int(rng.geometric(1 / self.loop_after)), period), period)
 
 
-class MixedAgent:
+class MixedAgent(ScriptedAgent):
     """Plays each episode as a player that is drawn from `mix` by (seed, task, sample) alone.
 
     `expert` plays without noise, the others with it, as `ExpertAgent` does. Looping players begin like `noisy` and then
@@ -352,14 +301,10 @@ class MixedAgent:
         mistakes: float = 0.0,
         name: str = "players",
     ) -> None:
-        self.name = name
-        self.writer = ResponseWriter(renderer)
+        super().__init__(name, renderer)
         self._mix = mix
         self._clean = ExpertAgent(renderer, expert=expert)
         self._noisy = ExpertAgent(renderer, expert=expert, noise=noise, mistakes=mistakes)
-
-    def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
-        return [self._one(conversation) for conversation in waiting]
 
     def release(self, conversation: Conversation) -> None:
         for agent in (self._clean, self._noisy):
@@ -384,7 +329,7 @@ class MixedAgent:
         return self.writer.write_text(conversation, loop[(conversation.turn - part.loop_from) % part.period], "policy")
 
 
-class HumanAgent:
+class HumanAgent(ScriptedAgent):
     """Shows each observation to a person and reads an action.
 
     Quitting ends the episode as `truncated_depth` and keeps its turns.
@@ -395,18 +340,14 @@ class HumanAgent:
     """
 
     def __init__(self, ask: Callable[[], str], say: Callable[[str, str], None], *, name: str = "human") -> None:
-        self.name = name
-        self.writer = ResponseWriter()
+        super().__init__(name)
         self._ask = ask
         self._say = say
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
         if len(waiting) > 1:
             raise AgentError("a person plays one episode at a time: use slots=1")
-        return [self._one(conversation) for conversation in waiting]
-
-    def release(self, conversation: Conversation) -> None:
-        pass
+        return super().respond(waiting)
 
     def _one(self, conversation: Conversation) -> Reply:
         admissible = conversation.admissible

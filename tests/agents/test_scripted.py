@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.playing.scripted import ExpertAgent, RandomAgent, ReplayAgent, expert_actions, with_demonstrations
+from turngym.agents.playing.scripted import ExpertAgent, RandomAgent, ReplayAgent
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.envs.core.episode import Status
 from turngym.envs.core.errors import AgentError
@@ -91,11 +91,3 @@ def test_replay_of_actions_stops_where_the_list_stops(make_doors: Any) -> None:
         rollout([Job(task_id="doors/4")], make_doors(), ReplayAgent([episode]))
     with pytest.raises(AgentError, match="either recorded episodes or a list of actions"):
         ReplayAgent([])
-
-
-def test_backwards_curriculum_leaves_the_last_turns_to_the_agent(make_doors: Any) -> None:
-    assert expert_actions(make_doors()(), "doors/3") == ("open door 1", "open door 2", "open door 3")
-    jobs = with_demonstrations([Job(task_id="doors/5"), Job(task_id="doors/2")], make_doors(), 3)
-    assert [job.demonstration for job in jobs] == [("open door 1", "open door 2"), ()]
-    episode = rollout(jobs, make_doors(), RandomAgent())[0]
-    assert [t.origin for t in episode.turns[:3]] == ["demonstration", "demonstration", "policy"]
