@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.local_engine.engine import LocalEngine
-from turngym.agents.local_engine.sampling import Decoder, StopText, uniforms
+from turngym.agents.local_engine.sampling import uniforms
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.playing.rollout import PlayJobs, rollout
+from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy
 
@@ -152,7 +153,7 @@ class MixedPolicy(TwoEngines):
         AgentError: a share outside [0, 1].
     """
 
-    def __init__(self, student: Engine, teacher: Engine, share: float, *, tokenizer: Decoder | None = None) -> None:
+    def __init__(self, student: Engine, teacher: Engine, share: float, *, tokenizer: Any = None) -> None:
         super().__init__(student, teacher, share, "ids")
         self._stop_text = None if tokenizer is None else StopText(tokenizer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,6 +24,13 @@ from turngym.envs.guard import guard_of
 
 HINT_HEAD = "\n\n[user's hint / instruction]\n"
 Position = Literal["last_user", "last_message"]
+
+
+def is_plain(hint: str, special: Iterable[str]) -> bool:
+    """Whether `hint` has no control characters and none of the texts `special`, so that it cannot forge a turn."""
+    if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in hint):
+        return False
+    return not any(text in hint for text in special)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +59,22 @@ class HintPrompts:
             return episode
         if self.renderer.memory.name != "all":
             raise AgentError(f"hints need the whole conversation in a prompt: memory {self.renderer.memory.name!r}")
-        found = self._late(episode, hinted) if self._at_observation else self._early(episode, hinted)
-        found = {index: ids for index, ids in found.items() if self._fits(episode.turns[index], ids)}
-        turns = [replace(t, hint_prompt_ids=found[t.index]) if t.index in found else t for t in episode.turns]
+        at_observation = self.position == "last_message" or self.renderer.template.role == "user"
+        found = self._late(episode, hinted) if at_observation else self._early(episode, hinted)
+        turns = []
+        for turn in episode.turns:
+            ids, limit = found.get(turn.index), self.max_context
+            fits = ids is not None and (limit is None or len(ids) + turn.response_length <= limit)
+            turns.append(replace(turn, hint_prompt_ids=ids) if fits else turn)
         return replace(episode, turns=tuple(turns))
 
     def accepts(self, hint: str) -> bool:
         """Whether the tokenizer reads `hint` as plain text."""
-        if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in hint):
-            return False
-        return not any(word in hint for word in self._special())
-
-    def _special(self) -> list[str]:
         tokenizer = self.renderer.template.tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         # `<think>` and the like are added tokens that tokenizers do not call special
         markup = [str(token) for token in added if token.special or str(token).startswith("<")]
-        return [word for word in {*tokenizer.all_special_tokens, *markup} if word.strip()]
-
-    @property
-    def _at_observation(self) -> bool:
-        return self.position == "last_message" or self.renderer.template.role == "user"
+        return is_plain(hint, [word for word in {*tokenizer.all_special_tokens, *markup} if word.strip()])
 
     def _late(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
         """Hints at the end of each turn's own observation: one pass over the episode, forked at every hint."""
@@ -84,7 +86,11 @@ class HintPrompts:
                 fork = self._show(episode, _fork(thread), turn.observation + HINT_HEAD + wanted[turn.index])
                 found[turn.index] = fork.buffer.array()
             thread = self._show(episode, thread, turn.observation)
-            self._check(episode, turn, thread)
+            if not np.array_equal(thread.buffer.view(), episode.prompt_ids(turn)):
+                raise AgentError(
+                    f"{episode.task.task_id} sample {episode.sample}, turn {turn.index}: its prompt has other ids than "
+                    "were recorded; hints need the tokenizer and chat template that the episode was played with"
+                )
             self.renderer.respond(thread, episode.response_ids(turn))
         return found
 
@@ -106,17 +112,6 @@ class HintPrompts:
             return self.renderer.open(episode.system, observation)
         self.renderer.observe(thread, observation)
         return thread
-
-    def _fits(self, turn: Turn, ids: NDArray[np.int32]) -> bool:
-        return self.max_context is None or len(ids) + turn.response_length <= self.max_context
-
-    @staticmethod
-    def _check(episode: Episode, turn: Turn, thread: TokenHistory) -> None:
-        if not np.array_equal(thread.buffer.view(), episode.prompt_ids(turn)):
-            raise AgentError(
-                f"{episode.task.task_id} sample {episode.sample}, turn {turn.index}: its prompt has other ids than "
-                "were recorded; hints need the tokenizer and chat template that the episode was played with"
-            )
 
 
 def _fork(thread: TokenHistory | None) -> TokenHistory | None:

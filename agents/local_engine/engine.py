@@ -44,7 +44,8 @@ from turngym.agents.local_engine.model import (
     context_limit,
     prefill,
 )
-from turngym.agents.local_engine.sampling import Decoder, StopText, check_sampling, draw, greedy, uniforms
+from turngym.agents.local_engine.sampling import check_sampling, draw, greedy, uniforms
+from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.progress import ACTIVITY
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling, Watch
 
@@ -115,7 +116,7 @@ class LocalEngine:
         self,
         model: Any,
         *,
-        tokenizer: Decoder | None = None,
+        tokenizer: Any = None,
         max_length: int | None = None,
         max_batch: int = 64,
         max_sessions: int | None = None,

@@ -1,9 +1,8 @@
-"""How tokens are drawn: one random stream per request, batched draws, and stop rules on ids and text."""
+"""How tokens are drawn: one random stream per request, and batched draws."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,12 +13,6 @@ from turngym.envs.core.protocols import Sampling
 
 _BELOW_ONE = 1.0 - 2.0**-40
 """Keeps a uniform number below 1 after multiplication by a float64 total, so that a draw never falls off the end."""
-
-
-class Decoder(Protocol):
-    """The part of a Hugging Face tokenizer that stop texts need."""
-
-    def decode(self, token_ids: Any, /, **kwargs: Any) -> Any: ...
 
 
 def uniforms(stream: Sequence[int], count: int) -> NDArray[np.float64]:
@@ -63,37 +56,6 @@ def draw(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, 
     ids = torch.searchsorted(cdf, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
     ids = torch.where(is_greedy, logits.argmax(-1), ids)
     return ids, logp.gather(-1, ids[:, None])[:, 0]
-
-
-class StopText:
-    """Checks whether a response now contains a stop text; decodes only when the newest id could end one.
-
-    A stop text can only become complete with an id whose own text holds the stop text's last character (or part of a
-    character, shown as U+FFFD, or white space, which some tokenizers drop around a lone id).
-    """
-
-    def __init__(self, tokenizer: Decoder) -> None:
-        self._tokenizer = tokenizer
-        self._pieces: dict[int, str] = {}
-
-    def hit(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
-        """Whether the decoded tail of the response `ids` contains one of `stops`; call it after every new id."""
-        piece = self._piece(ids[-1])
-        unclear = not piece.strip() or "\ufffd" in piece
-        live = [stop for stop in stops if unclear or stop[-1] in piece or stop[-1].isspace()]
-        if not live:
-            return False
-        # every id adds at least one UTF-8 byte of text, except special ones; the margin of 16 is for those
-        tail = self._decode(ids[-(max(len(stop.encode()) for stop in live) + 16) :])
-        return any(stop in tail for stop in live)
-
-    def _piece(self, token: int) -> str:
-        if token not in self._pieces:
-            self._pieces[token] = self._decode([token])
-        return self._pieces[token]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def check_sampling(sampling: Sampling, *, has_tokenizer: bool) -> str | None:

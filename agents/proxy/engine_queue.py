@@ -22,7 +22,8 @@ from turngym.agents.proxy.config import ApiError, ProxyError, ProxySettings, bus
 from turngym.agents.proxy.conversation import Prompt
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.sessions import ProxySession
-from turngym.agents.sglang.policy import PartialResponse, StopFinder
+from turngym.agents.rendering.stop_text import StopText
+from turngym.agents.sglang.policy import PartialResponse
 from turngym.envs.core.protocols import (
     GenerateRequest,
     Generation,
@@ -86,7 +87,7 @@ class PendingRequest:
             self.answer.set_result(self._partial.whole("aborted"))
         return not self._cancelled
 
-    def take(self, generation: Generation, stops: StopFinder | None) -> Generation | None:
+    def take(self, generation: Generation, stops: StopText | None) -> Generation | None:
         """The whole response that `generation` ends; None if it was interrupted and has to go on."""
         if self._interrupted and not self._cancelled and generation.finish == "aborted":
             self._interrupted = False
@@ -129,7 +130,7 @@ class EngineQueue:
         max_batch: int = 64,
         max_waiting: int = 128,
         window: float = 0.005,
-        stops: StopFinder | None = None,
+        stops: StopText | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`stops` finds stop texts that begin before an interruption and end behind it."""

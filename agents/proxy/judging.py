@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
-import unicodedata
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from turngym.agents.judges.hints import HINT_HEAD
+from turngym.agents.judges.hints import HINT_HEAD, is_plain
 from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, without_stale
 from turngym.agents.proxy.turn_records import Tools, messages_from_json
@@ -48,7 +47,7 @@ class SessionHints:
             tools = tuple(said.get("tools", tools))
             added = [self.renderer.template_message(message) for message in messages_from_json(said["messages"])]
             given = [*given[: said["kept"]], *added]
-            if turn.hint is not None and turn.hint_prompt_ids is None and self.accepts(turn.hint):
+            if turn.hint is not None and turn.hint_prompt_ids is None and is_plain(turn.hint, self.renderer.control):
                 messages = [dict(message) for message in given] or [{"role": "user", "content": ""}]
                 users = [place for place, message in enumerate(messages) if message["role"] == "user"]
                 place = users[-1] if users and self.position == "last_user" else len(messages) - 1
@@ -59,12 +58,6 @@ class SessionHints:
             turns.append(turn)
             given.append(self.renderer.template.answer(turn.response))
         return replace(episode, turns=tuple(turns))
-
-    def accepts(self, hint: str) -> bool:
-        """Whether the tokenizer reads `hint` as plain text."""
-        if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in hint):
-            return False
-        return not any(token in hint for token in self.renderer.control)
 
 
 class SessionBuffer:

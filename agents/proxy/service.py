@@ -25,7 +25,7 @@ from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.restore import episode_of, restore, usage_record
 from turngym.agents.proxy.sessions import Feedback, HeardFeedback, Outcome, ProxySession, SessionTable, session_name
 from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord
-from turngym.agents.sglang.policy import StopFinder
+from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import Generation, Policy
 
@@ -239,7 +239,7 @@ class ProxyService:
             max_batch=self.settings.max_batch,
             max_waiting=self.settings.max_waiting,
             window=self.settings.window_ms / 1000,
-            stops=StopFinder(renderer.tokenizer),
+            stops=StopText(renderer.tokenizer),
         )
         self.recorder = Recorder(folder)
         # before restore(), which reads it

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -449,14 +449,6 @@ SAMPLE = 64
 TEXTS = ("Nothing happens.", "  <think>\n1, 2 and 3</think>\t", "naïve café 漢字 \U0001f642", "go to cabinet 12")
 
 
-class Tokenizer(Protocol):
-    """The parts of a Hugging Face tokenizer that are used here."""
-
-    def decode(self, token_ids: Any, /, **kwargs: Any) -> Any: ...
-
-    def encode(self, text: str, /, **kwargs: Any) -> Any: ...
-
-
 def check_model(fleet: Fleet, config: Mapping[str, Any]) -> None:
     """Raises ServerError unless every server has a model of the architecture and shape of `config` (a config.json).
 
@@ -476,7 +468,7 @@ def check_model(fleet: Fleet, config: Mapping[str, Any]) -> None:
             raise ServerError(f"{server.url} serves another model ({server.model}): {'; '.join(wrong)}")
 
 
-def check_tokenizer(fleet: Fleet, tokenizer: Tokenizer, size: int) -> None:
+def check_tokenizer(fleet: Fleet, tokenizer: Any, size: int) -> None:
     """Raises ServerError unless every server gives the same ids to some texts, and the same texts to some ids.
 
     `size` is the number of ids that the tokenizer uses; the first, the last and others in between are compared.

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.sglang.client import PolicyServer, ServerError, SglangSettings, TrainServers
 from turngym.agents.sglang.fleet import Fleet, check_model, check_names, check_tokenizer, model_config
-from turngym.agents.sglang.policy import SglangPolicy, SglangScorer, StopFinder
+from turngym.agents.sglang.policy import SglangPolicy, SglangScorer
 from turngym.agents.sglang.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.envs.core.files import weights_hash
 from turngym.envs.core.protocols import Scorer, WeightSink, WeightSource
@@ -159,4 +160,4 @@ def _policy(fleet: Fleet, config: Mapping[str, Any], tokenizer: Any, max_length:
             "note: a server ignores seeds (it runs without --enable-deterministic-inference): episodes differ from run "
             "to run; `turngym serve policy` starts one that takes them"
         )
-    return SglangPolicy(fleet, vocabulary=size, max_length=max_length, stops=StopFinder(tokenizer))
+    return SglangPolicy(fleet, vocabulary=size, max_length=max_length, stops=StopText(tokenizer))

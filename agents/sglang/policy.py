@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.sglang.client import (
     ServerError,
     SglangSettings,
@@ -28,27 +29,9 @@ from turngym.agents.sglang.client import (
     score_body,
     seed_of,
 )
-from turngym.agents.sglang.fleet import Fleet, PolicySpan, RetryingClient, Tokenizer, WeightVersions, shared_fleet
+from turngym.agents.sglang.fleet import Fleet, PolicySpan, RetryingClient, WeightVersions, shared_fleet
 from turngym.envs.core.episode import TopK
 from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
-
-
-class StopFinder:
-    """Finds stop texts in a response that was generated in parts: an engine sees only the part that it generates."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def first_hit(self, ids: Sequence[int], start: int, stops: Sequence[str]) -> int | None:
-        """Number of ids up to and including the first one after `ids[:start]` that completes a stop text, or None."""
-        # every id adds at least one byte of text, except special ones; the margin is for those
-        reach = max(len(stop.encode()) for stop in stops) + 16
-        for length in range(start + 1, len(ids) + 1):
-            tail = list(ids[max(0, length - reach) : length])
-            text = self._tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            if any(stop in text for stop in stops):
-                return length
-        return None
 
 
 @dataclass(slots=True)
@@ -70,7 +53,7 @@ class PartialResponse:
         """The prompt of the next part: the request's own, then all ids so far."""
         return np.concatenate([np.asarray(request.prompt_ids, np.int32), *(part.ids for part in self.parts)])
 
-    def ended_by(self, last: Generation, request: GenerateRequest, stops: StopFinder | None) -> Generation:
+    def ended_by(self, last: Generation, request: GenerateRequest, stops: StopText | None) -> Generation:
         """The whole response with `last` as its last part, cut after a stop text that spans two parts."""
         before = self.length
         if not before:
@@ -135,7 +118,7 @@ class SglangPolicy:
     """
 
     def __init__(
-        self, fleet: Fleet, *, vocabulary: int, max_length: int | None = None, stops: StopFinder | None = None
+        self, fleet: Fleet, *, vocabulary: int, max_length: int | None = None, stops: StopText | None = None
     ) -> None:
         self.fleet = fleet
         self.vocabulary = vocabulary

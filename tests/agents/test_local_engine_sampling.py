@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from turngym.agents.local_engine.sampling import StopText, draw, greedy, uniforms  # noqa: E402
+from turngym.agents.local_engine.sampling import draw, greedy, uniforms  # noqa: E402
+from turngym.agents.rendering.stop_text import StopText  # noqa: E402
 
 
 def test_inverse_cdf_by_hand() -> None:

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch", reason="the serving copy is a torch model")
 from turngym.agents.proxy.config import ProxyError  # noqa: E402
 from turngym.agents.proxy.engine_queue import ServingCopy  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
-from turngym.agents.sglang.policy import PartialResponse, StopFinder  # noqa: E402
+from turngym.agents.rendering.stop_text import StopText  # noqa: E402
+from turngym.agents.sglang.policy import PartialResponse  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
 
 user, until = tools.user, tools.until
@@ -198,7 +199,7 @@ def test_parts_together(parts: Any, last: Any, spans: Any, text: str) -> None:
     held = PartialResponse()
     for one in parts:
         held.parts.append(part(*one))
-    whole = held.ended_by(part(*last, finish="length"), asked("ST"), StopFinder(Letters()))
+    whole = held.ended_by(part(*last, finish="length"), asked("ST"), StopText(Letters()))
     assert "".join(map(chr, whole.ids)) == text
     assert whole.version_spans == spans
     assert (whole.policy_version, len(whole.logprobs)) == (1, len(text))

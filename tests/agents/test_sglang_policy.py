@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sglang_fake as fake
 
+from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.sglang import fleet as retry
 from turngym.agents.sglang.client import (
     BadAnswer,
@@ -22,7 +23,7 @@ from turngym.agents.sglang.client import (
     seed_of,
 )
 from turngym.agents.sglang.fleet import Fleet
-from turngym.agents.sglang.policy import SglangPolicy, StopFinder
+from turngym.agents.sglang.policy import SglangPolicy
 from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling
 
 FakeServer, END, VOCABULARY, draw = fake.FakeServer, fake.END, fake.VOCABULARY, fake.draw
@@ -267,7 +268,7 @@ def test_a_stop_text_across_the_break_is_found(server: Any, connect: Any) -> Non
     assert across not in text[:3]
     interrupt_first(server, 3)
     asked = ask(5, 6, most=9, stream=(3,), stop_text=(across,))
-    (found,) = connect(server, stops=StopFinder(Letters())).generate([asked])
+    (found,) = connect(server, stops=StopText(Letters())).generate([asked])
     assert (found.ids.tolist(), found.finish) == (ids[:4], "stop")
     assert len(found.logprobs) == 4
     server.asked.clear()

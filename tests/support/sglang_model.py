@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.proxy.engine_queue import EngineQueue
-from turngym.agents.sglang.policy import StopFinder
+from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
 from turngym.trainers.models import load_model
 
@@ -37,7 +37,7 @@ class ModelServer(FakeServer):
         self.network = load_model(self.folder)
         self.engine = LocalEngine(self.network, tokenizer=self.tokenizer)
         self.max_prompt = self.engine.max_length - 4
-        self.queue = EngineQueue(self.engine, stops=StopFinder(self.tokenizer), max_waiting=1000)
+        self.queue = EngineQueue(self.engine, stops=StopText(self.tokenizer), max_waiting=1000)
         self.held = 0
         self.decode = lambda ids: str(
             self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
