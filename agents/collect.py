@@ -141,12 +141,7 @@ class ExpertCollect:
         agent = self._agent()
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
         episodes = self.play(
-            jobs,
-            self.make_env,
-            agent,
-            slots=self.slots,
-            max_turns=request.max_turns,
-            system=self.settings.system,
+            jobs, self.make_env, agent, slots=self.slots, max_turns=request.max_turns, system=self.settings.system
         )
         assert_disjoint([episode.task for episode in episodes], self.held_out)
         return episodes

@@ -172,12 +172,7 @@ _REACT_DIFFERS = "no examples in the prompt; a chat message instead of a text to
 _ON_ALFWORLD: Any = {"env_id": ALFWORLD, "tool": "alfworld_step", "argument": "action"}
 _ON_WEBSHOP: Any = {"env_id": WEBSHOP, "tool": "webshop_step", "argument": "action"}
 _ON_SEARCH: Any = {"env_id": SEARCH, "tool": "search", "argument": "query"}
-_TURNOPD_FORM: Any = {
-    "name": "turnopd",
-    "differs": _TURNOPD_DIFFERS,
-    "channel": "tool",
-    "observation_role": "tool",
-}
+_TURNOPD_FORM: Any = {"name": "turnopd", "differs": _TURNOPD_DIFFERS, "channel": "tool", "observation_role": "tool"}
 _REACT_FORM: Any = {"name": "react", "memory": "react", "on_invalid": "noop"}
 PRESETS: tuple[Preset, ...] = (
     Preset(

@@ -145,13 +145,7 @@ class DrainingServer:
     """Listens from construction on (port 0: a free one); `run` answers until `stop`."""
 
     def __init__(
-        self,
-        front: Front,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        drain: float = 10.0,
-        hosts: tuple[str, ...] = (),
+        self, front: Front, *, host: str = "127.0.0.1", port: int = 0, drain: float = 10.0, hosts: tuple[str, ...] = ()
     ) -> None:
         """`drain`: seconds that accepted requests get to finish after `stop`. `hosts`: names beside the loopback's own.
 
