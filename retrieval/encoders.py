@@ -61,11 +61,10 @@ def find_encoder(name: str) -> Callable[[str], Encoder]:
 
 BUCKETS = 1 << 18
 """Cells in which documents are counted; words that share a cell share the count too."""
-PLACES = 4
-"""Coordinates per word; with only one, two words that collide would be the same word."""
 TITLE_REPEATS = 2
 """How often the title counts; measured on HotpotQA and 2Wiki, where it names what the passage is about."""
-# odd numbers, because a product with one, modulo 2^64, loses no bit
+# One number for each coordinate of a word: with a single one, two words that collide would be the same word. They are
+# odd, because a product with an odd number, modulo 2^64, loses no bit.
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
 _WORD = re.compile(r"\w+")
 _ENDINGS = ("ies", "es", "s", "ing", "ed")

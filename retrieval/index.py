@@ -276,7 +276,7 @@ class BuildPlan:
     passage_model: str | None = None
     """Second model, where passages have their own (dpr)."""
     device: str = "cpu"
-    """Of a Hugging Face encoder."""
+    """Device of a Hugging Face encoder."""
     dim: int = 1024
     """Dimensions of the hashing encoder."""
     factory: str = "Flat"

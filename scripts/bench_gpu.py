@@ -304,21 +304,21 @@ class StepFigures:
 
     rollout: Phase
     served: Phase | None
-    """The same episodes' environments, played by a server."""
+    """The same environments played by a server."""
     teacher: Phase
     update: Phase
     episodes: int
     turns: int
     tokens: int
-    """Of all episodes."""
+    """Tokens of all episodes."""
     sampled: int
-    """By the student."""
+    """Tokens that the student sampled."""
     fed: int
     """Prompt ids that the engine computed."""
     gap: float
     """Largest difference between a log-probability at sampling and the trainer's, nats, in the first episodes."""
     served_gap: float
-    """The same of the server's; 0 without one."""
+    """The same for the server's log-probabilities; 0 without a server."""
     loss: float
     moved: bool
     """Whether the update changed the weights."""

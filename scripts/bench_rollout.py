@@ -419,11 +419,11 @@ class PlayedWay:
     history: float
     """Ids that the last turn of an episode had before it, mean over episodes."""
     env_seconds: float
-    """Inside environments, summed over workers."""
+    """Seconds inside environments, summed over workers."""
 
     @property
     def env_share(self) -> float:
-        """Of the wall clock of all who played, in [0, 1]."""
+        """Share of the wall clock of all workers that was spent in environments, in [0, 1]."""
         return self.env_seconds / (self.seconds * max(self.workers, 1))
 
     def cells(self, base: PlayedWay) -> list[str]:
@@ -588,7 +588,7 @@ class RolloutBench:
     threads: int = 1
     """Threads of torch."""
     seed: int = 0
-    """Of the weights and the observations."""
+    """Seed of the weights and the observations."""
     play: Annotated[PlayBench, tyro.conf.arg(name="play")] = field(default_factory=PlayBench)
 
 

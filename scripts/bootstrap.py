@@ -129,7 +129,7 @@ def newest(arguments: list[str]) -> int:
 
 
 def held_back(outdated: list[dict[str, str]], pyproject: str) -> list[str]:
-    """Of the packages that have newer versions, those whose bounds in `pyproject` forbid them."""
+    """The packages whose newer versions are forbidden by their bounds in `pyproject`."""
     bounds = dict(re.findall(r'"([\w.-]+)(?:\[[^\]]*\])?[^"<]*,?<=?([\d.]+)"', pyproject))
     names = {re.sub(r"[-_.]+", "-", name).lower(): bound for name, bound in bounds.items()}
     rows = [(re.sub(r"[-_.]+", "-", row["name"]).lower(), row) for row in outdated]

@@ -39,7 +39,7 @@ class ServeRetrieval:
     rerank_depth: int = 20
     """How many hits are ordered again, where a request does not ask for more."""
     device: str = "cpu"
-    """Of the index's encoder and of the reranker: `cpu`, `cuda`, ..."""
+    """Device of the index's encoder and of the reranker: `cpu`, `cuda`, ..."""
     listen: tyro.conf.OmitArgPrefixes[Listen] = field(default_factory=Listen)
     threads: int = RETRIEVAL_THREADS
     """Requests in work at the same time: at least the number of clients, or they cannot share batches."""

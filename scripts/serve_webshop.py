@@ -47,7 +47,7 @@ class ServeWebshop:
     idle: float = 3600.0
     """Seconds without a click after which a visit ends."""
     seed: int | None = None
-    """Of the goals drawn at random; by default another order every time."""
+    """Seed of the goals that are drawn at random; by default another order every time."""
     threads: int = 8
     """Requests in work at the same time."""
 

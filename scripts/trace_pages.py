@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -46,34 +46,20 @@ def load_decoder(name: str) -> Decode:
 
 
 def write_page(path: Path, episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> tuple[int, int]:
-    """Write the page, one episode after the other, replacing what is there; (episodes, bytes)."""
+    """Writes the page, one episode after the other, replacing what is there. Returns (episodes, bytes).
+
+    The data can contain anything: the page's script puts every string in as text, never as markup.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch, count = path.with_name(path.name + ".part"), 0
-
-    def counted() -> Iterator[Episode]:
-        nonlocal count
-        for episode in episodes:
-            count += 1
-            yield episode
-
+    before, after = TEMPLATE.read_text(encoding="utf-8").split("__DATA__")
     with scratch.open("wb") as file:
-        size = sum(file.write(text.encode("utf-8")) for text in pieces(counted(), title=title, decode=decode))
+        size = file.write(f'{before}{{"title":{_json(printable(title))},"episodes":['.encode())
+        for count, episode in enumerate(episodes, 1):
+            size += file.write((("," if count > 1 else "") + _json(episode_view(episode, decode))).encode())
+        size += file.write(f"]}}{after}".encode())
     scratch.replace(path)
     return count, size
-
-
-def page(episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> str:
-    """The page as text. The data can contain anything: the script puts every string in as text, never as markup."""
-    return "".join(pieces(episodes, title=title, decode=decode))
-
-
-def pieces(episodes: Iterable[Episode], *, title: str, decode: Decode | None = None) -> Iterator[str]:
-    """The page in parts, of which each holds at most one episode."""
-    before, after = TEMPLATE.read_text(encoding="utf-8").split("__DATA__")
-    yield f'{before}{{"title":{_json(printable(title))},"episodes":['
-    for number, episode in enumerate(episodes):
-        yield ("," if number else "") + _json(episode_view(episode, decode))
-    yield f"]}}{after}"
 
 
 def _json(value: Any) -> str:

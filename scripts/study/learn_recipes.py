@@ -95,9 +95,9 @@ class Setup:
     """What a world needs beside the recipes."""
 
     steps: int = 24
-    """Of every run."""
+    """Training steps of every run."""
     episodes: int = 64
-    """Per step."""
+    """Episodes per step."""
     warm: Imitation | None = None
     """Comes before the rows that start at the student; without it they start at the shipped one."""
     hints: Imitation = Imitation(hints=0.5, steps=200, lr="3e-3", schedule="linear")
@@ -189,7 +189,7 @@ class Size:
 
     steps: int
     episodes: int
-    """Per step."""
+    """Episodes per step."""
     every: int
     """Steps between evaluations."""
 

@@ -37,16 +37,16 @@ class Method:
     """One training of a recipe."""
 
     name: str
-    """Of its folder."""
+    """Names its folder too."""
     algorithm: str
     words: tuple[str, ...] = ()
-    """The paper's settings, said even where they are our defaults: defaults may change, a paper does not."""
+    """The paper's settings, written out even where they are our defaults: defaults may change, a paper does not."""
     embedded: tuple[str, ...] = ()
-    """Further options with the tiny models, in place of what they cannot do."""
+    """Further options for the tiny models, which cannot do everything."""
     teacher: bool = False
     """Whether a teacher takes part, which GRPO makes first."""
     judge: tuple[str, ...] = ()
-    """Options of the judge, who answers on servers of its own; with the tiny models the expert judges."""
+    """Options of the judge, which has servers of its own. For the tiny models the expert judges."""
     text: bool = False
     """Whether text is modeled beside (L_PT)."""
 
@@ -297,8 +297,8 @@ def _helpers(run: PaperRun, out: str) -> list[Step]:
     if run.has_judge:
         judge = f"{out}/models/judge"
         # a judge has one address
-        words = ("turngym", "serve", "policy", judge, "--host", "0.0.0.0", "--port", str(PORT))
-        words += ("--tensor-parallel", "4")
+        address = ("--host", "0.0.0.0", "--port", str(PORT))
+        words = ("turngym", "serve", "policy", judge, *address, "--tensor-parallel", "4")
         served = Step(where=JUDGE, words=words, why="one server, on 4 GPUs, that judges")
         return [_download(run.teacher, judge, "the judge's weights"), served]
     if not run.has_teacher:

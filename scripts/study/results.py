@@ -344,7 +344,7 @@ class Study:
 
     records: Sequence[Record]
     made_by: Sequence[Mapping[str, Any]]
-    """Of every command that wrote some of the records: command line, versions, platform, when."""
+    """Command line, versions, platform and time of every command that wrote some of the records."""
 
 
 def merge_studies(files: Mapping[str, Study]) -> Study:

@@ -31,13 +31,13 @@ class Place:
     """Where a scenario plays, and the tasks that its settings were chosen on and that it is reported on."""
 
     name: str
-    """Of its folder and panels."""
+    """Names its folder and panels too."""
     world: str
     """Embedded world whose environment and models these are."""
     make: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of gym.make in place of the world's."""
     max_turns: int | None = None
-    """In place of the world's."""
+    """Turn limit in place of the world's."""
     evaluated: Mapping[str, Any]
     """Arguments of gym.make that only evaluations have: the split or part that training never plays."""
     chosen: tuple[str, ...]
@@ -94,7 +94,7 @@ class Scenario:
     """Options of `turngym train` that all arms have; their own come after them."""
     steps: int
     episodes: int = 64
-    """Per step."""
+    """Episodes per step."""
     measure: Measure = "success"
 
     @property

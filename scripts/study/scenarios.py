@@ -325,7 +325,7 @@ MEASURES: Mapping[Measure, Callable[[ScenarioOptions, Planned], Extra] | None] =
 # --- The report
 
 Verdict = Literal["appears", "open", "reversed", "one seed"]
-"""Of a difference whose interval lies above zero, holds it, or lies below; of one seed nothing is said of others."""
+"""The interval of the difference lies above zero, holds it, or lies below. One seed says nothing about others."""
 
 
 def write_report(options: ScenarioOptions, planned: Sequence[Planned]) -> None:

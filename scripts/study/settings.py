@@ -24,7 +24,7 @@ class Method:
     name: str
     group: Group
     words: tuple[str, ...]
-    """Of `turngym train`: the algorithm and its options."""
+    """Arguments of `turngym train`: the algorithm and its options."""
     about: str
 
 

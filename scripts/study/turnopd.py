@@ -364,8 +364,7 @@ def read_study(path: Path) -> Study:
         raise TurngymError(f"cannot read {path}: {error.strerror}") from error
     return Study(
         records=[from_json(row, f"{path}, record {number}") for number, row in enumerate(rows)],
-        # older files say one command
-        made_by=[made] if isinstance(made, dict) else made,
+        made_by=made,
     )
 
 

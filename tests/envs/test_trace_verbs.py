@@ -16,7 +16,7 @@ from turngym.envs.core.task import Task, Verdict
 from turngym.envs.core.trace import TraceWriter
 from turngym.scripts import trace
 from turngym.scripts.trace import Select
-from turngym.scripts.trace_pages import TEMPLATE, page
+from turngym.scripts.trace_pages import TEMPLATE, write_page
 
 EVIL = "</script><script>alert(1)</script><!-- <b> & \" ' \u2028 \ud800"
 
@@ -143,12 +143,12 @@ def embedded(text: str) -> dict[str, object]:
     return data
 
 
-def test_the_page_escapes_everything() -> None:
-    text = page([episode(0, won=True, text=EVIL, category=EVIL)], title=EVIL)
+def test_the_page_escapes_everything(tmp_path: Path) -> None:
+    write_page(tmp_path / "p.html", [episode(0, won=True, text=EVIL, category=EVIL)], title=EVIL)
+    text = (tmp_path / "p.html").read_text("utf-8")
     assert text.count("<script") == TEMPLATE.read_text().count("<script")
     assert text.count("<!--") == 0
     assert "alert(1)</script>" not in text
-    text.encode("utf-8")
     data = embedded(text)
     first = data["episodes"][0]  # type: ignore[index]
     assert first["turns"][0]["observation"] == EVIL
@@ -163,8 +163,9 @@ def test_the_page_is_self_contained() -> None:
     assert "__DATA__" in text
 
 
-def test_token_texts_come_from_the_tokenizer() -> None:
-    data = embedded(page([episode(0, won=True)], title="x", decode=lambda token: f"<{token}>"))
+def test_token_texts_come_from_the_tokenizer(tmp_path: Path) -> None:
+    write_page(tmp_path / "p.html", [episode(0, won=True)], title="x", decode=lambda token: f"<{token}>")
+    data = embedded((tmp_path / "p.html").read_text("utf-8"))
     assert data["episodes"][0]["turns"][0]["tokens"][0] == [2, -0.5, "<2>"]  # type: ignore[index]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -129,9 +128,7 @@ def test_the_command_merges_files_and_writes_the_same_bytes(tmp_path: Path, caps
         write_study(content, tmp_path / name)
     old, new = (tmp_path / name / "study.json" for name in ("old", "new"))
     packed = tmp_path / "old.json.gz"
-    # a file of before says one command
-    values = json.loads(old.read_text())
-    packed.write_bytes(gzip.compress(json.dumps({**values, "made_by": values["made_by"][0]}).encode()))
+    packed.write_bytes(gzip.compress(old.read_bytes()))
     for out, files in {"a": [old, new], "b": [new, packed]}.items():
         assert main(["study", "turnopd", "--data", *map(str, files), "--out", str(tmp_path / out)]) == 0
     a, b = ({path.name: path.read_bytes() for path in (tmp_path / out / "tables").iterdir()} for out in "ab")
