@@ -1,4 +1,4 @@
-"""How a passage corpus is read from JSONL, identified by a hash, and stored by row and id.
+"""How a passage corpus is read from JSONL, identified by a hash, and stored by row.
 
 `read_corpus` yields the checked rows of a file. `PassageWriter` and `PassageStore` keep the passages of an index in
 mapped files, which processes share.
@@ -63,27 +63,22 @@ class PassageWriter:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._blobs = BlobWriter(self._folder / "passages", checked=True)
-        self._digests = array("Q")
         self._sha = CorpusHash()
 
     def add(self, passage: Passage) -> None:
         name, title = passage.id.encode("utf-8"), passage.title.encode("utf-8")
         self._blobs.append(_HEAD.pack(len(name), len(title)) + name + title + passage.text.encode("utf-8"))
         self._sha.update(passage)
-        self._digests.append(id_digest(passage.id))
 
     def finish(self) -> None:
-        """Writes the id table and the content hash; the store is complete when `passages.json` exists."""
+        """Writes the content hash; the store is complete when `passages.json` exists."""
         self._blobs.close()
-        digests = np.array(self._digests, np.uint64)
-        order = np.argsort(digests, kind="stable")
-        np.save(self._folder / "ids.npy", np.stack([digests[order], order.astype(np.uint64)]))
         head = {"count": self._sha.count, "sha256": self._sha.hexdigest()}
         (self._folder / "passages.json").write_text(json.dumps(sealed(head)) + "\n", encoding="utf-8")
 
 
 class PassageStore(Sequence[Passage]):
-    """Passages by row (`store[row]`) and by id (`store.row(id)`), read from mapped files; threads may share it."""
+    """Passages by row (`store[row]`), read from mapped files; threads may share it."""
 
     def __init__(self, folder: str | Path) -> None:
         """Opens what `PassageWriter` finished. Raises RetrievalError if the folder holds no complete store."""
@@ -92,14 +87,12 @@ class PassageStore(Sequence[Passage]):
             head = json.loads((folder / "passages.json").read_text(encoding="utf-8"))
             check_manifest(head)
             self.sha256: str = head["sha256"]
-            self._ids = np.load(folder / "ids.npy", mmap_mode="r")
             self._blobs = BlobStore(folder / "passages")
         except (OSError, ValueError, KeyError) as error:
             raise RetrievalError(f"{folder}: no complete passage store ({error}); build the index again") from error
-        if not len(self._blobs) == head["count"] == self._ids.shape[1]:
+        if len(self._blobs) != head["count"]:
             raise RetrievalError(
-                f"{folder}: {len(self._blobs)} records, {self._ids.shape[1]} ids, but passages.json says "
-                f"{head['count']}; build the index again"
+                f"{folder}: {len(self._blobs)} records, but passages.json says {head['count']}; build the index again"
             )
 
     @classmethod
@@ -134,23 +127,6 @@ class PassageStore(Sequence[Passage]):
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[row] for row in range(len(self)))
-
-    def row(self, name: str) -> int | None:
-        """The row of the passage with this id; None if there is none."""
-        digest = np.uint64(id_digest(name))
-        place = int(np.searchsorted(self._ids[0], digest))
-        # two ids may share a digest
-        while place < self._ids.shape[1] and self._ids[0, place] == digest:
-            row = int(self._ids[1, place])
-            if self[row].id == name:
-                return row
-            place += 1
-        return None
-
-    def get(self, name: str) -> Passage | None:
-        """The passage with this id; None if there is none."""
-        row = self.row(name)
-        return None if row is None else self[row]
 
     def close(self) -> None:
         self._blobs.close()

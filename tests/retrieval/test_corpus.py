@@ -145,10 +145,6 @@ def test_store_gives_back_what_was_put_in(
         assert list(store) == passages
         assert len(store) == len(passages)
         assert store.sha256 == corpus_sha256(passages)
-        for row, passage in enumerate(passages):
-            assert store.row(passage.id) == row
-            assert store.get(passage.id) == passage
-        assert store.row("an id that is not there") is None
         assert list(store[1:3]) == passages[1:3]
         with pytest.raises(IndexError, match="row 8"):
             store[8]
