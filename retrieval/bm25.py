@@ -13,7 +13,7 @@ import numpy as np
 
 from turngym.retrieval.core import Hit, Passage, RetrievalError
 from turngym.retrieval.lucene_build import build_index
-from turngym.retrieval.lucene_postings import Parts, Searcher, Settings, check_files, open_parts
+from turngym.retrieval.lucene_postings import Parts, Searcher, Settings, open_parts
 from turngym.retrieval.lucene_text import analyze
 
 
@@ -76,7 +76,7 @@ class LuceneIndex:
         """(id, score) of the best `k` (>= 1) documents, best first.
 
         Raises:
-            RetrievalError: k below 1, the index is closed, or a file of it is damaged (`verify` says which).
+            RetrievalError: k below 1, the index is closed, or a file of it is damaged.
         """
         rows, scores = self.search_rows(query, k)
         ids = self._opened().ids
@@ -96,15 +96,6 @@ class LuceneIndex:
             raise RetrievalError(
                 f"{self._folder}: its postings name documents that are not there ({error}); build it again"
             ) from error
-
-    def verify(self) -> None:
-        """Reads every file of a mapped index and compares its checksum; does nothing for an index in memory.
-
-        Raises:
-            RetrievalError: a file differs from what was built.
-        """
-        if self._folder is not None:
-            check_files(self._folder)
 
     def close(self) -> None:
         """Releases the arrays and files. Twice is fine."""
@@ -167,11 +158,6 @@ class BM25Retriever:
             RetrievalError: no index, a damaged one, or one of other passages.
         """
         return cls(LuceneIndex.open(folder), passages)
-
-    @property
-    def passages(self) -> Sequence[Passage]:
-        """The passages by row."""
-        return self._passages
 
     def __len__(self) -> int:
         return len(self._index)

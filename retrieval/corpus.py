@@ -13,14 +13,15 @@ import json
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, Any
 
 import numpy as np
 
 from turngym.retrieval.core import Passage, RetrievalError
 from turngym.retrieval.mapped import BlobStore, BlobWriter, check_manifest, sealed
+from turngym.retrieval.sequences import LazySequence
 
 _HEAD = struct.Struct("<II")
 """Begins a stored record: bytes of the id and of the title. The text is the rest of the record."""
@@ -77,7 +78,7 @@ class PassageWriter:
         (self._folder / "passages.json").write_text(json.dumps(sealed(head)) + "\n", encoding="utf-8")
 
 
-class PassageStore(Sequence[Passage]):
+class PassageStore(LazySequence[Passage]):
     """Passages by row (`store[row]`), read from mapped files; threads may share it."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -107,16 +108,8 @@ class PassageStore(Sequence[Passage]):
     def __len__(self) -> int:
         return len(self._blobs)
 
-    @overload
-    def __getitem__(self, row: int) -> Passage: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Passage]: ...
-    def __getitem__(self, row: int | slice) -> Passage | Sequence[Passage]:
-        if isinstance(row, slice):
-            return [self[place] for place in range(*row.indices(len(self)))]
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)} passages")
-        record = self._blobs[int(row) % len(self)]
+    def item(self, index: int) -> Passage:
+        record = self._blobs.item(index)
         name, title = _HEAD.unpack_from(record)
         start = _HEAD.size
         return Passage(
@@ -124,9 +117,6 @@ class PassageStore(Sequence[Passage]):
             title=str(record[start + name : start + name + title], "utf-8"),
             text=str(record[start + name + title :], "utf-8"),
         )
-
-    def __iter__(self) -> Iterator[Passage]:
-        return (self[row] for row in range(len(self)))
 
     def close(self) -> None:
         self._blobs.close()

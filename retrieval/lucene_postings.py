@@ -17,16 +17,17 @@ import hashlib
 import json
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from turngym.retrieval.core import RetrievalError
 from turngym.retrieval.lucene_text import ANALYSIS
 from turngym.retrieval.mapped import CHECKED, BlobStore, changed_file, check_manifest, describe_files, map_array, sealed
+from turngym.retrieval.sequences import LazySequence
 
 VERSION = 1
 """Version of the files on disk."""
@@ -66,7 +67,7 @@ class Statistics:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-class Names(Sequence[str]):
+class Names(LazySequence[str]):
     """Strings by number over a blob store, decoded when asked for."""
 
     def __init__(self, blobs: Sequence[bytes]) -> None:
@@ -75,17 +76,8 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self._blobs)
 
-    @overload
-    def __getitem__(self, number: int) -> str: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[str]: ...
-    def __getitem__(self, number: int | slice) -> str | Sequence[str]:
-        if isinstance(number, slice):
-            return [name.decode("utf-8", "surrogatepass") for name in self._blobs[number]]
-        return self._blobs[number].decode("utf-8", "surrogatepass")
-
-    def __iter__(self) -> Iterator[str]:
-        return (name.decode("utf-8", "surrogatepass") for name in self._blobs)
+    def item(self, index: int) -> str:
+        return self._blobs[index].decode("utf-8", "surrogatepass")
 
 
 class TermTable:
@@ -263,13 +255,6 @@ def open_parts(folder: Path) -> Parts:
         held=(ids, terms),
         **arrays,
     )
-
-
-def check_files(folder: Path) -> None:
-    """Compares size and checksum of every file with the manifest. Raises RetrievalError if one differs."""
-    _, _, files = read_manifest(folder)
-    if wrong := changed_file(folder, files, limit=math.inf):
-        raise RetrievalError(f"{folder}: {wrong}; {_AGAIN}")
 
 
 _EXACT = 24

@@ -10,14 +10,15 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from turngym.retrieval.core import RetrievalError
+from turngym.retrieval.sequences import LazySequence
 
 _HEADER = 128
 """Bytes of the .npy header, always the same so that the number of rows can be filled in at the end."""
@@ -137,7 +138,7 @@ class BlobWriter:
         self.close()
 
 
-class BlobStore(Sequence[bytes]):
+class BlobStore(LazySequence[bytes]):
     """The records of a `BlobWriter` by number, read from mapped files; usable by several threads and after a fork."""
 
     def __init__(self, path: str | Path) -> None:
@@ -164,27 +165,13 @@ class BlobStore(Sequence[bytes]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, number: int) -> bytes: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[bytes]: ...
-    def __getitem__(self, number: int | slice) -> bytes | list[bytes]:
-        if isinstance(number, slice):
-            return [self[place] for place in range(*number.indices(self._count))]
-        if not -self._count <= number < self._count:
-            raise IndexError(f"record {number} of {self._count}")
+    def item(self, index: int) -> bytes:
         if self._offsets is None:
             raise ValueError("this BlobStore is closed")
-        number %= self._count
-        record = self._data[self._offsets[number] : self._offsets[number + 1]]
-        if self._checks is not None and crc32(record) != self._checks[number]:
-            raise BlobError(
-                f"{self._path}.bin: record {number} was changed after it was written; build the index again"
-            )
+        record = self._data[self._offsets[index] : self._offsets[index + 1]]
+        if self._checks is not None and crc32(record) != self._checks[index]:
+            raise BlobError(f"{self._path}.bin: record {index} was changed after it was written; build the index again")
         return record
-
-    def __iter__(self) -> Iterator[bytes]:
-        return (self[number] for number in range(self._count))
 
     def close(self) -> None:
         """Unmaps the files. Twice is fine."""

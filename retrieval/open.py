@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex
+from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.client import HttpRetriever
 from turngym.retrieval.core import Encoder, RetrievalError, Retriever
 from turngym.retrieval.corpus import PassageStore, corpus_sha256, read_corpus
@@ -93,7 +93,7 @@ def open_index(
         raise IndexFolderError(f"{folder} is a {manifest.kind} index; it takes no encoder and no faiss settings")
     parts: list[Retriever] = []
     if manifest.kind != "dense":
-        parts.append(BM25Retriever(LuceneIndex.open(folder / LUCENE), store))
+        parts.append(BM25Retriever.open(folder / LUCENE, store))
     if manifest.kind != "bm25":
         if manifest.encoder is None or manifest.faiss is None:
             raise IndexFolderError(

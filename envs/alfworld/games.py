@@ -17,8 +17,8 @@ from turngym.envs.alfworld.game import Game, load_game, read_game_file
 from turngym.envs.alfworld.generate import UNSEEN, generate, parse_task_id
 from turngym.envs.alfworld.priors import CATEGORIES, GeneratorConfig, Part
 from turngym.envs.core.errors import TaskError, checked_choice
-from turngym.envs.core.sequences import LazySequence
 from turngym.envs.core.tables import atomic_write
+from turngym.retrieval.sequences import LazySequence
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 """Splits of real games; `valid_unseen` is alfworld's `eval_out_of_distribution`."""

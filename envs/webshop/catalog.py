@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from turngym.envs.core.sequences import LazySequence
 from turngym.envs.webshop.goals import GoalCollector, GoalEntries
 from turngym.envs.webshop.products import (
     Instruction,
@@ -27,6 +26,7 @@ from turngym.envs.webshop.products import (
     price_text,
 )
 from turngym.retrieval.bm25 import LuceneIndex
+from turngym.retrieval.sequences import LazySequence
 
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """Attributes of a product that the attributes file does not list; the original's placeholder."""

@@ -18,8 +18,8 @@ from itertools import accumulate
 import numpy as np
 
 from turngym.envs.core.errors import TaskError, checked_choice
-from turngym.envs.core.sequences import LazySequence
 from turngym.envs.webshop.products import Kind, Product, Profile, ShopDataError, cap_text, draw_cap
+from turngym.retrieval.sequences import LazySequence
 
 SHUFFLE_SEED = 233
 

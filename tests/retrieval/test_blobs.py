@@ -32,7 +32,7 @@ def test_records_come_back(tmp_path_factory: pytest.TempPathFactory, records: li
 def test_a_record_that_is_not_there(tmp_path: Path) -> None:
     store = written(tmp_path / "x", [b"a", b"b"])
     for row in (2, -3):
-        with pytest.raises(IndexError, match=f"record {row} of 2"):
+        with pytest.raises(IndexError):
             store[row]
 
 

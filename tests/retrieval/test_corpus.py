@@ -146,7 +146,7 @@ def test_store_gives_back_what_was_put_in(
         assert len(store) == len(passages)
         assert store.sha256 == corpus_sha256(passages)
         assert list(store[1:3]) == passages[1:3]
-        with pytest.raises(IndexError, match="row 8"):
+        with pytest.raises(IndexError):
             store[8]
         if passages:
             assert store[-1] == passages[-1]
