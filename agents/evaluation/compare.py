@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
 from turngym.agents.evaluation.results import ABOUT, FORMAT, IDENTITY, PER_EPISODE, EpisodeRow
-from turngym.agents.evaluation.scores import EvaluationError, Outcomes, category_rank, score
+from turngym.agents.evaluation.scores import EvaluationError, Outcomes, category_rank, check_hashes, score
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, paired_difference
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table, table_text
@@ -280,8 +280,9 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     differ = differing(flat_settings(one.settings), flat_settings(other.settings))
     comparison = Comparison(rows=(), differ=differ)
     try:
-        _check_hashes(one.rows, other.rows)
-        rows = tuple(_compared(name, one.rows, other.rows) for name in _categories(one.rows))
+        check_hashes(one.rows, other.rows)
+        categories = sorted({row.category for row in one.rows}, key=category_rank)
+        rows = tuple(_compared(name, one.rows, other.rows) for name in (*categories, None))
     except ScoreError as error:
         said = "; ".join(comparison.notes()) or "none of their settings differs"
         raise ScoreError(f"{one.path} and {other.path} cannot be compared: {error} ({said})") from error
@@ -304,28 +305,15 @@ def _read_results(path: Path) -> tuple[dict[str, Any], list[EpisodeRow]]:
     return settings, [EpisodeRow.from_json(row) for row in table["episodes"]]
 
 
-def _check_hashes(first: Sequence[EpisodeRow], second: Sequence[EpisodeRow]) -> None:
-    hashes = {row.task_id: row.sha256 for row in first}
-    for row in second:
-        if hashes.get(row.task_id, row.sha256) != row.sha256:
-            raise ScoreError(
-                f"{row.task_id} has sha256 {hashes[row.task_id][:12]} in the first and {row.sha256[:12]} in the "
-                "second: same name, another task"
-            )
-
-
-def _categories(rows: Sequence[EpisodeRow]) -> list[str | None]:
-    """Categories in the order of tables, then None for all tasks."""
-    names = sorted({row.category for row in rows}, key=category_rank)
-    return [*names, None]
-
-
 def _compared(category: str | None, first: Sequence[EpisodeRow], second: Sequence[EpisodeRow]) -> ComparedRow:
+    """The row of a category; of all tasks for None."""
     one, other = _means(category, first), _means(category, second)
-    difference = paired_difference(one, other)
-    name = "all" if category is None else category
-    intervals = (clustered(list(means.values())) for means in (one, other))
-    return ComparedRow(name=name, first=next(intervals), second=next(intervals), difference=difference)
+    return ComparedRow(
+        name="all" if category is None else category,
+        difference=paired_difference(one, other),
+        first=clustered(list(one.values())),
+        second=clustered(list(other.values())),
+    )
 
 
 def _means(category: str | None, rows: Sequence[EpisodeRow]) -> dict[str, float]:

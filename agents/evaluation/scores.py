@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from turngym.envs.core.episode import SHORT, Episode, Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table
 from turngym.envs.core.task import Task, Verdict
+
+if TYPE_CHECKING:
+    from turngym.agents.evaluation.results import EpisodeRow
 
 
 class EvaluationError(TurngymError):
@@ -335,14 +338,19 @@ def compare(first: Iterable[Episode] | Outcomes, second: Iterable[Episode] | Out
         ScoreError: the runs played different tasks (by id, or by sha256).
     """
     one, other = _counted(Outcomes.of(first)), _counted(Outcomes.of(second))
-    hashes = {task.task_id: task.sha256 for task in one.tasks()}
-    for task in other.tasks():
+    check_hashes(one.tasks(), other.tasks())
+    return paired_difference(task_means(one), task_means(other))
+
+
+def check_hashes(first: Iterable[Task | EpisodeRow], second: Iterable[Task | EpisodeRow]) -> None:
+    """Raises ScoreError where two runs mean different tasks by one id."""
+    hashes = {task.task_id: task.sha256 for task in first}
+    for task in second:
         if hashes.get(task.task_id, task.sha256) != task.sha256:
             raise ScoreError(
                 f"{task.task_id} has sha256 {hashes[task.task_id][:12]} in the first run and {task.sha256[:12]} in the "
                 "second: same name, another task"
             )
-    return paired_difference(task_means(one), task_means(other))
 
 
 def _counted(every: Outcomes) -> Outcomes:

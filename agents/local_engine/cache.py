@@ -16,7 +16,7 @@ to that session's own length (hence ragged); the last row is a scratch row for t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -509,20 +509,7 @@ class SharedPrefix(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPrompt:
-    """A prompt whose own slot `slot` holds (almost) nothing of it."""
-
-    slot: int
-    prompt: Ids
-
-    def shared(self, slot: int, ids: Ids) -> SharedPrefix:
-        """What it can copy from `slot`, which holds `ids`; never its own last id, since its logits are not cached."""
-        return SharedPrefix(slot, min(CachedSession(slot, ids).common(self.prompt), len(self.prompt) - 1))
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPrefixes:
+class SharedPrefixes(NamedTuple):
     """What pending prompts copy, by their slots."""
 
     now: dict[int, SharedPrefix]
@@ -531,34 +518,39 @@ class SharedPrefixes:
     """From other pending prompts, once those have been fed."""
 
 
-def find_shared_prefixes(pending: Sequence[PendingPrompt], held: Iterable[CachedSession]) -> SharedPrefixes:
-    """The longest prefix that each pending prompt can copy. No prompt waits for one that waits itself."""
+def find_shared_prefixes(pending: Mapping[int, Ids], held: Iterable[CachedSession]) -> SharedPrefixes:
+    """The longest prefix that each of the prompts `pending` (by slot) can copy; their slots hold almost nothing of it.
+
+    No prompt waits for one that waits itself.
+    """
 
     # Prefixes shorter than MIN_SHARED do not count, so only prompts with equal first ids are compared.
     def key(ids: Ids) -> bytes:
         return np.asarray(ids[:MIN_SHARED], np.int32).tobytes()
 
-    def longest(prefixes: Iterable[SharedPrefix]) -> SharedPrefix:
+    def longest(prompt: Ids, sources: Iterable[tuple[int, Ids]]) -> SharedPrefix:
+        # never the last id of the prompt, since its logits are not cached
+        most = len(prompt) - 1
+        prefixes = (SharedPrefix(slot, min(CachedSession(slot, ids).common(prompt), most)) for slot, ids in sources)
         return max(prefixes, key=lambda prefix: prefix.length, default=SharedPrefix(0, 0))
 
     known: dict[bytes, list[tuple[int, Ids]]] = {}
     for entry in held:
         if len(entry.ids) >= MIN_SHARED:
             known.setdefault(key(entry.ids), []).append((entry.slot, entry.ids))
-    first_wave: dict[bytes, list[PendingPrompt]] = {}
+    first_wave: dict[bytes, list[tuple[int, Ids]]] = {}
     found = SharedPrefixes({}, {})
-    for one in pending:
-        if len(one.prompt) <= MIN_SHARED:
+    for slot, prompt in pending.items():
+        if len(prompt) <= MIN_SHARED:
             continue
-        start = key(one.prompt)
-        here = longest(one.shared(*source) for source in known.get(start, ()))
-        there = longest(one.shared(other.slot, other.prompt) for other in first_wave.get(start, ()))
+        start = key(prompt)
+        here, there = longest(prompt, known.get(start, ())), longest(prompt, first_wave.get(start, ()))
         if here.length:
-            found.now[one.slot] = here
+            found.now[slot] = here
         if there.length >= here.length + MIN_SHARED:
-            found.later[one.slot] = there
+            found.later[slot] = there
         else:
-            first_wave.setdefault(start, []).append(one)
+            first_wave.setdefault(start, []).append((slot, prompt))
     if sum(prefix.length for prefix in found.later.values()) < MIN_SECOND_WAVE:
         found.later.clear()
     return found

@@ -45,8 +45,21 @@ class RenderError(TurngymError):
     """A tokenizer or chat template that cannot show a conversation."""
 
 
-class TemplateText:
-    """Text and ids of one tokenizer with one set of template switches. See `ChatTemplate` for the arguments."""
+class ChatTemplate:
+    """The chat template of one tokenizer with one set of switches, and what probing it has shown.
+
+    Args:
+        tokenizer: any Hugging Face tokenizer with a chat template.
+        tool: described to the template (`tools=[schema]`); None leaves it out.
+        thinking: `enable_thinking` of Qwen3-style templates; None leaves the template's own default.
+        observation_role: role of every observation after the first (which is always `user`).
+        variables: further template variables, for example `{"date_string": "26 Jul 2024"}`.
+        dialect: how the model writes calls of `tool`; None if responses are plain content.
+        thoughts: how the model writes thoughts.
+
+    Raises:
+        RenderError: the tokenizer has no chat template, or it does not show observations of that role.
+    """
 
     def __init__(
         self,
@@ -54,8 +67,13 @@ class TemplateText:
         *,
         tool: ToolSpec | None = None,
         thinking: bool | None = None,
+        observation_role: ObservationRole = "user",
         variables: Mapping[str, Any] | None = None,
+        dialect: Dialect | None = None,
+        thoughts: Thoughts = THINK,
     ) -> None:
+        if observation_role not in ("user", "tool"):
+            raise RenderError(f"observation_role {observation_role!r} is unknown; valid: 'user', 'tool'")
         self.tokenizer = tokenizer
         self.name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self._tools: list[Any] | None = None if tool is None else [tool.schema()]
@@ -76,6 +94,9 @@ class TemplateText:
         self._fold_system = False
         # opening() reads the switch, so the trial itself must run with it off
         self._fold_system = not self._shows_system()
+        self.role = observation_role
+        self.dialect, self.thoughts = dialect, thoughts
+        self._probe(tool)
 
     def _read_source(self) -> str:
         try:
@@ -141,41 +162,6 @@ class TemplateText:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._decode_cached(tuple(ids))
-
-
-class ChatTemplate(TemplateText):
-    """The chat template of one tokenizer with one set of switches, and what probing it has shown.
-
-    Args:
-        tokenizer: any Hugging Face tokenizer with a chat template.
-        tool: described to the template (`tools=[schema]`); None leaves it out.
-        thinking: `enable_thinking` of Qwen3-style templates; None leaves the template's own default.
-        observation_role: role of every observation after the first (which is always `user`).
-        variables: further template variables, for example `{"date_string": "26 Jul 2024"}`.
-        dialect: how the model writes calls of `tool`; None if responses are plain content.
-        thoughts: how the model writes thoughts.
-
-    Raises:
-        RenderError: the tokenizer has no chat template, or it does not show observations of that role.
-    """
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        tool: ToolSpec | None = None,
-        thinking: bool | None = None,
-        observation_role: ObservationRole = "user",
-        variables: Mapping[str, Any] | None = None,
-        dialect: Dialect | None = None,
-        thoughts: Thoughts = THINK,
-    ) -> None:
-        if observation_role not in ("user", "tool"):
-            raise RenderError(f"observation_role {observation_role!r} is unknown; valid: 'user', 'tool'")
-        super().__init__(tokenizer, tool=tool, thinking=thinking, variables=variables)
-        self.role = observation_role
-        self.dialect, self.thoughts = dialect, thoughts
-        self._probe(tool)
 
     def _probe(self, tool: ToolSpec | None) -> None:
         """Read the template's habits from a few renderings. Later steps use what the earlier ones have set."""

@@ -2,7 +2,7 @@
 
 1. `ServerInfo`: what a server says about itself, and which releases are supported.
 2. `WeightVersions`: which weights the servers were given, so that an answer can say who sampled it.
-3. `Fleet`: the connections. `RetryingClient`: requests to /generate that survive a server's restart.
+3. `Fleet`: the connections, and requests to /generate that survive a server's restart.
 4. `check_...`: a server has the model, the tokenizer and the weights that are meant.
 """
 
@@ -181,6 +181,8 @@ class WeightVersions:
         return tuple(found)
 
 
+GRACE = 5.0
+"""Seconds that a server gets to return what it had sampled after a request is aborted."""
 T = TypeVar("T")
 
 
@@ -215,6 +217,12 @@ class Fleet:
     _endpoints: list[Endpoint] = field(default_factory=list, init=False)
     _admin: list[Connection] = field(default_factory=list, init=False)
     _assigned: dict[str, Endpoint] = field(default_factory=dict, init=False)
+    _numbers: Any = field(default_factory=itertools.count, init=False)
+    _name: str = field(default_factory=lambda: secrets.token_hex(4), init=False)
+    _running: set[str] = field(default_factory=set, init=False)
+    _repairing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _repairs: Counter[str] = field(default_factory=Counter, init=False)
+    """How often the server at a url has been given its weights again."""
 
     def open(self, *, wait: float = 0.0) -> Self:
         """Connect, waiting up to `wait` seconds for servers that start.
@@ -284,6 +292,99 @@ class Fleet:
     def forget(self, session: str) -> None:
         self._assigned.pop(session, None)
 
+    async def send(
+        self, session: str, make: Callable[[str], dict[str, Any]], read: Callable[[Any, int], T], end: float, where: str
+    ) -> T:
+        """What /generate answers to the body `make(rid)`, parsed by `read(answer, floor)`.
+
+        `end` is the deadline on the connections' clock.
+
+        If a server is down, wait for it or ask another one; if it has the wrong weights, give it the right ones again.
+        Raises ServerDown, ServerTimeout or WrongWeights if that has not helped by the deadline.
+        """
+        pause, tries = self.settings.backoff, 0
+        while True:
+            endpoint = self.endpoint_for(session)
+            tries += 1
+            floor, repairs = self.versions.place, self._repairs[endpoint.connection.url]
+            try:
+                answer = await self._once(endpoint, make, end, where)
+                endpoint.failures = 0
+                return read(answer, floor)
+            except ServerDown as error:
+                endpoint.failures += 1
+                if endpoint.connection.clock() + pause >= end:
+                    raise ServerDown(f"{where}: {error} (tried {tries} times)") from error
+            except WrongWeights as error:
+                if endpoint.connection.clock() + pause >= end or not await self._repaired(endpoint, floor, repairs):
+                    hint = "Its weights were sent again without success"
+                    if self.repair is None:
+                        hint = "Start it with the model that is meant, and run again"
+                    raise WrongWeights(f"{error}. {hint}") from error
+            await asyncio.sleep(pause)
+            pause = next_pause(pause)
+
+    async def abort_all(self) -> int:
+        """Abort all requests in flight; returns their number."""
+        running = list(self._running)
+        for rid in running:
+            await self.abort(rid)
+        return len(running)
+
+    async def _once(self, endpoint: Endpoint, make: Callable[[str], dict[str, Any]], end: float, where: str) -> Any:
+        rid = f"turngym-{self._name}-{next(self._numbers)}"
+        endpoint.load += 1
+        try:
+            async with endpoint.slots:
+                self._running.add(rid)
+                return await self._wait(endpoint, rid, make(rid), end, where)
+        finally:
+            endpoint.load -= 1
+            self._running.discard(rid)
+
+    async def _wait(self, endpoint: Endpoint, rid: str, body: dict[str, Any], end: float, where: str) -> Any:
+        connection, settings = endpoint.connection, self.settings
+        left = max(end - connection.clock(), 0.01)
+        # longer than both waits below, so that an aborted request can still return what was sampled
+        task = asyncio.create_task(connection.request("POST", "/generate", body, timeout=left + 2 * GRACE + 1))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=left)
+            if not done:
+                await self.abort(rid)
+                done, _ = await asyncio.wait({task}, timeout=GRACE)
+            if done:
+                return task.result()
+        except asyncio.CancelledError:
+            # the caller is gone, so the server must not continue to generate
+            await asyncio.shield(self.abort(rid))
+            raise
+        finally:
+            task.cancel()
+        try:
+            await connection.request("GET", "/ready", timeout=settings.connect_timeout)
+            state = "/ready says that it is up"
+        except ServerDown as error:
+            state = f"/ready says: {error}"
+        except ServerError as error:
+            state = f"/ready does not answer: {error}"
+        raise ServerTimeout(f"{where}: {connection.url} gave no answer within {settings.deadline:.0f} s; {state}")
+
+    async def _repaired(self, endpoint: Endpoint, floor: int, repairs: int) -> bool:
+        """Whether the server has been given its weights again, by this request or another.
+
+        `floor` and `repairs` are the weights' place and the server's number of repairs when the request was sent.
+        """
+        repair, url = self.repair, endpoint.connection.url
+        if repair is None:
+            return False
+        async with self._repairing:
+            # while this request waited for the lock, new weights or another request may have repaired the server
+            if (self.versions.place, self._repairs[url]) == (floor, repairs):
+                # in a thread, since repair() waits for calls that run on this very loop
+                await asyncio.to_thread(repair, url)
+                self._repairs[url] += 1
+        return True
+
     async def _discover(self, wait: float) -> list[ServerInfo]:
         fronts = [Connection(url=url, settings=self.settings) for url in dict.fromkeys(self.urls)]
         behind: list[Connection] = []
@@ -321,114 +422,6 @@ class Fleet:
         # without a router a connection is in both lists
         for connection in {id(one): one for one in (*self._admin, *(w.connection for w in self._endpoints))}.values():
             await connection.close()
-
-
-GRACE = 5.0
-"""Seconds that a server gets to return what it had sampled after a request is aborted."""
-
-
-@dataclass(slots=True)
-class RetryingClient:
-    """Sends requests to /generate with retries and a deadline. All methods are coroutines of the fleet's loop."""
-
-    fleet: Fleet
-    _numbers: Any = field(default_factory=itertools.count, init=False)
-    _name: str = field(default_factory=lambda: secrets.token_hex(4), init=False)
-    _running: set[str] = field(default_factory=set, init=False)
-    _repairing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _repairs: Counter[str] = field(default_factory=Counter, init=False)
-    """How often the server at a url has been given its weights again."""
-
-    async def send(
-        self, session: str, make: Callable[[str], dict[str, Any]], read: Callable[[Any, int], T], end: float, where: str
-    ) -> T:
-        """The answer to the body `make(rid)`, parsed by `read(answer, floor)`, by `end` on the connections' clock.
-
-        If a server is down, wait for it or ask another one; if it has the wrong weights, give it the right ones again.
-        Raises ServerDown, ServerTimeout or WrongWeights if that has not helped by the deadline.
-        """
-        pause, tries = self.fleet.settings.backoff, 0
-        while True:
-            endpoint = self.fleet.endpoint_for(session)
-            tries += 1
-            floor, repairs = self.fleet.versions.place, self._repairs[endpoint.connection.url]
-            try:
-                answer = await self._once(endpoint, make, end, where)
-                endpoint.failures = 0
-                return read(answer, floor)
-            except ServerDown as error:
-                endpoint.failures += 1
-                if endpoint.connection.clock() + pause >= end:
-                    raise ServerDown(f"{where}: {error} (tried {tries} times)") from error
-            except WrongWeights as error:
-                if endpoint.connection.clock() + pause >= end or not await self._repaired(endpoint, floor, repairs):
-                    hint = "Its weights were sent again without success"
-                    if self.fleet.repair is None:
-                        hint = "Start it with the model that is meant, and run again"
-                    raise WrongWeights(f"{error}. {hint}") from error
-            await asyncio.sleep(pause)
-            pause = next_pause(pause)
-
-    async def abort_all(self) -> int:
-        """Abort all requests in flight; returns their number."""
-        running = list(self._running)
-        for rid in running:
-            await self.fleet.abort(rid)
-        return len(running)
-
-    async def _once(self, endpoint: Endpoint, make: Callable[[str], dict[str, Any]], end: float, where: str) -> Any:
-        rid = f"turngym-{self._name}-{next(self._numbers)}"
-        endpoint.load += 1
-        try:
-            async with endpoint.slots:
-                self._running.add(rid)
-                return await self._wait(endpoint, rid, make(rid), end, where)
-        finally:
-            endpoint.load -= 1
-            self._running.discard(rid)
-
-    async def _wait(self, endpoint: Endpoint, rid: str, body: dict[str, Any], end: float, where: str) -> Any:
-        connection, settings = endpoint.connection, self.fleet.settings
-        left = max(end - connection.clock(), 0.01)
-        # longer than both waits below, so that an aborted request can still return what was sampled
-        task = asyncio.create_task(connection.request("POST", "/generate", body, timeout=left + 2 * GRACE + 1))
-        try:
-            done, _ = await asyncio.wait({task}, timeout=left)
-            if not done:
-                await self.fleet.abort(rid)
-                done, _ = await asyncio.wait({task}, timeout=GRACE)
-            if done:
-                return task.result()
-        except asyncio.CancelledError:
-            # the caller is gone, so the server must not continue to generate
-            await asyncio.shield(self.fleet.abort(rid))
-            raise
-        finally:
-            task.cancel()
-        try:
-            await connection.request("GET", "/ready", timeout=settings.connect_timeout)
-            state = "/ready says that it is up"
-        except ServerDown as error:
-            state = f"/ready says: {error}"
-        except ServerError as error:
-            state = f"/ready does not answer: {error}"
-        raise ServerTimeout(f"{where}: {connection.url} gave no answer within {settings.deadline:.0f} s; {state}")
-
-    async def _repaired(self, endpoint: Endpoint, floor: int, repairs: int) -> bool:
-        """Whether the server has been given its weights again, by this request or another.
-
-        `floor` and `repairs` are the weights' place and the server's number of repairs when the request was sent.
-        """
-        repair, url = self.fleet.repair, endpoint.connection.url
-        if repair is None:
-            return False
-        async with self._repairing:
-            # while this request waited for the lock, new weights or another request may have repaired the server
-            if (self.fleet.versions.place, self._repairs[url]) == (floor, repairs):
-                # in a thread, since repair() waits for calls that run on this very loop
-                await asyncio.to_thread(repair, url)
-                self._repairs[url] += 1
-        return True
 
 
 # Checks that a server has the expected model, before anything is sent: an id too large would crash the server.

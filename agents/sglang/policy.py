@@ -29,7 +29,7 @@ from turngym.agents.sglang.client import (
     score_body,
     seed_of,
 )
-from turngym.agents.sglang.fleet import Fleet, PolicySpan, RetryingClient, WeightVersions, shared_fleet
+from turngym.agents.sglang.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
 from turngym.envs.core.episode import TopK
 from turngym.envs.core.protocols import GenerateRequest, Generation, PartialFailure
 
@@ -127,7 +127,6 @@ class SglangPolicy:
         self.cached_tokens = 0
         """Prompt ids since construction whose keys and values the servers had already."""
         self.prompt_tokens = 0
-        self._client = RetryingClient(fleet)
         self.stops = stops
         self._aborts = 0
 
@@ -172,7 +171,7 @@ class SglangPolicy:
         Returns the number of requests that were in flight.
         """
         self._aborts += 1
-        return self.fleet.run(self._client.abort_all())
+        return self.fleet.run(self.fleet.abort_all())
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         settings, max_prompt = self.fleet.settings, self.fleet.max_prompt
@@ -217,7 +216,7 @@ class SglangPolicy:
             self.prompt_tokens += len(prompt)
             return make_generation(part.ids, part.logprobs, part.finish, spans)
 
-        return await self._client.send(
+        return await self.fleet.send(
             request.session, lambda rid: generate_body(rid, prompt, request.sampling, seed, count), read, end, where
         )
 
@@ -258,11 +257,7 @@ class SglangScorer:
     """Temperature of the scores. Only the server can normalize them at another one, and its answer must say so."""
     block: int = 16
     """`gather`: number of positions per request; a request names its ids once for all of its positions."""
-    _client: RetryingClient = field(init=False)
     _rows: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self._client = RetryingClient(self.fleet)
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         """The K most likely ids at each position, most likely first."""
@@ -355,7 +350,7 @@ class SglangScorer:
     async def _ask(self, name: str, make: Callable[[str], dict[str, Any]], read: Callable[[Any, int], T]) -> T:
         end = self.fleet.endpoint_for(name).connection.clock() + self.fleet.settings.deadline
         try:
-            return await self._client.send(name, make, read, end, name)
+            return await self.fleet.send(name, make, read, end, name)
         finally:
             self.fleet.forget(name)
 

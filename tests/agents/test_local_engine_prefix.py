@@ -17,7 +17,6 @@ from turngym.agents.local_engine.cache import (  # noqa: E402
     MIN_SECOND_WAVE,
     MIN_SHARED,
     CachedSession,
-    PendingPrompt,
     SharedPrefix,
     find_shared_prefixes,
 )
@@ -46,8 +45,8 @@ def ids(count: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
 
 
-def newcomer(slot: int, *prompt: int) -> PendingPrompt:
-    return PendingPrompt(slot, np.array(prompt, np.int32))
+def newcomer(slot: int, *prompt: int) -> dict[int, Any]:
+    return {slot: np.array(prompt, np.int32)}
 
 
 @pytest.mark.parametrize("made", [build, sliding])
@@ -108,19 +107,18 @@ def test_loans_by_hand() -> None:
     far, near = list(range(MIN_SHARED + 4)), list(range(MIN_SHARED + 10))
     held = [CachedSession(7, np.array([*far, 99], np.int32)), CachedSession(9, np.array([*near, 98], np.int32))]
     # the longest of those that hold it, never the last id of the prompt
-    assert find_shared_prefixes([newcomer(1, *near, 50)], held).now == {1: SharedPrefix(9, MIN_SHARED + 10)}
-    assert find_shared_prefixes([newcomer(1, *near)], held).now == {1: SharedPrefix(9, MIN_SHARED + 9)}
+    assert find_shared_prefixes(newcomer(1, *near, 50), held).now == {1: SharedPrefix(9, MIN_SHARED + 10)}
+    assert find_shared_prefixes(newcomer(1, *near), held).now == {1: SharedPrefix(9, MIN_SHARED + 9)}
     # fewer ids than MIN_SHARED are fed
-    assert not find_shared_prefixes([newcomer(1, *far[: MIN_SHARED - 1], 50, 51, 52)], held).now
-    assert not find_shared_prefixes([newcomer(1, *far[:MIN_SHARED])], held).now
+    assert not find_shared_prefixes(newcomer(1, *far[: MIN_SHARED - 1], 50, 51, 52), held).now
+    assert not find_shared_prefixes(newcomer(1, *far[:MIN_SHARED]), held).now
 
 
 def test_one_newcomer_goes_first_and_the_others_wait_where_that_saves_enough() -> None:
-    many = [newcomer(slot, *range(30), 40 + slot) for slot in range(5)]
+    many = {slot: np.array([*range(30), 40 + slot], np.int32) for slot in range(5)}
     assert find_shared_prefixes(many, []).later == {slot: SharedPrefix(0, 30) for slot in range(1, 5)}
-    few = many[:3]
     assert MIN_SECOND_WAVE > 2 * 30
-    assert not find_shared_prefixes(few, []).later
+    assert not find_shared_prefixes({slot: many[slot] for slot in range(3)}, []).later
     # nobody waits for one who waits, and not for what is held already
     held = [CachedSession(9, np.arange(30, dtype=np.int32))]
     loans = find_shared_prefixes(many, held)
