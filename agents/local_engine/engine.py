@@ -293,10 +293,9 @@ class LocalEngine:
             entry.ids, entry.saved_at = entry.ids[: starts[entry.slot]], len(row.prompt) - 1
         by_slot = {held[row.session].slot: row for row in rows}
         # a recurrent state stands for a whole history, so a part of it cannot be copied
-        pending = {
-            slot: row.prompt for slot, row in by_slot.items() if starts[slot] < MIN_SHARED and not model.recurrent
-        }
-        shared = find_shared_prefixes(pending, held.values()) if pending else SharedPrefixes({}, {})
+        pending = [] if model.recurrent else [slot for slot in by_slot if starts[slot] < MIN_SHARED]
+        prompts = {slot: by_slot[slot].prompt for slot in pending}
+        shared = find_shared_prefixes(prompts, held.values()) if prompts else SharedPrefixes({}, {})
         place = {slot: number for number, slot in enumerate(by_slot)}
         # Rows that take over a prefix of another row of this batch are fed after it, in a second wave.
         waves = [slot for slot in by_slot if slot not in shared.later], list(shared.later)
