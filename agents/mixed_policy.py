@@ -48,10 +48,7 @@ class GuidedPolicy(TwoEngines):
 
     The rest of the batch changes nothing, and with share 0 the student plays what it would have played alone. A
     teacher's answer has origin `demonstration` and NaN as log-probabilities, since the student did not draw it.
-    Source: [guided-opd]; docs/algorithms.md#guided-turns.
-
-    Raises:
-        AgentError: a share outside [0, 1].
+    Source: [guided-opd]; docs/algorithms.md#guided-turns. Raises AgentError for a share outside [0, 1].
     """
 
     def __init__(self, student: Engine, teacher: Engine, share: float) -> None:
@@ -149,8 +146,7 @@ class MixedPolicy(TwoEngines):
     Args:
         tokenizer: needed for stop texts, which may begin in ids of one model and end in ids of the other.
 
-    Raises:
-        AgentError: a share outside [0, 1].
+    Raises AgentError for a share outside [0, 1].
     """
 
     def __init__(self, student: Engine, teacher: Engine, share: float, *, tokenizer: Any = None) -> None:

@@ -149,8 +149,7 @@ class DrainingServer:
     ) -> None:
         """`drain`: seconds that accepted requests get to finish after `stop`. `hosts`: names beside the loopback's own.
 
-        Raises:
-            TurngymError: waitress is not installed, or the address cannot be listened on.
+        Raises TurngymError if waitress is not installed, or the address cannot be listened on.
         """
         self._front, self._drain = front, drain
         need("waitress", "the server", "serve")
@@ -436,8 +435,7 @@ class AsgiServer:
     ) -> None:
         """`extra` names what to install where uvicorn is missing. Other arguments as `DrainingServer` has them.
 
-        Raises:
-            TurngymError: uvicorn is not installed, or the address cannot be listened on.
+        Raises TurngymError if uvicorn is not installed, or the address cannot be listened on.
         """
         need("uvicorn", "the server", extra)
         timeouts = timeouts or Timeouts()

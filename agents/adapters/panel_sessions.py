@@ -72,8 +72,7 @@ class PanelSessions:
             trace: where finished episodes are added; samples that it has are numbered on from.
             pool: where sessions come from; by default one on the panel's environment, without token ids.
 
-        Raises:
-            TurngymError: an unknown panel or environment, missing data, a limit below 1.
+        Raises TurngymError for an unknown panel or environment, missing data, a limit below 1.
         """
         panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
         if limit is not None and limit < 1:

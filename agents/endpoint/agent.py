@@ -71,8 +71,7 @@ class EndpointAgent:
         parallel: most requests in flight.
         prices: prices for computing the cost.
 
-    Raises:
-        AgentError: openai is not installed; from `respond`, also an endpoint that never worked.
+    Raises AgentError if openai is not installed, and from `respond` if the endpoint never worked.
     """
 
     def __init__(

@@ -111,8 +111,7 @@ def rescore(path: str | Path) -> EvalResult:
     If an episode was played more than once (after an error), the last one counts. An interrupted evaluation is scored
     as far as it came; `EvalResult.missing` is the number of episodes it lacks.
 
-    Raises:
-        EvaluationError: there is no trace, it has no episodes, or episodes of more than one evaluation.
+    Raises EvaluationError if there is no trace, or it has no episodes or those of more than one evaluation.
     """
     trace = trace_of(path)
     every, places, elapsed, problems = Outcomes(), array("q"), 0.0, list[TraceProblem]()

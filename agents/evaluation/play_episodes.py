@@ -112,8 +112,7 @@ def play_episodes(
         command: the caller, as recorded in the configuration.
         settings: fields of `AgentOptions` by name: noise, channel, thinking, system, max_new_tokens, device, ...
 
-    Raises:
-        TurngymError: an unknown environment, task or agent, or a trace that exists or is being written to.
+    Raises TurngymError for an unknown environment, task or agent, or a trace that exists or is being written to.
     """
     out, given = None if out is None else Path(out), dict(env_kwargs or {})
     with locked_file(out):

@@ -334,8 +334,7 @@ def score(episodes: Iterable[Episode] | Outcomes) -> Scores:
 def compare(first: Iterable[Episode] | Outcomes, second: Iterable[Episode] | Outcomes) -> Interval:
     """Avg@n of `second` minus `first` on the same tasks, paired by task, with its 95 % interval.
 
-    Raises:
-        ScoreError: the runs played different tasks (by id, or by sha256).
+    Raises ScoreError if the runs played different tasks (by id, or by sha256).
     """
     one, other = _counted(Outcomes.of(first)), _counted(Outcomes.of(second))
     check_hashes(one.tasks(), other.tasks())

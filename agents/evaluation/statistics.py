@@ -120,8 +120,7 @@ def clustered(means: Sequence[float], *, low: float = 0.0, high: float = 1.0) ->
     2.5 % on either side, which never fall when a mean rises. If every mean is at an end of the scale, they are Clopper
     and Pearson's over tasks: for n tasks that all failed, [0, 1 - 0.025^(1/n)]. A single task gives [low, high].
 
-    Raises:
-        ScoreError: without tasks.
+    Raises ScoreError without tasks.
     """
     count = len(means)
     if not count:
@@ -161,8 +160,7 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
 def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -> Interval:
     """Mean over tasks of second minus first, with the `clustered` interval of the differences (within [-1, 1]).
 
-    Raises:
-        ScoreError: if the tasks differ; the difference of two panels is not a paired one.
+    Raises ScoreError if the tasks differ; the difference of two panels is not a paired one.
     """
     if first.keys() != second.keys():
         odd = sorted(first.keys() ^ second.keys())

@@ -175,8 +175,7 @@ class EngineProcess:
         threads: number of torch's threads in the child.
         settings: further arguments of `LocalEngine`.
 
-    Raises:
-        EngineError: a model on an accelerator, or one that cannot be pickled.
+    Raises EngineError for a model on an accelerator, or one that cannot be pickled.
     """
 
     def __init__(self, model: Any, *, threads: int = 1, **settings: Any) -> None:

@@ -40,20 +40,14 @@ class WorkerState:
 class JobScheduler:
     """The schedule of one run. Episodes do not depend on which worker plays a job, or when."""
 
+    pool: ParallelRollout
     jobs: Sequence[Job]
-    workers: Workers
-    worker_states: Sequence[WorkerState]
     spec: RolloutSpec
-    retries: int
-    patience: float
-    start_worker: Callable[[int], None]
-    """Sends a worker what it needs for this run."""
-    on_death: Callable[[Answer], None]
-    """Called for every worker that died."""
+    data: bytes
+    """The packed `spec`."""
+    engine_numbers: Sequence[int]
+    """Numbers of its local engines."""
     on_episode: Callable[[Episode], None] | None
-    fixed_shares: bool = False
-    """Job n belongs to worker n modulo the number of workers, and each gets all of its jobs at once. Which episodes are
-    decoded together then does not depend on timing."""
     _queue: deque[int] = field(init=False)
     _solo_queue: deque[int] = field(default_factory=deque)
     """Jobs on their last attempt. Each is played alone, so that a job which kills its worker takes no other with it."""
@@ -64,21 +58,34 @@ class JobScheduler:
 
     def __post_init__(self) -> None:
         self._queue = deque(range(len(self.jobs)))
-        for worker_state in self.worker_states:
+        for worker_state in self.pool.worker_states:
             worker_state.phase = "not_started"
             worker_state.jobs.clear()
 
-    @property
-    def finished(self) -> bool:
-        return len(self._done) == len(self.jobs)
-
-    def episodes(self) -> list[Episode]:
-        """Finished episodes in the order of the jobs."""
+    def run(self) -> list[Episode]:
+        """Play all jobs; episodes in the order of the jobs. Whatever is raised, the workers are stopped."""
+        try:
+            while len(self._done) < len(self.jobs):
+                if self.pool.cancelled.is_set():
+                    raise ExecutorError("the rollout was cancelled")
+                self.assign()
+                self.collect(self.pool.workers.wait(POLL))
+                self.kill_hung_workers()
+        except KeyboardInterrupt:
+            try:
+                # what has arrived by now still reaches on_episode
+                self.collect(self.pool.workers.wait(0.0))
+            finally:
+                self.pool.close()
+            raise
+        except BaseException:
+            self.pool.close()
+            raise
         return [self._done[number] for number in range(len(self.jobs))]
 
     def assign(self) -> None:
         """Call every idle worker: to start, or to continue with as many jobs as it should have."""
-        for worker, worker_state in enumerate(self.worker_states):
+        for worker, worker_state in enumerate(self.pool.worker_states):
             if worker_state.busy:
                 continue
             if worker_state.phase == "ready":
@@ -86,20 +93,20 @@ class JobScheduler:
                 worker_state.jobs.update(chosen)
                 if worker_state.jobs:
                     worker_state.busy, worker_state.called_at = True, time.monotonic()
-                    self.workers.call(worker, "advance", [(number, self.jobs[number]) for number in chosen])
+                    self.pool.workers.call(worker, "advance", [(number, self.jobs[number]) for number in chosen])
                 continue
             # another worker is started only if there are more waiting jobs than workers on their way
-            starting = sum(other.phase == "starting" for other in self.worker_states)
+            starting = sum(other.phase == "starting" for other in self.pool.worker_states)
             if len(self._queue) + len(self._solo_queue) > starting:
                 worker_state.phase = "starting"
                 worker_state.busy, worker_state.called_at = True, time.monotonic()
-                self.start_worker(worker)
+                self.pool.start_worker(worker, self.data, self.engine_numbers)
 
     def collect(self, answers: Iterable[Answer]) -> None:
         """Process the workers' answers. Raises what a worker raised, after all finished episodes are recorded."""
         errors = []
         for answer in answers:
-            worker_state = self.worker_states[answer.worker]
+            worker_state = self.pool.worker_states[answer.worker]
             worker_state.busy = False
             if answer.died:
                 self._on_worker_death(answer, worker_state)
@@ -131,25 +138,26 @@ class JobScheduler:
     def kill_hung_workers(self) -> None:
         """Stop workers that have not answered in time. Raises ExecutorError if none of them ever became ready."""
         now = time.monotonic()
-        for worker, worker_state in enumerate(self.worker_states):
-            if not worker_state.busy or now - worker_state.called_at <= self.patience:
+        for worker, worker_state in enumerate(self.pool.worker_states):
+            if not worker_state.busy or now - worker_state.called_at <= self.pool.patience:
                 continue
-            reason = f"worker {worker} gave no answer for {self.patience:g} s"
+            reason = f"worker {worker} gave no answer for {self.pool.patience:g} s"
             if worker_state.phase == "ready":
-                self.workers.stop(worker)
+                self.pool.workers.stop(worker)
                 self.collect([Answer(worker=worker, died=reason)])
             # a starting worker may wait long for a free node, which is no error while others play
-            elif all(other.phase != "ready" for other in self.worker_states):
+            elif all(other.phase != "ready" for other in self.pool.worker_states):
                 raise ExecutorError(f"{reason} while it started: are there processors (and accelerators) for it?")
 
     def _next_jobs(self, worker: int) -> list[int]:
         """Numbers of the jobs that a worker gets now: its fair share of the unfinished ones, up to its free slots."""
-        worker_state, workers = self.worker_states[worker], len(self.worker_states)
+        worker_state, workers = self.pool.worker_states[worker], len(self.pool.worker_states)
         if any(self._is_last_attempt(number) for number in worker_state.jobs):
             return []
         if not self._queue:
             return [self._solo_queue.popleft()] if self._solo_queue and not worker_state.jobs else []
-        if self.fixed_shares:
+        if self.pool.fixed_shares:
+            # all of a worker's jobs at once, so that timing does not decide which of them are decoded together
             own = [number for number in self._queue if number % workers == worker]
             self._queue = deque(number for number in self._queue if number % workers != worker)
             return own
@@ -159,21 +167,22 @@ class JobScheduler:
 
     def _is_last_attempt(self, number: int) -> bool:
         # without retries every attempt would be the last and all jobs would be played alone, hence 0 <
-        return 0 < self._worker_deaths[number] == self.retries
+        return 0 < self._worker_deaths[number] == self.pool.retries
 
     def _on_worker_death(self, answer: Answer, worker_state: WorkerState) -> None:
         """Queue the jobs of a dead worker again, as long as they have attempts left."""
-        self.on_death(answer)
+        self.pool.deaths.append(answer.died)
+        self.pool.loaded.pop(answer.worker, None)
         if worker_state.phase == "starting":
             self._failed_starts += 1
-            if self._failed_starts > self.retries * len(self.worker_states):
+            if self._failed_starts > self.pool.retries * len(self.pool.worker_states):
                 raise ExecutorError(f"workers die before they are ready, {self._failed_starts} in a row: {answer.died}")
         # reversed, so that appendleft below leaves them in job order
         unfinished, worker_state.phase = sorted(worker_state.jobs, reverse=True), "not_started"
         worker_state.jobs.clear()
         for number in unfinished:
             self._worker_deaths[number] += 1
-            if self._worker_deaths[number] > self.retries:
+            if self._worker_deaths[number] > self.pool.retries:
                 meta = {"agent": self.spec.agent.name, **self.spec.meta}
                 error = f"lost {self._worker_deaths[number]} times with its worker; last: {answer.died}"
                 env_id = str(getattr(self.spec.make_env, "env_id", ""))
@@ -224,17 +233,17 @@ class ParallelRollout:
     ) -> None:
         if retries < 0 or patience <= 0:
             raise ExecutorError(f"retries is {retries} and patience {patience} s; valid: at least 0, and above 0")
-        self._workers = workers
-        self._retries = retries
-        self._patience = patience
-        self._fixed_shares = fixed_shares
+        self.workers = workers
+        self.retries = retries
+        self.patience = patience
+        self.fixed_shares = fixed_shares
         self._engines: list[_SharedEngine] = []
         self._stale_handles: list[Any] = []
         self._sent_payloads: dict[int, list[Any]] = {}
-        self._loaded: dict[int, dict[int, tuple[int, int]]] = {}
-        self._worker_states = [WorkerState() for _ in range(workers.count)]
+        self.loaded: dict[int, dict[int, tuple[int, int]]] = {}
+        self.worker_states = [WorkerState() for _ in range(workers.count)]
         self._lock = threading.Lock()
-        self._cancelled = threading.Event()
+        self.cancelled = threading.Event()
         self.deaths: list[str] = []
         """The reason for every worker lost since construction."""
 
@@ -249,27 +258,21 @@ class ParallelRollout:
             spec = RolloutSpec(
                 make_env=make_env,
                 agent=agent,
-                slots=-(-slots // self._workers.count),
+                slots=-(-slots // self.workers.count),
                 max_turns=options.get("max_turns"),
                 system=options.get("system"),
                 meta=options.get("meta") or {},
             )
             data, engines = pack(spec)
             self._free_stale_handles()
-            engine_numbers = [self._engine_number(engine) for engine in engines]
-            scheduler = JobScheduler(
+            return JobScheduler(
+                pool=self,
                 jobs=jobs,
-                workers=self._workers,
-                worker_states=self._worker_states,
                 spec=spec,
-                retries=self._retries,
-                patience=self._patience,
-                fixed_shares=self._fixed_shares,
-                start_worker=lambda worker: self._start_worker(worker, data, engine_numbers),
+                data=data,
+                engine_numbers=[self._engine_number(engine) for engine in engines],
                 on_episode=options.get("on_episode"),
-                on_death=self._on_death,
-            )
-            return self._run(scheduler)
+            ).run()
 
     def prepare(self, engine: Any) -> None:
         """Copy a local engine now; later runs build the workers' engines from this copy.
@@ -284,48 +287,24 @@ class ParallelRollout:
     @property
     def playing(self) -> tuple[int, ...]:
         """Number of episodes that each worker plays now."""
-        return tuple(len(worker_state.jobs) for worker_state in self._worker_states)
+        return tuple(len(worker_state.jobs) for worker_state in self.worker_states)
 
     def cancel(self) -> None:
         """Make the run of another thread, and every later one, end with ExecutorError."""
-        self._cancelled.set()
+        self.cancelled.set()
 
     def close(self) -> None:
         """End the workers; a later run starts them again."""
-        self._workers.close()
-        self._loaded.clear()
+        self.workers.close()
+        self.loaded.clear()
         self._engines.clear()
         self._stale_handles.clear()
         self._sent_payloads.clear()
-        self._worker_states = [WorkerState() for _ in range(self._workers.count)]
+        self.worker_states = [WorkerState() for _ in range(self.workers.count)]
 
-    def _run(self, scheduler: JobScheduler) -> list[Episode]:
-        try:
-            while not scheduler.finished:
-                if self._cancelled.is_set():
-                    raise ExecutorError("the rollout was cancelled")
-                scheduler.assign()
-                scheduler.collect(self._workers.wait(POLL))
-                scheduler.kill_hung_workers()
-        except KeyboardInterrupt:
-            try:
-                # what has arrived by now still reaches on_episode
-                scheduler.collect(self._workers.wait(0.0))
-            finally:
-                self.close()
-            raise
-        except BaseException:
-            self.close()
-            raise
-        return scheduler.episodes()
-
-    def _on_death(self, answer: Answer) -> None:
-        self.deaths.append(answer.died)
-        self._loaded.pop(answer.worker, None)
-
-    def _start_worker(self, worker: int, data: bytes, engine_numbers: Sequence[int]) -> None:
+    def start_worker(self, worker: int, data: bytes, engine_numbers: Sequence[int]) -> None:
         """Call `worker` to start this run, with the engines and weights that it does not have yet."""
-        loaded, loads, payloads = self._loaded.setdefault(worker, {}), [], []
+        loaded, loads, payloads = self.loaded.setdefault(worker, {}), [], []
         for number in dict.fromkeys(engine_numbers):
             known = self._engines[number]
             newest = (known.stamp, known.version)
@@ -336,18 +315,18 @@ class ParallelRollout:
             if known.weights is not None and loaded.get(number) != newest:
                 loads.append(Load(engine=number, full_engine=False, version=known.version))
                 payloads.append(known.weights)
-            # set before the worker confirms; _on_death removes it if the worker dies instead
+            # set before the worker confirms; the scheduler removes it if the worker dies instead
             loaded[number] = newest
         self._sent_payloads[worker] = payloads
-        self._workers.call(worker, "begin", data, engine_numbers, loads, *payloads)
+        self.workers.call(worker, "begin", data, engine_numbers, loads, *payloads)
 
     def _free_stale_handles(self) -> None:
         """Free old weights, except those that a busy worker may still be reading."""
-        busy = [worker for worker, worker_state in enumerate(self._worker_states) if worker_state.busy]
+        busy = [worker for worker, worker_state in enumerate(self.worker_states) if worker_state.busy]
         in_use = [handle for worker in busy for handle in self._sent_payloads.get(worker, ())]
         for handle in self._stale_handles:
             if handle not in in_use:
-                self._workers.free(handle)
+                self.workers.free(handle)
         self._stale_handles = [handle for handle in self._stale_handles if handle in in_use]
 
     def _engine_number(self, engine: Any) -> int:
@@ -361,9 +340,9 @@ class ParallelRollout:
             if (known.stamp, known.version) != (engine.stamp, engine.policy_version):
                 if known.weights is not None:
                     self._stale_handles.append(known.weights)
-                known.weights = self._workers.share(pack_weights(engine))
+                known.weights = self.workers.share(pack_weights(engine))
                 known.stamp, known.version = engine.stamp, engine.policy_version
             return number
-        packed = self._workers.share(pack_engine(engine))
+        packed = self.workers.share(pack_engine(engine))
         self._engines.append(_SharedEngine(engine, engine.stamp, engine.policy_version, packed))
         return len(self._engines) - 1

@@ -18,8 +18,7 @@ class RayWorkers:
     left open. An actor for which no node has `cpus` and `gpus` waits until one has, while the others play. If a node is
     lost, the calls of its actors are answered with the cause of death.
 
-    Raises:
-        ExecutorError: Ray is not installed, or there is no cluster at `address`.
+    Raises ExecutorError if Ray is not installed, or there is no cluster at `address`.
     """
 
     def __init__(self, count: int, *, address: str | None = None, cpus: float = 1.0, gpus: float = 0.0) -> None:

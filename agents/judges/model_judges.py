@@ -67,8 +67,7 @@ class HttpJudge:
     request's name and the vote's number fix its `seed`; whether that repeats a vote is up to the server. Safe to call
     from several threads.
 
-    Raises:
-        AgentError: an invalid url, settings out of range, or httpx is not installed.
+    Raises AgentError for an invalid url, for settings out of range, and if httpx is not installed.
     """
 
     url: str

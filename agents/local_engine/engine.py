@@ -107,8 +107,7 @@ class LocalEngine:
             precision a copy of the model generates, which takes the model's new weights before the next request.
             Recurrent states of hybrid models are always float32, as in transformers.
 
-    Raises:
-        EngineError: a model or a setting that cannot work.
+    Raises EngineError for a model or a setting that cannot work.
     """
 
     def __init__(

@@ -315,8 +315,7 @@ def create_app(
 ) -> Flask:
     """A WSGI application; `app.extensions["proxy"]` is the service. `more_health` adds to what /healthz says.
 
-    Raises:
-        ProxyError: Flask is not installed.
+    Raises ProxyError if Flask is not installed.
     """
     try:
         from flask import Flask, Response, request

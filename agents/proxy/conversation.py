@@ -271,8 +271,7 @@ class ChatListRenderer:
     A request that repeats the history word for word and goes on extends its ids; any other opens a new segment. Text in
     messages that a tokenizer would read as one of its control tokens is refused: it could forge another role.
 
-    Raises:
-        RenderError: a tokenizer without a usable chat template.
+    Raises RenderError for a tokenizer without a usable chat template.
     """
 
     def __init__(
@@ -302,8 +301,7 @@ class ChatListRenderer:
     def prompt(self, history: ChatHistory, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
         """The prompt for `messages` after `history`, which is not changed.
 
-        Raises:
-            ApiError: control tokens in the text, or roles that the template refuses (400).
+        Raises ApiError (400) for control tokens in the text, or roles that the template refuses.
         """
         known, common = len(history.client_messages), common_prefix(history.client_messages, messages)
         follows = 0 < known == common < len(messages)

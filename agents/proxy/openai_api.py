@@ -226,8 +226,7 @@ def read_request(
 ) -> ChatRequest:
     """The request; headers win over fields of the body. `name` is the only model there is.
 
-    Raises:
-        ApiError: 400 with the field at fault, 404 for a model that is not served.
+    Raises ApiError: 400 with the field at fault, 404 for a model that is not served.
     """
     model = fields.get("model")
     if model is not None and not isinstance(model, str):

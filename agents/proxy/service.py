@@ -85,8 +85,7 @@ class InflightRequest:
     def wait(self, seconds: float) -> Finished | None:
         """The answer; None if it is not there after `seconds`.
 
-        Raises:
-            ApiError: 500 for an engine that failed, 503 when the deadline has passed. The request is over then.
+        Raises ApiError: 500 for an engine that failed, 503 when the deadline has passed. The request is over then.
         """
         try:
             generation = self.pending.answer.result(seconds)
@@ -201,8 +200,7 @@ class ProxyService:
         on_feedback: gets what users say of turns, with the arguments that `HeardFeedback` describes.
         on_close: called when nothing is generated any more; it ends the policy.
 
-    Raises:
-        ProxyError: records of a newer version.
+    Raises ProxyError for records of a newer version.
     """
 
     def __init__(
@@ -261,8 +259,7 @@ class ProxyService:
     def begin(self, request: ChatRequest) -> InflightRequest:
         """Accept a request: lock its session and queue its prompt.
 
-        Raises:
-            ApiError: 400 for what can never be answered, 429 and 503 for what cannot be answered now.
+        Raises ApiError: 400 for what can never be answered, 429 and 503 for what cannot be answered now.
         """
         self._admit()
         deadline, session = self.deadline(), None

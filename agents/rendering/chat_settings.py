@@ -79,8 +79,7 @@ class ChatSettings:
     def load(cls, folder: str | Path) -> ChatSettings:
         """Read `turngym.json` from the model's folder; the defaults if there is none.
 
-        Raises:
-            AgentError: the file is not JSON or has settings that do not exist.
+        Raises AgentError if the file is not JSON or has settings that do not exist.
         """
         path = Path(folder) / FILE
         if not path.exists():
@@ -116,8 +115,7 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> Chat
 
     A channel that names its dialect (`tool:hermes`) stays as it is.
 
-    Raises:
-        RenderError: the template knows no tools, or writes calls in a dialect that is not known here.
+    Raises RenderError if the template knows no tools, or writes calls in a dialect that is not known here.
     """
     if settings.channel == "text":
         style = thought_style(tokenizer, tool)
@@ -234,8 +232,7 @@ def resolved(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSett
     `user` messages, unless the template drops earlier thoughts for those and keeps them around tool results: role
     `tool` then keeps an episode one growing text instead of one prompt for each turn.
 
-    Raises:
-        RenderError: the template knows no tools, writes calls in an unknown dialect, or shows observations in no role.
+    Raises RenderError if the template knows no tools, writes unknown calls, or shows observations in no role.
     """
     settings = with_dialect(settings, tokenizer, tool)
     if settings.observation_role != "auto":
@@ -291,8 +288,7 @@ def build_phrase_tokenizer(phrases: Iterable[str]) -> PreTrainedTokenizerFast:
     `decode(encode(text)) == text` for any text that does not spell out a byte token (`<0x41>`).
     The order of `phrases` does not matter; the ids depend on the set alone.
 
-    Raises:
-        TurngymError: without phrases, or where a phrase collides with a special token.
+    Raises TurngymError without phrases, or where a phrase collides with a special token.
     """
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast

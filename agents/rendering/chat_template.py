@@ -57,8 +57,7 @@ class ChatTemplate:
         dialect: how the model writes calls of `tool`; None if responses are plain content.
         thoughts: how the model writes thoughts.
 
-    Raises:
-        RenderError: the tokenizer has no chat template, or it does not show observations of that role.
+    Raises RenderError if the tokenizer has no chat template, or it does not show observations of that role.
     """
 
     def __init__(

@@ -63,8 +63,7 @@ class ChatRenderer:
         stop_ids: further ids that end a response (a model's generation config may name some).
         memory: what a turn's prompt holds of the episode (`conversation.Memory`); `ResponseWriter.present` applies it.
 
-    Raises:
-        RenderError: no chat template, a role that the template refuses, or (strict) a fast path that differs.
+    Raises RenderError without a chat template, for a role that it refuses, and (strict) for a fast path that differs.
     """
 
     def __init__(

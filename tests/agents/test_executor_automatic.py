@@ -97,14 +97,14 @@ def test_what_was_chosen_plays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     with open_workers.open_workers(WorkerOptions(), playing) as play:
         assert isinstance(play, ParallelRollout)
         assert play.playing == (0, 0)
-        assert play._fixed_shares
+        assert play.fixed_shares
     assert capsys.readouterr().err == (
         "episodes are played by 2 workers (2 cores, 6400 episodes); --workers 0: by this process\n"
     )
     with open_workers.open_workers(WorkerOptions(workers=3), playing) as play:
         assert isinstance(play, ParallelRollout)
         assert play.playing == (0, 0, 0)
-        assert not play._fixed_shares
+        assert not play.fixed_shares
     for here in (WorkerOptions(workers=0), WorkerOptions()):
         with open_workers.open_workers(here, playing if here.workers == 0 else None) as play:
             assert play is rollout
