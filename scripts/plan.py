@@ -41,13 +41,7 @@ def traffic_table(options: PlanOptions) -> Table:
     """What each GPU receives in a step, one line per number of GPUs."""
     student, teacher = _shape(options.student), None if options.teacher is None else _shape(options.teacher)
     header = [
-        "GPUs",
-        "to play GB",
-        "update GB",
-        "teacher GB",
-        "top K GB",
-        "episodes GB",
-        "together GB",
+        *("GPUs", "to play GB", "update GB", "teacher GB", "top K GB", "episodes GB", "together GB"),
         "to a server GB",
     ]
     rows = []

@@ -37,14 +37,7 @@ def training_table(runs: Sequence[Run]) -> Table:
     budget = min(max(point.seconds for point in points) for points in lines.values())
     step = min(max(point.step for point in points) for points in lines.values())
     header = [
-        "run",
-        "steps",
-        "seconds",
-        "start",
-        "best",
-        f"Same-Step ({step})",
-        f"Least-Time ({budget:.0f} s)",
-        "depth",
+        *("run", "steps", "seconds", "start", "best", f"Same-Step ({step})", f"Least-Time ({budget:.0f} s)", "depth"),
     ]
     rows = []
     for run in runs:
@@ -133,12 +126,7 @@ def variant_table(runs: Sequence[Diagnosed]) -> Table:
     header = ["run", "setting", "probes", "H_eff", "H_cov", "smoothed horizon", "turns played / full depth %"]
     rows = [
         [
-            run.name,
-            item.name,
-            str(item.probes),
-            str(item.h_eff),
-            str(item.h_cov),
-            f"{item.hbar:.1f}",
+            *(run.name, item.name, str(item.probes), str(item.h_eff), str(item.h_cov), f"{item.hbar:.1f}"),
             percent(item.turns_share),
         ]
         for run in runs

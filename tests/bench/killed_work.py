@@ -120,17 +120,8 @@ BAD_AFTER_KILL = ("lost", "damaged", "cannot go on")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 ROLLOUT = ("rollout", "--agent", "expert", "--slots", "2", "--env-kwargs", '{"config": "small"}')
 EVAL = (
-    "eval",
-    "--panel",
-    "alfworld-quickstart",
-    "--agent",
-    "expert",
-    "--samples",
-    "1",
-    "--limit",
-    "40",
-    "--slots",
-    "2",
+    *("eval", "--panel", "alfworld-quickstart", "--agent", "expert"),
+    *("--samples", "1", "--limit", "40", "--slots", "2"),
 )
 RECORDS = """if True:
     import sys

@@ -191,11 +191,7 @@ def _framing(route: Route, host: str, rng: np.random.Generator) -> bytes:
         *("Content-Length: 3\r\n", "Content-Length: -1\r\n", "Content-Length: 9e9\r\n", "Content-Length: 1, 2\r\n"),
         *("Content-Length: 99999999999999999999\r\n", "Transfer-Encoding: chunked\r\n", "Transfer-Encoding: x\r\n"),
         *(
-            "Transfer-Encoding : chunked\r\n",
-            " folded: 1\r\n",
-            "no colon\r\n",
-            ": no name\r\n",
-            "X: a\x00b\r\n",
+            *("Transfer-Encoding : chunked\r\n", " folded: 1\r\n", "no colon\r\n", ": no name\r\n", "X: a\x00b\r\n"),
             "X: a\n\r\n",
         ),
         *(f"Host: {host}\r\n", "Host: a\r\n", "Expect: 100-continue\r\n", "Expect: more\r\n", "Upgrade: h2c\r\n"),
@@ -207,14 +203,7 @@ def _framing(route: Route, host: str, rng: np.random.Generator) -> bytes:
 def _version(route: Route, host: str, rng: np.random.Generator) -> bytes:
     whole = written(route, host, encoded(route, route.body or {"a": 1}))
     versions = (
-        b"HTTP/1.0",
-        b"HTTP/0.9",
-        b"HTTP/2.0",
-        b"HTTP/9.9",
-        b"HTTP/1.",
-        b"http/1.1",
-        b"FTP/1.1",
-        b"",
+        *(b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/9.9", b"HTTP/1.", b"http/1.1", b"FTP/1.1", b""),
         b"HTTP/1.1 x",
     )
     preface, hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00" + rng.bytes(60)

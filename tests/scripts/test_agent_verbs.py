@@ -42,20 +42,8 @@ def test_eval_writes_results_and_resumes(panel: str, tmp_path: Path, capsys: Any
 
 
 def test_the_command_and_the_function_write_the_same_results(panel: str, tmp_path: Path) -> None:
-    words = [
-        "--agent",
-        "expert",
-        "--noise",
-        "0.4",
-        "--samples",
-        "2",
-        "--seed",
-        "3",
-        "--limit",
-        "4",
-        "--max-turns",
-        "20",
-    ]
+    words = ["--agent", "expert", "--noise", "0.4", "--samples", "2", "--seed", "3", "--limit", "4"]
+    words += ["--max-turns", "20"]
     eval_verb.main(["--panel", panel, *words, "--slots", "3", "--out", str(tmp_path / "verb")])
     options: dict[str, Any] = {"noise": 0.4, "samples": 2, "seed": 3, "limit": 4, "max_turns": 20}
     evaluate(panel, "expert", **options, slots=3, out=tmp_path / "function", progress=False)
