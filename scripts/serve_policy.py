@@ -54,7 +54,7 @@ class ServerProcess:
     _file: IO[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Starts the server and returns at once."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.fdopen(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
         self._child = subprocess.Popen(
@@ -73,13 +73,13 @@ class ServerProcess:
         return self._child.pid
 
     def ended(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """The exit status, or None while the server runs."""
         return None if self._child is None else self._child.poll()
 
     def wait_ready(self, seconds: float) -> None:
-        """Return when /ready says so.
+        """Waits until /ready answers with 200.
 
-        Raises ServerError, with the end of its output, where it ends before, or is not ready after `seconds`.
+        Raises ServerError with the end of the output if the server ends before, or is not ready after `seconds`.
         """
         import httpx
 
@@ -97,7 +97,7 @@ class ServerProcess:
                 self.sleep(0.5)
 
     def stop(self, seconds: float = 20.0) -> None:
-        """Ask it to end, then make it; nothing that it started stays."""
+        """Sends SIGTERM to the server and all that it started, and SIGKILL after `seconds`."""
         if self._child is None:
             return
         self._signal(signal.SIGTERM)
@@ -106,7 +106,7 @@ class ServerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once, with all that it started."""
+        """Sends SIGKILL to the server and all that it started."""
         if self._child is not None:
             self._signal(signal.SIGKILL)
             self._child.wait()
@@ -115,7 +115,7 @@ class ServerProcess:
             self._file = None
 
     def tail(self) -> str:
-        """The end of its output, in words."""
+        """The last lines of the output, for an error message."""
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
         except OSError as error:
@@ -183,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def serve(config: ServePolicy) -> int:
-    """Serve until a signal, or until the server ends by itself once too often (status 1)."""
+    """Serves until a signal, or until the server has ended by itself more than `restarts` times (status 1)."""
     signal.signal(signal.SIGTERM, _interrupt)
     server = process(config)
     print(f"starting SGLang {installed(config.python)} on {device(config)}; its output: {server.log}", flush=True)
@@ -208,9 +208,9 @@ def serve(config: ServePolicy) -> int:
 
 
 def process(config: ServePolicy) -> ServerProcess:
-    """The child process that `config` describes, not started yet.
+    """Makes the child process that `config` describes, without starting it.
 
-    Raises ServerError for a folder without a model, a Python without sglang, or an open address without a key.
+    Raises ServerError for a folder without a model, a Python without sglang, or a public address without a key.
     """
     if not (config.model / "config.json").exists():
         raise ServerError(f"{config.model} holds no model: config.json, safetensors and a tokenizer are needed there")
@@ -252,7 +252,7 @@ def command(config: ServePolicy) -> list[str]:
 
 
 def precision(config: ServePolicy) -> str:
-    """The precision by name: SGLang's own `auto` would make half precision of float32 without a word."""
+    """The name of the precision. SGLang's own `auto` would silently turn float32 into half precision."""
     if config.dtype != "auto":
         return config.dtype
     found = model_config(str(config.model))
@@ -285,7 +285,7 @@ def installed(python: str) -> str:
 
 
 def describe(url: str) -> str:
-    """What the server says about itself."""
+    """Describes the model that the server has loaded, in a line."""
     from turngym.agents.sglang.fleet import Fleet
 
     fleet = Fleet(urls=[url]).open()

@@ -175,7 +175,7 @@ def read_result(name: str, recipe: Recipe, jobs: Sequence[Job], earlier: Mapping
 
 
 def _against(control: Sequence[TaskMeans], ends: Sequence[TaskMeans]) -> Interval:
-    """Over the seeds that both have."""
+    """The rise from the control's end to this row's end, over the seeds that both have."""
     both = min(len(control), len(ends))
     return rise(control[:both], ends[:both])
 
@@ -291,7 +291,7 @@ class LearnOptions:
 
 
 def size_of(options: LearnOptions, world: EmbeddedWorld) -> Size:
-    """What the user says, or else what the world needs. Raises TurngymError if evaluations cannot be evenly spaced."""
+    """The sizes that the user gave, or those that suit the world. Raises TurngymError for uneven evaluations."""
     setup = setup_of(world.name)
     steps = options.steps or setup.steps
     if steps % options.evaluations:
@@ -317,7 +317,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(options: LearnOptions, world: EmbeddedWorld, recipes: dict[str, Recipe]) -> dict[str, list[Job]]:
-    """Row -> one run per seed; first the runs that make what rows start from."""
+    """Maps rows to one run per seed; the runs that train the rows' starting models come first."""
     setup = setup_of(world.name)
     made: dict[Start, Job] = {}
     if setup.warm and any(recipe.start == "student" for recipe in recipes.values()):
@@ -365,7 +365,7 @@ def _start(options: LearnOptions, world: EmbeddedWorld, name: str, imitation: Im
 
 
 def write_text(world: EmbeddedWorld, path: Path, episodes: int = 64, seed: int = 0) -> Path:
-    """Let the expert play `episodes` training tasks of `world` and write them to `path`, unless that exists.
+    """Lets the expert play `episodes` training tasks of `world` and write them to `path`, unless that exists.
 
     Blank lines separate documents, so an episode has none within.
     """

@@ -29,7 +29,7 @@ from turngym.scripts.options import distill_argv
 from turngym.scripts.study.grid import replaced, shown
 from turngym.scripts.study.learn import write_text
 
-# Which runs of which papers there are recipes for: students, environments, methods, and whose each setting is.
+# The recipes: students, environments and methods of the papers, and which settings are theirs or ours.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ def find_recipe(name: str) -> PaperRun:
     return RECIPES[name]
 
 
-# What an embedded recipe ends with: each method's evaluation, and the CPU seconds of its commands.
+# The result of an embedded recipe: each method's evaluation, and the CPU seconds of its commands.
 
 
 def result_table(run: PaperRun, out: Path, spent: Mapping[str, float]) -> Table:
@@ -255,11 +255,11 @@ class Step:
     words: tuple[str, ...]
     why: str
     loop: bool = False
-    """Once for each GPU N of the machine, beside each other."""
+    """Whether it runs once for each GPU N of the machine, all at the same time."""
 
     @property
     def out(self) -> str:
-        """The folder that it writes into; empty where it is not told one."""
+        """The folder that the command writes to; empty if it has no --out."""
         return self.words[self.words.index("--out") + 1] if "--out" in self.words else ""
 
     @property
@@ -292,7 +292,7 @@ def paper_steps(run: PaperRun, out: str) -> list[Step]:
 
 
 def _helpers(run: PaperRun, out: str) -> list[Step]:
-    """Who teaches or judges: a teacher is made by GRPO first."""
+    """The steps that start the teacher or the judge. GRPO trains the teacher first."""
     base, teacher = f"{out}/models/base", f"{out}/models/teacher"
     if run.has_judge:
         judge = f"{out}/models/judge"
@@ -338,7 +338,7 @@ def _torchrun(machines: int, algorithm: str, words: list[str]) -> tuple[str, ...
 
 
 def _common(run: PaperRun) -> list[str]:
-    """What all trainings share; what Table 7 of TurnOPD says is the default and not repeated."""
+    """Options of all trainings. The settings of TurnOPD's Table 7 are our defaults and not repeated."""
     words = ["--env", run.place.env, "--split", run.place.env_kwargs["split"], "--max-turns", str(run.place.max_turns)]
     more = {name: value for name, value in run.place.env_kwargs.items() if name != "split"}
     words += ["--env-kwargs", json.dumps(more)] if more else []
@@ -354,7 +354,7 @@ def _evaluate(run: PaperRun, out: str, method: Method) -> tuple[str, ...]:
 
 
 def render(run: PaperRun, steps: list[Step]) -> str:
-    """A shell script to read: each command under what it is for and where it runs."""
+    """A shell script for people: above each command stand its purpose and where it runs."""
     role = "judged by" if run.has_judge else "learns from" if run.has_teacher else ""
     who = f"{run.student} {role} {run.teacher}" if role else run.student
     hosts = [POLICY, *([TEACHER] if run.has_teacher else []), *([JUDGE] if run.has_judge else []), TRAIN]
@@ -371,7 +371,7 @@ def render(run: PaperRun, steps: list[Step]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedded:
-    """What the same path needs in the embedded world."""
+    """Settings of the same path in the embedded world."""
 
     words: tuple[str, ...]
     """The world's own training options."""
@@ -419,7 +419,8 @@ def _local(algorithm: str, words: list[str], why: str) -> Step:
 
 
 LR = "2e-4"
-"""embedded: of every run. The world's own for distillation, without a warm-up, undoes a tiny model in four steps."""
+"""Learning rate of every embedded run. The world's own rate for distillation, without a warm-up, destroys a tiny model
+in four steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def regimes(options: RegimeOptions) -> dict[str, dict[str, Regime]]:
-    """Name -> window -> regime. Raises TurngymError where there is nothing to measure."""
+    """Maps names to windows to regimes. Raises TurngymError if there is nothing to measure."""
     if not options.world and not options.run:
         raise TurngymError("name what to measure: --world NAME, or --run PATH of a run of vanilla OPD")
     if (options.student or options.teacher) and len(options.world) != 1:
@@ -141,7 +141,7 @@ def regime_table(found: Mapping[str, Mapping[str, Regime]]) -> Table:
 
 
 def render(found: Mapping[str, Mapping[str, Regime]]) -> str:
-    """The table, and for each world what is missing."""
+    """The report in Markdown: the table, and the signs that are missing in each world."""
     missing = [
         f"- {name}, {window}: {'; '.join(regime.failures)}"
         for name, windows in found.items()

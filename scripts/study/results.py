@@ -24,7 +24,7 @@ from turngym.scripts.study.settings import BASE, GROUPS, methods
 from turngym.trainers.diagnostics.depth import TurnSums, full_depth_rows, turn_sums
 from turngym.trainers.metrics import read_metrics
 
-# What a finished cell leaves, evaluations task by task and what they cost; tables are made from nothing else.
+# The record of a finished cell: evaluations task by task and what they cost. Tables are made from records alone.
 
 SCHEMA = 1
 PHASES = ("rollout", "teacher", "update")
@@ -34,7 +34,7 @@ SHARES = ("kl_deep_share", "loss_deep_share", "weight_deep_share")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What training had cost up to a point, evaluations excluded."""
+    """Cost of training up to a point, without evaluations."""
 
     seconds: float
     """Wall clock."""
@@ -48,7 +48,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One evaluation: where in training, and the mean success of every task."""
+    """One evaluation: its step, the cost up to it, and the mean success of every task."""
 
     step: int
     cost: Cost
@@ -272,10 +272,10 @@ def at_category(picked: Mapping[int, Sequence[Evaluation]], seeds: Mapping[int, 
 
 
 def reached(rows: Rows, target: float) -> dict[str, Cost | None]:
-    """What each method had cost when its accuracy reached `target`, means over seeds; None where it did not.
+    """The cost of each method when its accuracy reached `target`, mean over seeds; None where it never did.
 
-    That is the first evaluation which is at least `target` and from which on the mean of the rest is, too: one lucky
-    evaluation is no arrival.
+    This is the first evaluation of at least `target` from which on the mean of all later ones is at least `target` too,
+    so that a single lucky evaluation does not count.
     """
     found: dict[str, Cost | None] = {}
     for name, seeds in rows.items():
@@ -328,7 +328,7 @@ def _spread(points: Sequence[Evaluation]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-# Data files of one study as one: cells that were run on different machines, or days, side by side.
+# Merging the data files of one study, whose cells were run on different machines or days.
 
 OWN = ("--seed", "--out")
 """Options in which the cells of one row differ."""
@@ -374,7 +374,7 @@ def merge_studies(files: Mapping[str, Study]) -> Study:
 
 
 def shared_settings(record: Record) -> dict[str, str]:
-    """What all cells of a world have in common: options, when they were evaluated and on what."""
+    """The settings that all cells of a world share: options, steps of the evaluations, and tasks."""
     settings = {name: value for name, value in _options(record)[1].items() if name not in OWN}
     settings |= {name: "/".join(settings[name].split("/")[-2:]) for name in MODELS if name in settings}
     settings["evaluations after steps"] = " ".join(str(point.step) for point in record.evaluations)
@@ -384,7 +384,7 @@ def shared_settings(record: Record) -> dict[str, str]:
 
 
 def own_settings(record: Record) -> dict[str, str]:
-    """What makes a row of the table what it is."""
+    """The settings that distinguish a row of the table."""
     return {"method's options": " ".join(_options(record)[0]), "group": record.group}
 
 
@@ -427,5 +427,5 @@ def _place(record: Record) -> tuple[int | str, ...]:
 
 
 def _index(names: Sequence[str], name: str) -> int:
-    """Where it stands; behind all where it does not."""
+    """The place of `name`; behind all others if it is not there."""
     return names.index(name) if name in names else len(names)

@@ -14,7 +14,7 @@ Group = Literal["main", "ablation", "sweep", "fixed", "family"]
 GROUPS: tuple[Group, ...] = ("main", "ablation", "family", "fixed", "sweep")
 """In the order in which they are run."""
 BASE = "opd"
-"""What all others are compared with."""
+"""The method with which all others are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def _sweep(p: float, everyone: bool) -> Method:
 
 
 def methods(max_turns: int) -> dict[str, Method]:
-    """Every row by name, for a world of `max_turns` turns (the fixed depths are shares of them)."""
+    """All rows by name, for a world of `max_turns` turns; the fixed depths are shares of these."""
     opd = Method(name=BASE, group="main", words=("--algorithm", "opd"), about="vanilla OPD at full depth")
     tcod = Method(name="tcod", group="main", words=("--algorithm", "tcod"), about="TCOD, front to back")
     rows = [opd, tcod, _turnopd("turnopd", "main", "TurnOPD as in Table 7")]
@@ -57,7 +57,7 @@ def methods(max_turns: int) -> dict[str, Method]:
 
 
 def _family() -> list[Method]:
-    """The multi-turn distillation that followed, each with its own defaults."""
+    """Later methods of multi-turn distillation, each with its own defaults."""
     about = {
         "guided-opd": "teacher and student share the turns, the teacher's share goes down to nothing",
         "atod": "distillation annealed into reinforcement, turns weighted by disagreement and uncertainty",
@@ -79,7 +79,7 @@ def fixed_depths(max_turns: int) -> list[int]:
 
 
 def chosen_methods(names: Sequence[str], max_turns: int, base: bool = True) -> list[Method]:
-    """Rows by name or by group, and `fixed-N` for any depth; with `base` OPD comes along.
+    """The rows with these names or of these groups; `fixed-N` is a row for any depth N. `base` adds OPD.
 
     Raises TurngymError for a name that is none of these.
     """
@@ -115,7 +115,7 @@ class StudyOptions:
     methods: tuple[str, ...] = ("main", "ablation", "sweep", "fixed", "family")
     """Rows, by name (opd, tcod, turnopd, depth-only, ...) or by group: main, ablation, sweep, fixed, family."""
     base: bool = True
-    """OPD comes along, which all others are compared with; --no-base where its cells are in another --data file."""
+    """Add OPD, with which all others are compared; --no-base where its cells are in another --data file."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Every method is run with each of them."""
     steps: int = 100
@@ -137,8 +137,8 @@ class StudyOptions:
     parallel: int = 2
     """Cells at a time in this process, one thread each."""
     short: bool = False
-    """A form that ends in minutes: one seed, the main methods and partial probes, few steps, tasks and samples. Shows
-    that the machinery works, and nothing else."""
+    """A study of minutes: one seed, the main methods and partial probes, few steps, tasks and samples. It only shows that
+    everything works."""
     run: bool = True
     """Run cells; --no-run only writes the tables of those that are done."""
     data: tuple[Path, ...] = ()
@@ -161,11 +161,11 @@ class StudyOptions:
 SHORT = StudyOptions(
     short=True, methods=("main", "partial"), seeds=(0,), steps=12, episodes=24, tasks=24, samples=1, evaluations=4
 )
-"""What --short means; what is given beside it counts."""
+"""What --short means. Options that are given beside it take precedence."""
 
 
 def shortened(options: StudyOptions) -> StudyOptions:
-    """`options` with those of `SHORT` in place of what was left at its default."""
+    """With --short, returns `options` with the values of `SHORT` in place of those left at their defaults."""
     default = StudyOptions()
     changed = {
         name: getattr(SHORT, name)
