@@ -137,8 +137,8 @@ class StudyOptions:
     parallel: int = 2
     """Cells at a time in this process, one thread each."""
     short: bool = False
-    """A study of minutes: one seed, the main methods and partial probes, few steps, tasks and samples. It only shows that
-    everything works."""
+    """A study of minutes: one seed, the main methods and partial probes, few steps, tasks and samples. It only
+    shows that everything works."""
     run: bool = True
     """Run cells; --no-run only writes the tables of those that are done."""
     data: tuple[Path, ...] = ()
