@@ -216,14 +216,9 @@ def _settings(settings: ChatSettings, options: AgentOptions) -> ChatSettings:
     """The model's own settings with those of the command line on top."""
     if options.channel == "none":
         raise AgentError("a model needs a channel to write actions in: --channel text or tool")
-    changes: dict[str, Any] = {}
-    if options.channel != "auto":
-        changes["channel"] = options.channel
+    unset: dict[str, str | None] = {"channel": "auto", "observation_role": "auto"}
+    unset |= dict.fromkeys(("system", "memory", "max_new_tokens", "max_context"))
+    changes: dict[str, Any] = {name: given for name in unset if (given := getattr(options, name)) != unset[name]}
     if options.thinking != "auto":
         changes["thinking"] = options.thinking == "on"
-    if options.observation_role != "auto":
-        changes["observation_role"] = options.observation_role
-    for name in ("system", "memory", "max_new_tokens", "max_context"):
-        if getattr(options, name) is not None:
-            changes[name] = getattr(options, name)
     return replace(settings, **changes)

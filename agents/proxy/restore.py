@@ -48,30 +48,31 @@ def episode_of(
     following = [*(turn.has_new_messages for turn in session.turns[1:]), True]
     turns, chat = [], []
     for index, (turn, has_next_state) in enumerate(zip(session.turns, following, strict=True)):
+        record = turn.record
         excluded = None if has_next_state else "no next state"
-        if temperature is not None and turn.temperature != temperature:
-            excluded = f"sampled at temperature {turn.temperature:g}"
+        if temperature is not None and record.temperature != temperature:
+            excluded = f"sampled at temperature {record.temperature:g}"
         turns.append(
             Turn(
                 index=index,
                 observation=turn.observation,
                 admissible=None,
-                response=turn.text,
-                action=turn.text,
+                response=record.text,
+                action=record.text,
                 verdict=Verdict.OK,
                 reward=0.0,
                 segment=turn.segment,
                 prompt_span=turn.prompt_span,
                 response_span=turn.response_span,
-                logprobs=turn.logprobs,
-                finish=turn.finish,
-                policy_version=turn.version,
-                version_spans=turn.version_spans,
+                logprobs=record.logprobs,
+                finish=record.finish,
+                policy_version=record.version,
+                version_spans=record.version_spans,
                 excluded=excluded,
             )
         )
-        tools = {} if turn.tools is None else {"tools": list(turn.tools)}
-        chat.append({"kept": turn.kept, "messages": [message.as_json() for message in turn.messages], **tools})
+        tools = {} if record.tools is None else {"tools": list(record.tools)}
+        chat.append({"kept": record.kept, "messages": [message.as_json() for message in record.messages], **tools})
     name, _, number = session.key.rpartition("-")
     return Episode(
         task=Task(
@@ -96,10 +97,10 @@ def episode_of(
             "ended": why,
             "next_roles": [turn.role for turn in session.turns[1:]] + ([final[-1].role] if final else []),
             "superseded": session.superseded,
-            "temperatures": [turn.temperature for turn in session.turns],
+            "temperatures": [turn.record.temperature for turn in session.turns],
             "before": list(session.before),
             "first": session.first,
-            "at": [turn.at for turn in session.turns],
+            "at": [turn.record.at for turn in session.turns],
             "chat": chat,
         },
     )

@@ -17,16 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from turngym.agents.proxy.config import ApiError, busy
 from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.turn_records import (
     ChatMessage,
-    Tools,
     TurnRecord,
-    VersionSpans,
     as_observation,
     common_prefix,
 )
@@ -85,22 +80,10 @@ class SessionTurn:
     """Of the last message that the observation is made of."""
     has_new_messages: bool
     """Whether the request brought anything new; if not, the answer before it has no next state."""
-    messages: tuple[ChatMessage, ...]
-    """The request's messages after the `kept` ones."""
-    kept: int
-    tools: Tools | None
-    """Where they changed."""
-    text: str
+    record: TurnRecord
     segment: int
     prompt_span: Span
     response_span: Span
-    logprobs: NDArray[np.float32]
-    finish: str
-    version: int
-    version_spans: VersionSpans
-    temperature: float
-    at: float
-    """When it was answered, in seconds since 1970; 0 where that is not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,19 +124,10 @@ class ProxySession:
                 observation=as_observation(new[1:] if system else new) if former is None else former.observation,
                 role=new[-1].role,
                 has_new_messages=bool(record.messages) or (former is not None and former.has_new_messages),
-                messages=record.messages,
-                kept=record.kept,
-                tools=record.tools,
-                text=record.text,
+                record=record,
                 segment=len(self.history.segments) - 1,
                 prompt_span=prompt_span,
                 response_span=response_span,
-                logprobs=record.logprobs,
-                finish=record.finish,
-                version=record.version,
-                version_spans=record.version_spans,
-                temperature=record.temperature,
-                at=record.at,
             )
         )
 

@@ -214,22 +214,15 @@ class TurnRecord:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> TurnRecord:
+        plain = ("session", "main", "kept", "opens", "text", "finish", "version", "temperature", "retry")
         return cls(
-            session=record["session"],
-            main=record["main"],
-            kept=record["kept"],
+            **{name: record[name] for name in plain},
             messages=messages_from_json(record["messages"]),
             tools=None if record["tools"] is None else tuple(record["tools"]),
-            opens=record["opens"],
             prompt_ids=np.array(record["prompt_ids"], np.int32),
             ids=np.array(record["ids"], np.int32),
             logprobs=np.array(record["logprobs"], np.float32),
             reply=ChatMessage.from_json(record["reply"]),
-            text=record["text"],
-            finish=record["finish"],
-            version=record["version"],
-            temperature=record["temperature"],
-            retry=record["retry"],
             at=record.get("at", 0.0),
             owner=record.get("owner"),
             version_spans=tuple((version, start, end) for version, start, end in record.get("version_spans", ())),

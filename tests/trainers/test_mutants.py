@@ -115,7 +115,7 @@ ELSEWHERE = (
     *("PrefixGroup.", "_group", "prefix_groups"),
     *("build", "distillation", "depth_controller", "token_weight", "in_a_row", "phase_row"),
     *("AtodConfig.", "LuffyConfig.", "GrpoOpdConfig.", "GuidedOpdConfig.", "PrmOpdConfig."),
-    *("ExpertJudge.", "WordJudge.", "BothQuestions.", "make_judge", "_named_judge", "_model_judge"),
+    *("ExpertJudge.", "WordJudge.", "BothQuestions.", "make_judge", "_model_judge"),
     *("_http_judge", "_expert_judge", "RewardedCollect.", "JudgedCollect.", "Interrupts."),
 )
 """What needs a model, a run or several processes: `test_algorithms`, `test_every_algorithm`, `test_train_loop`,
