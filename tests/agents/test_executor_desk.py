@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import Answer, ExecutorError, LocalWorkers, Worker
@@ -88,22 +89,6 @@ class Counted:
     def __call__(self) -> Any:
         MADE.append(self.spec())
         return MADE[-1]
-
-
-def untimed(episodes: list[Episode]) -> list[Episode]:
-    return [replace(episode, timings={}) for episode in episodes]
-
-
-SPEC = EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
-EXPERT = ExpertAgent(noise=0.4)
-
-
-@cache
-def jobs() -> list[Job]:
-    env: Any = SPEC()
-    ids = env.unwrapped.task_ids()
-    env.close()
-    return [Job(task_id=ids[n % 4], sample=n // 4, group=n % 4, seed=3) for n in range(10)]
 
 
 @cache

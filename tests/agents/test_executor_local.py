@@ -6,32 +6,17 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
+from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
 from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.processes import ExecutorError, LocalWorkers
 from turngym.agents.playing.environments import EnvSpec
-from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.playing.scripted import ExpertAgent
+from turngym.agents.playing.rollout import rollout
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TaskError
-
-SPEC = EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
-EXPERT = ExpertAgent(noise=0.4)
-
-
-def jobs(count: int) -> list[Job]:
-    env: Any = SPEC()
-    ids = env.unwrapped.task_ids()
-    env.close()
-    return [Job(task_id=ids[n % 4], sample=n // 4, group=n % 4, seed=3) for n in range(count)]
-
-
-def untimed(episodes: list[Episode]) -> list[Episode]:
-    return [replace(episode, timings={}) for episode in episodes]
 
 
 @pytest.fixture(scope="module")

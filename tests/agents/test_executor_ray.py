@@ -13,28 +13,14 @@ import pytest
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # read when Ray is imported; a test cluster has no tokens
 ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'turngym[ray]')")
 
+from alfworld_jobs import EXPERT, SPEC, jobs, untimed  # noqa: E402
+
 from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
 from turngym.agents.executor.processes import ExecutorError  # noqa: E402
 from turngym.agents.executor.ray_cluster import RayWorkers  # noqa: E402
-from turngym.agents.playing.environments import EnvSpec  # noqa: E402
-from turngym.agents.playing.rollout import Job, rollout  # noqa: E402
-from turngym.agents.playing.scripted import ExpertAgent  # noqa: E402
+from turngym.agents.playing.rollout import rollout  # noqa: E402
 from turngym.envs.core.episode import Episode  # noqa: E402
 from turngym.envs.core.errors import TaskError  # noqa: E402
-
-SPEC = EnvSpec("turngym/ALFWorld-v0", {"split": "generated"})
-EXPERT = ExpertAgent(noise=0.4)
-
-
-def jobs(count: int) -> list[Job]:
-    env: Any = SPEC()
-    ids = env.unwrapped.task_ids()
-    env.close()
-    return [Job(task_id=ids[n % 4], sample=n // 4, group=n % 4, seed=3) for n in range(count)]
-
-
-def untimed(episodes: list[Episode]) -> list[Episode]:
-    return [replace(episode, timings={}) for episode in episodes]
 
 
 @pytest.fixture(scope="module")

@@ -11,43 +11,29 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from engine_requests import EOS, TINY, VOCAB, play, reference_ids, reference_logprobs, request  # noqa: E402
+from engine_requests import EOS, VOCAB, play, reference_ids, reference_logprobs, request, tiny  # noqa: E402
 
 from turngym.agents.local_engine import model as prefill  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.envs.core.protocols import Generation  # noqa: E402
 
+GROUPED = {"head_dim": 8}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", GROUPED),
+    "llama": ("Llama", GROUPED),
+    "gpt2": ("GPT2", {}),
+    "qwen3-mixed": ("Qwen3", GROUPED | SLIDING | {"use_sliding_window": True, "max_window_layers": 1}),
+    "mistral": ("Mistral", GROUPED | {"sliding_window": 9}),
+    "gemma2": ("Gemma2", GROUPED | SLIDING | {"attn_implementation": "eager"}),
+    "mixtral": ("Mixtral", GROUPED | {"num_local_experts": 3, "num_experts_per_tok": 2}),
+}
+
 
 def build(kind: str, **changes: Any) -> Any:
     """A random model of two layers; weights large enough that greedy choices are clear."""
-    torch.manual_seed(1)
-    common = TINY | {"initializer_range": 0.25}
-    grouped = {"head_dim": 8}
-    sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
-    made = {
-        "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common | grouped | changes)),
-        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**common | grouped | changes)),
-        "gpt2": lambda: transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(
-                vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.25
-            )
-        ),
-        "qwen3-mixed": lambda: transformers.Qwen3ForCausalLM(
-            transformers.Qwen3Config(
-                **common | grouped | sliding | {"use_sliding_window": True, "max_window_layers": 1}
-            )
-        ),
-        "mistral": lambda: transformers.MistralForCausalLM(
-            transformers.MistralConfig(**common | grouped | {"sliding_window": 9})
-        ),
-        "gemma2": lambda: transformers.Gemma2ForCausalLM(
-            transformers.Gemma2Config(**common | grouped | sliding | {"attn_implementation": "eager"})
-        ),
-        "mixtral": lambda: transformers.MixtralForCausalLM(
-            transformers.MixtralConfig(**common | grouped | {"num_local_experts": 3, "num_experts_per_tok": 2})
-        ),
-    }
-    return made[kind]().eval()
+    family, more = MODELS[kind]
+    return tiny(family, 1, **{"initializer_range": 0.25} | more | changes)
 
 
 @pytest.fixture(scope="module")

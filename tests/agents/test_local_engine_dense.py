@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from engine_requests import TINY, VOCAB, reference_ids, request  # noqa: E402
+from engine_requests import VOCAB, reference_ids, request, tiny  # noqa: E402
 
 from turngym.agents import load_world  # noqa: E402
 from turngym.agents.local_engine import decoder as dense_weights  # noqa: E402
@@ -55,9 +55,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def build(kind: str = "qwen3", seed: int = 1) -> Any:
     """A random model; every weight is random, those of norms and biases too."""
     family, changes = KINDS[kind]
-    torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(**TINY | changes)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = tiny(family, seed, **changes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from engine_requests import TINY, play  # noqa: E402
+from engine_requests import play, tiny  # noqa: E402
 
 from turngym.agents import load_world  # noqa: E402
 from turngym.agents.local_engine.engine import (  # noqa: E402
@@ -36,13 +36,12 @@ TOLERANCE = 0.04
 
 
 def build(kind: str = "qwen3") -> Any:
-    torch.manual_seed(0)
-    common = TINY | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.06}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.06}
     if kind == "qwen3":
-        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common)).eval()
+        return tiny("Qwen3", **sizes)
     linear = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "full_attention_interval": 2}
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    return transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**common | linear | heads)).eval()
+    return tiny("Qwen3_5Text", **sizes | linear | heads)
 
 
 def logprobs(model: Any, asked: GenerateRequest, ids: Any, *, in_bfloat16: bool) -> Any:

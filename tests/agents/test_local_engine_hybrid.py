@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from engine_requests import TINY, VOCAB, play, reference_ids, reference_logprobs, request  # noqa: E402
+from engine_requests import VOCAB, play, reference_ids, reference_logprobs, request, tiny  # noqa: E402
 
 from turngym.agents.local_engine.cache import (  # noqa: E402
     CachedSession,
@@ -21,7 +21,24 @@ from turngym.agents.local_engine.cache import (  # noqa: E402
 )
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 
-KINDS = ("qwen3.5", "qwen3-next", "lfm2", "granite")
+LINEAR = {
+    "head_dim": 16,
+    "full_attention_interval": 2,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "layer_types": ["mamba", "attention"] * 2}
+LOCAL = {"num_local_experts": 2, "num_experts_per_tok": 1, "shared_intermediate_size": 32}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3.5": ("Qwen3_5Text", LINEAR),
+    "qwen3-next": ("Qwen3Next", LINEAR | EXPERTS | {"shared_expert_intermediate_size": 16}),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    "granite": ("GraniteMoeHybrid", MAMBA | LOCAL),
+}
 
 
 def build(kind: str) -> Any:
@@ -29,33 +46,9 @@ def build(kind: str) -> Any:
 
     Not larger: at a range of 0.1, changing every weight by its rounding moves some log-probabilities by 4e-5.
     """
-    torch.manual_seed(0)
-    common = TINY | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "initializer_range": 0.06}
-    linear = {
-        "head_dim": 16,
-        "full_attention_interval": 2,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-    }
-    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    mamba = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "layer_types": ["mamba", "attention"] * 2}
-    local = {"num_local_experts": 2, "num_experts_per_tok": 1, "shared_intermediate_size": 32}
-    made = {
-        "qwen3.5": lambda: transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**common | linear)),
-        "qwen3-next": lambda: transformers.Qwen3NextForCausalLM(
-            transformers.Qwen3NextConfig(**common | linear | experts | {"shared_expert_intermediate_size": 16})
-        ),
-        "lfm2": lambda: transformers.Lfm2ForCausalLM(
-            transformers.Lfm2Config(**common, layer_types=["conv", "full_attention"] * 2)
-        ),
-        "granite": lambda: transformers.GraniteMoeHybridForCausalLM(
-            transformers.GraniteMoeHybridConfig(**common | mamba | local)
-        ),
-    }
-    return made[kind]().eval()
+    family, more = KINDS[kind]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "initializer_range": 0.06}
+    return tiny(family, **sizes | more)
 
 
 @pytest.fixture(scope="module")

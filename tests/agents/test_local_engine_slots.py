@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
-from engine_requests import TINY, VOCAB, reference_ids, request  # noqa: E402
+from engine_requests import VOCAB, reference_ids, request, tiny  # noqa: E402
 
 from turngym.agents.local_engine.cache import (  # noqa: E402
     MIN_SECOND_WAVE,
@@ -157,11 +157,8 @@ def test_cache_grows_and_moves_without_losing_rows() -> None:
 SYSTEM = [(7 * n + 3) % VOCAB for n in range(40)]
 
 
-def build(config: str = "Qwen3", causal: str = "Qwen3", **more: Any) -> Any:
-    torch.manual_seed(3)
-    sizes = TINY | {"head_dim": 8, "max_position_embeddings": 512}
-    made = getattr(transformers, f"{config}Config")(**sizes | more)
-    model = getattr(transformers, f"{causal}ForCausalLM")(made).eval()
+def build(family: str = "Qwen3", **more: Any) -> Any:
+    model = tiny(family, 3, **{"head_dim": 8, "max_position_embeddings": 512} | more)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)
@@ -170,7 +167,7 @@ def build(config: str = "Qwen3", causal: str = "Qwen3", **more: Any) -> Any:
 
 def sliding() -> Any:
     """A model that is run with its modules, one layer of which looks back eight ids."""
-    return build("Gemma3Text", "Gemma3", sliding_window=8, layer_types=["sliding_attention", "full_attention"])
+    return build("Gemma3Text", sliding_window=8, layer_types=["sliding_attention", "full_attention"])
 
 
 def ids(count: int, seed: int) -> list[int]:

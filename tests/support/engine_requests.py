@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 
@@ -26,6 +27,13 @@ TINY: dict[str, Any] = {
     "pad_token_id": None,
 }
 """Configuration of a small model."""
+
+
+def tiny(family: str, seed: int = 0, **changes: Any) -> Any:
+    """A random model with the sizes of `TINY`, except for `changes`."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{family}Config")(**TINY | changes)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
 def request(session: str, prompt: Any, stream: tuple[int, ...] = (0,), **sampling: Any) -> GenerateRequest:
