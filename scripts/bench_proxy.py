@@ -71,19 +71,6 @@ class Tally:
     errors: list[str] = field(default_factory=list)
 
 
-def started(command: Sequence[str]) -> tuple[subprocess.Popen[str], str]:
-    """Starts a server and returns it with the address in its first line. Raises TurngymError if there is none."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.search(r"http://[^\s,]+", line)
-    if found is None:
-        process.kill()
-        raise TurngymError(f"the server did not start: {line!r}")
-    return process, found.group()
-
-
 def talk(config: BenchProxy, url: str, pid: int, tally: Tally) -> tuple[list[float], dict[str, Any], float]:
     """Runs all clients. Returns (server's memory in MB over time, last /healthz while clients were busy, seconds)."""
     import httpx
@@ -211,9 +198,19 @@ def run_load(config: BenchProxy, out: Path) -> int:
 
 
 def _start_server(config: BenchProxy, out: Path) -> tuple[subprocess.Popen[str], str]:
+    """Starts the proxy and returns it with its address. Raises TurngymError if its first line has none."""
     command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", "--student", str(config.student)]
     command += ["--out", str(out), "--port", "0", "--threads", "1", "--run.no-tensorboard", "--optimizer.lr", "1e-5"]
-    return started([*command, *(("--batch-turns", "64") if config.train else ("--no-train",))])
+    command += ["--batch-turns", "64"] if config.train else ["--no-train"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://[^\s,]+", line)
+    if found is None:
+        process.kill()
+        raise TurngymError(f"the server did not start: {line!r}")
+    return process, found.group()
 
 
 def _report(config: BenchProxy, tally: Tally, memory: list[float], health: dict[str, Any], spent: float) -> list[str]:

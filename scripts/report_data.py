@@ -151,22 +151,13 @@ def trace_curves_of(run: Run) -> TraceCurves | None:
     return trace_curves(item for item in iter_trace(run.trace) if isinstance(item, Episode))
 
 
-class _Thinned:
-    """At most about 2,000 points of a curve of any length, and its last one."""
-
-    def __init__(self) -> None:
-        self.points: list[tuple[int, float, float]] = []
-        self.seen, self.stride, self.last = 0, 1, (0, 0.0, 0.0)
-
-    def add(self, point: tuple[int, float, float]) -> None:
-        if self.seen % self.stride == 0:
-            self.points.append(point)
-        if len(self.points) > 2000:
-            self.points, self.stride = self.points[::2], 2 * self.stride
-        self.seen, self.last = self.seen + 1, point
-
-    def kept(self) -> tuple[tuple[int, float, float], ...]:
-        return (*self.points, self.last) if self.seen and self.points[-1] != self.last else tuple(self.points)
+def _thinned(points: list[tuple[int, float, float]]) -> tuple[tuple[int, float, float], ...]:
+    """At most 2,000 points of a curve, evenly spread, and its last one."""
+    stride = 1
+    while len(points) > 2000 * stride:
+        stride *= 2
+    kept = points[::stride]
+    return tuple(kept) if kept[-1:] == points[-1:] else (*kept, points[-1])
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
@@ -183,12 +174,13 @@ def _evaluation(path: Path) -> dict[str, Any]:
 def _training(path: Path) -> dict[str, Any]:
     from turngym.trainers.metrics import iter_metrics
 
-    seconds, points, bands, categories, depth = 0.0, [], [], [], _Thinned()
+    seconds, points, bands, categories = 0.0, [], [], []
+    depth: list[tuple[int, float, float]] = []
     for row in iter_metrics(path):
         if row["kind"] == "train":
             seconds = row.get("time/train_s") or seconds
             if row.get("depth/cap") is not None:
-                depth.add((row["step"], float(row["depth/cap"]), float(row.get("depth/hbar") or row["depth/cap"])))
+                depth.append((row["step"], float(row["depth/cap"]), float(row.get("depth/hbar") or row["depth/cap"])))
         elif row.get("eval/avg") is not None:
             at = row.get("time/train_s")
             points.append(CurvePoint(step=row["step"], seconds=seconds if at is None else at, value=row["eval/avg"]))
@@ -196,4 +188,4 @@ def _training(path: Path) -> dict[str, Any]:
             found = {name.removeprefix(CATEGORY): value for name, value in row.items() if name.startswith(CATEGORY)}
             categories.append({name: value for name, value in found.items() if value is not None})
     values = {"points": tuple(points), "bands": tuple(bands), "categories": tuple(categories)}
-    return {**values, "depth": depth.kept(), "training": path}
+    return {**values, "depth": _thinned(depth), "training": path}

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -51,21 +51,21 @@ class ServerProcess:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _file: IO[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Starts the server and returns at once."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.fdopen(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
-        self._child = subprocess.Popen(
-            list(self.command),
-            stdout=self._file,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **self.env},
-            # a process group of its own, which killpg below ends as a whole
-            start_new_session=True,
-        )
+        self.log.touch(mode=0o600)
+        with self.log.open("ab") as file:
+            self._child = subprocess.Popen(
+                list(self.command),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.env},
+                # a process group of its own, which killpg below ends as a whole
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -110,9 +110,6 @@ class ServerProcess:
         if self._child is not None:
             self._signal(signal.SIGKILL)
             self._child.wait()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def tail(self) -> str:
         """The last lines of the output, for an error message."""
