@@ -123,16 +123,10 @@ class Tally:
         self.answered += other.answered
 
 
-def load(
+async def load(
     url: str, queries: Iterator[str], *, clients: int, seconds: float, topk: int = 3, keep: int = 0, warm: int = 0
 ) -> Tally:
     """Lets `clients` ask one query after the other, each on its own connection, for `seconds` after `warm` answers."""
-    return asyncio.run(_load(url, queries, clients, seconds, topk, keep, warm))
-
-
-async def _load(
-    url: str, queries: Iterator[str], clients: int, seconds: float, topk: int, keep: int, warm: int
-) -> Tally:
     # the clock starts when every client is connected and warm
     tally, begin = Tally(), asyncio.Barrier(clients + 1)
     until = [float("inf")]
@@ -366,7 +360,7 @@ def measure(config: RetrievalBench, sides: dict[str, Server]) -> tuple[dict[str,
 def asking(server: Server, queries: Iterator[str], *, clients: int, warm: int, **more: Any) -> Tally:
     """Calls `load` and adds the server's CPU time."""
     before = cpu_seconds(server.pid)
-    tally = load(server.url, queries, clients=clients, warm=warm, **more)
+    tally = asyncio.run(load(server.url, queries, clients=clients, warm=warm, **more))
     tally.cpu, tally.answered = cpu_seconds(server.pid) - before, len(tally.latencies) + clients * warm
     return tally
 
