@@ -7,10 +7,7 @@ from types import ModuleType
 import mutants as tools
 import pytest
 
-from turngym.agents import collect
-from turngym.agents import demonstrations as filters
-from turngym.agents import demonstrations as plans
-from turngym.agents import demonstrations as sources
+from turngym.agents import collect, demonstrations
 from turngym.agents.rendering import renderer as shown
 from turngym.envs import panels as task_order
 
@@ -18,7 +15,7 @@ pytestmark = pytest.mark.long
 
 TESTED: dict[tuple[ModuleType, ...], str] = {
     (collect, task_order): "collect",
-    (filters, plans, sources, shown): "demonstrations",
+    (demonstrations, shown): "demonstrations",
 }
 """The literal tests of the file on the right must notice every mutant of the modules on the left."""
 

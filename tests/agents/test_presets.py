@@ -59,8 +59,6 @@ def test_limits_of_table_7_and_the_others() -> None:
 
 @pytest.mark.parametrize("row", PRESETS, ids=lambda row: f"{row.name}-{row.env_id}")
 def test_every_preset_makes_its_environment_and_says_how_to_act(row: Preset) -> None:
-    import gymnasium as gym
-
     chat = row.chat(row.make())
     env: Any = gym.make(row.env_id, **row.make(), channel=chat["channel"])
     env.reset(seed=0)

@@ -456,17 +456,3 @@ def test_an_engine_that_fails_fails_only_the_request_at_fault(make_bench: Make) 
     assert asked[2].wait(20).reply.content == "fine"
     assert bench.service.health()["failed"] == 1
     assert bench.service.counts["underway"] == 0
-
-
-def test_stopping_answers_what_was_accepted(make_bench: Make) -> None:
-    bench = make_bench()
-    bench.service.engine.pause()
-    asked = [bench.begin([user("x")], f"s{n}") for n in range(3)]
-    thread, _ = in_thread(lambda: [one.wait(20) for one in asked])
-    bench.service.stopping = True
-    with pytest.raises(ApiError, match="stopping"):
-        bench.begin([user("x")], "new")
-    bench.service.engine.resume()
-    thread.join(20)
-    bench.service.close()
-    assert kinds(bench.service.recorder.path.parent) == ["turn"] * 3

@@ -7,33 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import proxy_tools as tools
 import pytest
 
 from turngym.agents.judges.judges import WordJudge
 from turngym.agents.proxy.judging import SessionBuffer, SessionHints
-from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest, RolloutRequest
-from turngym.envs.core.task import Task, Verdict
 
-user = tools.user
+user, drawn = tools.user, tools.session
 
 
 def session(number: int, turns: int = 1) -> Episode:
-    task = Task(env_id="proxy", task_id=f"s-{number}", sha256="", split="live", category="session")
-    return Episode(
-        task=task,
-        seed=0,
-        sample=0,
-        group=number,
-        segments=(),
-        turns=(),
-        status=Status.COMPLETED,
-        success=False,
-        episode_return=0.0,
-        meta={"turns": turns},
-    )
+    return tools.session(number, meta={"turns": turns})
 
 
 class Log:
@@ -118,28 +104,6 @@ def test_the_oldest_make_room_when_the_trainer_is_slow(make: Any) -> None:
     assert source.as_json()["dropped_for_age"] == 1
 
 
-def drawn(number: int, *versions: int) -> Episode:
-    """A session whose turns these versions drew."""
-    turns = tuple(
-        Turn(
-            index=index,
-            observation="o",
-            admissible=None,
-            response="r",
-            action="r",
-            verdict=Verdict.OK,
-            reward=0.0,
-            prompt_span=(2 * index, 2 * index + 1),
-            response_span=(2 * index + 1, 2 * index + 2),
-            logprobs=np.zeros(1, np.float32),
-            policy_version=version,
-        )
-        for index, version in enumerate(versions)
-    )
-    ids = np.arange(2 * len(versions), dtype=np.int32)
-    return replace(session(number), segments=(ids,), turns=turns)
-
-
 def test_turns_that_are_too_old_are_left_out(make: Any) -> None:
     source, log = make(
         staleness=2, batch_turns=3, count_trainable=lambda episode: sum(t.excluded is None for t in episode.turns)
@@ -158,7 +122,7 @@ def test_turns_that_are_too_old_are_left_out(make: Any) -> None:
 
 def test_by_default_turns_of_any_age_count(make: Any) -> None:
     source, _ = make(batch_turns=1)
-    source.put_judged([drawn(1, 0)])
+    source.put_judged([drawn(1, 0, meta={"turns": 1})])
     assert [turn.excluded for turn in source(ask(1000))[0].turns] == [None]
 
 

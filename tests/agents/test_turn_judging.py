@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import proxy_tools as tools
 import pytest
 
@@ -16,13 +15,12 @@ pytest.importorskip("torch", reason="judging is part of training")
 from turngym.agents.proxy import judging as turn_judging
 from turngym.agents.proxy.judging import TurnJudging
 from turngym.agents.proxy.restore import votes_record
-from turngym.envs.core.episode import Episode, Status, Turn
+from turngym.envs.core.episode import Episode
 from turngym.envs.core.protocols import JudgeRequest, Judgment
-from turngym.envs.core.task import Task, Verdict
 from turngym.trainers.judged import UnreadVotes
 from turngym.trainers.live.turns import SessionJudge
 
-user = tools.user
+user, until = tools.user, tools.until
 
 
 class Judge:
@@ -98,15 +96,6 @@ def make(make_tokenizer: Callable[..., Any], tmp_path: Path) -> Iterator[Callabl
     yield desk
     for one in made:
         one.close()
-
-
-def until(condition: Callable[[], object]) -> None:
-    tick = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        tick.wait(0.005)
-    raise AssertionError("it never happened")
 
 
 def test_a_turn_is_judged_when_the_next_one_is_there(make: Any) -> None:
@@ -274,34 +263,6 @@ def test_votes_that_nobody_can_read_count_as_failed_after_a_while() -> None:
     judge = SessionJudge(judge=Mumbles(), kind="score", unread=UnreadVotes(limit=0.5))
     scores = []
     for number in range(4):
-        episode = judge.finished(unreadable(number))
+        episode = judge.finished(tools.session(number, 0, judge_votes=("hm",), judge_scores=()))
         scores.append(episode.turns[0].judge_scores)
     assert scores == [(), (), None, None]
-
-
-def unreadable(number: int) -> Episode:
-    turn = Turn(
-        index=0,
-        observation="o",
-        admissible=None,
-        response="r",
-        action="r",
-        verdict=Verdict.OK,
-        reward=0.0,
-        prompt_span=(0, 1),
-        response_span=(1, 2),
-        logprobs=np.zeros(1, np.float32),
-        judge_votes=("hm",),
-        judge_scores=(),
-    )
-    return Episode(
-        task=Task(env_id="proxy", task_id=f"s-{number}", sha256="", split="live", category="session"),
-        seed=0,
-        sample=0,
-        group=number,
-        segments=(np.array([1, 2], np.int32),),
-        turns=(turn,),
-        status=Status.COMPLETED,
-        success=False,
-        episode_return=0.0,
-    )

@@ -15,8 +15,9 @@ from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.openai_api import read_request
 from turngym.agents.proxy.service import Finished, ProxyService
 from turngym.agents.proxy.turn_records import ChatMessage
-from turngym.envs.core.episode import Episode
+from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.protocols import GenerateRequest, Generation, Watch
+from turngym.envs.core.task import Task, Verdict
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -174,3 +175,36 @@ def message(text: str) -> ChatMessage:
 
 def as_dict(message: Any) -> dict[str, Any]:
     return message.as_json() if isinstance(message, ChatMessage) else message
+
+
+def session(number: int, *versions: int, meta: dict[str, Any] | None = None, **fields: Any) -> Episode:
+    """An ended session whose turns, of one id of prompt and one of answer, these versions drew."""
+    turns = tuple(
+        Turn(
+            index=index,
+            observation="o",
+            admissible=None,
+            response="r",
+            action="r",
+            verdict=Verdict.OK,
+            reward=0.0,
+            prompt_span=(2 * index, 2 * index + 1),
+            response_span=(2 * index + 1, 2 * index + 2),
+            logprobs=np.zeros(1, np.float32),
+            policy_version=version,
+            **fields,
+        )
+        for index, version in enumerate(versions)
+    )
+    return Episode(
+        task=Task(env_id="proxy", task_id=f"s-{number}", sha256="", split="live", category="session"),
+        seed=0,
+        sample=0,
+        group=number,
+        segments=(np.arange(2 * len(versions), dtype=np.int32),) if versions else (),
+        turns=turns,
+        status=Status.COMPLETED,
+        success=False,
+        episode_return=0.0,
+        meta=meta or {},
+    )
