@@ -217,19 +217,17 @@ class PolicyJudge:
         votes: list[str | None] = []
         errors: list[str] = []
         for item in row:
+            if isinstance(item, Generation) and len(item.ids):
+                ids = item.ids.tolist()
+                votes.append(self.template.decode(ids[:-1] if ids[-1] in self.template.stop_ids else ids))
+                continue
+            votes.append(None)
+            why = "the judge's prompt leaves no room for an answer"
             if isinstance(item, Exception):
-                errors.append(f"{request.name}: {type(item).__name__}: {item}")
-            elif not len(item.ids):
-                errors.append(f"{request.name}: the judge's prompt leaves no room for an answer")
-            failed = isinstance(item, Exception) or not len(item.ids)
-            votes.append(None if failed else self._text(item))
+                why = f"{type(item).__name__}: {item}"
+            errors.append(f"{request.name}: {why}")
         cut = sum(isinstance(item, Generation) and item.finish == "length" for item in row)
         return Judgment(votes=tuple(votes), error=errors[0] if errors else "", cut=cut)
-
-    def _text(self, item: Generation | Exception) -> str:
-        assert isinstance(item, Generation)
-        ids = item.ids.tolist()
-        return self.template.decode(ids[:-1] if ids[-1] in self.template.stop_ids else ids)
 
     def _generate(self, asked: list[GenerateRequest]) -> list[Generation | Exception]:
         if not asked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from engine_requests import EOS, VOCAB, play, reference_ids, reference_logprobs,
 
 from turngym.agents.local_engine import model as prefill  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.envs.core.protocols import Generation  # noqa: E402
+from turngym.envs.core.protocols import GenerateRequest, Generation, StreamingPolicy  # noqa: E402
 
 GROUPED = {"head_dim": 8}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
@@ -200,3 +200,63 @@ def test_context_limit(qwen3: Any) -> None:
     whole = LocalEngine(qwen3).generate([request("c", np.arange(250) % VOCAB)])[0]
     assert len(whole.ids) == 6
     assert whole.ids.tolist() == reference_ids(qwen3, request("c", np.arange(250) % VOCAB, max_new_tokens=6))
+
+
+def drawn_by(session: str, room: int, temperature: float = 1.0) -> GenerateRequest:
+    return request(session, [3, 1, 4], (7, len(session)), max_new_tokens=room, temperature=temperature)
+
+
+def hearing(log: list[tuple[str, int, float]], name: str, enough: int = 99) -> Callable[[int, float], bool]:
+    def watch(token: int, logprob: float) -> bool:
+        log.append((name, token, logprob))
+        return sum(heard == name for heard, _, _ in log) < enough
+
+    return watch
+
+
+@pytest.mark.parametrize("cache", ["ragged", "recompute"])
+def test_watches_hear_every_id_in_order_and_change_nothing(qwen3: Any, cache: Any) -> None:
+    engine = LocalEngine(qwen3, cache=cache)
+    assert isinstance(engine, StreamingPolicy)
+    requests = [drawn_by("a", 5), drawn_by("bb", 9), drawn_by("ccc", 3, temperature=0.0)]
+    plain = engine.generate(requests)
+    for name in ("a", "bb", "ccc"):
+        engine.release(name)
+    log: list[tuple[str, int, float]] = []
+    watched = engine.stream(requests, [hearing(log, "a"), None, hearing(log, "ccc")])
+    for before, now in zip(plain, watched, strict=True):
+        assert now.ids.tolist() == before.ids.tolist()
+        assert now.finish == before.finish
+    for name, generation in (("a", watched[0]), ("ccc", watched[2])):
+        heard = [(token, logprob) for one, token, logprob in log if one == name]
+        assert [token for token, _ in heard] == generation.ids.tolist()
+        assert np.array([logprob for _, logprob in heard], np.float32).tolist() == generation.logprobs.tolist()
+
+
+def test_rows_of_a_batch_are_heard_side_by_side(qwen3: Any) -> None:
+    log: list[tuple[str, int, float]] = []
+    LocalEngine(qwen3).stream([drawn_by("a", 3), drawn_by("bb", 3)], [hearing(log, "a"), hearing(log, "bb")])
+    assert [name for name, _, _ in log] == ["a", "bb"] * 3
+
+
+def test_a_watch_that_wants_no_more_ends_its_row_alone(qwen3: Any) -> None:
+    engine = LocalEngine(qwen3)
+    requests = [drawn_by("a", 8), drawn_by("bb", 8)]
+    whole = engine.generate(requests)
+    log: list[tuple[str, int, float]] = []
+    cut, other = engine.stream(requests, [hearing(log, "a", enough=3), None])
+    assert (cut.finish, cut.ids.tolist()) == ("aborted", whole[0].ids[:3].tolist())
+    assert (other.finish, other.ids.tolist()) == ("length", whole[1].ids.tolist())
+    again = engine.generate([requests[0]])[0]  # what is cached of an aborted row is right
+    assert again.ids.tolist() == whole[0].ids.tolist()
+
+
+def test_a_row_that_ends_by_itself_is_not_aborted(qwen3: Any) -> None:
+    engine = LocalEngine(qwen3)
+    (found,) = engine.stream([drawn_by("a", 2)], [hearing([], "a", enough=2)])
+    assert found.finish == "length"
+
+
+def test_one_watch_per_drawn_by(qwen3: Any) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        LocalEngine(qwen3).stream([drawn_by("a", 2)], [])
