@@ -279,7 +279,7 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     differ = differing(flat_settings(one.settings), flat_settings(other.settings))
     comparison = Comparison(rows=(), differ=differ)
     try:
-        check_hashes(one.rows, other.rows)
+        check_hashes(*({row.task_id: row.sha256 for row in run.rows} for run in (one, other)))
         categories = sorted({row.category for row in one.rows}, key=category_rank)
         rows = tuple(_compared(name, one.rows, other.rows) for name in (*categories, None))
     except ScoreError as error:

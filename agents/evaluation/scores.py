@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,6 @@ from turngym.envs.core.episode import SHORT, Episode, Status
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.tables import Table
 from turngym.envs.core.task import Task, Verdict
-
-if TYPE_CHECKING:
-    from turngym.agents.evaluation.results import EpisodeRow
 
 
 class EvaluationError(TurngymError):
@@ -337,17 +334,16 @@ def compare(first: Iterable[Episode] | Outcomes, second: Iterable[Episode] | Out
     Raises ScoreError if the runs played different tasks (by id, or by sha256).
     """
     one, other = _counted(Outcomes.of(first)), _counted(Outcomes.of(second))
-    check_hashes(one.tasks(), other.tasks())
+    check_hashes(*({task.task_id: task.sha256 for task in run.tasks()} for run in (one, other)))
     return paired_difference(task_means(one), task_means(other))
 
 
-def check_hashes(first: Iterable[Task | EpisodeRow], second: Iterable[Task | EpisodeRow]) -> None:
-    """Raises ScoreError where two runs mean different tasks by one id."""
-    hashes = {task.task_id: task.sha256 for task in first}
-    for task in second:
-        if hashes.get(task.task_id, task.sha256) != task.sha256:
+def check_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> None:
+    """Raises ScoreError where two runs mean different tasks by one id. Takes the hashes of tasks by id."""
+    for task_id, sha256 in second.items():
+        if first.get(task_id, sha256) != sha256:
             raise ScoreError(
-                f"{task.task_id} has sha256 {hashes[task.task_id][:12]} in the first run and {task.sha256[:12]} in the "
+                f"{task_id} has sha256 {first[task_id][:12]} in the first run and {sha256[:12]} in the "
                 "second: same name, another task"
             )
 
