@@ -35,5 +35,5 @@ from .scorer import LocalScorer as LocalScorer
 from .scorer import load_student as load_student
 from .train_config import TrainConfig as TrainConfig
 from .train_loop import RunResult as RunResult
+from .train_loop import Trainer as Trainer
 from .train_loop import TrainError as TrainError
-from .trainer import Trainer as Trainer

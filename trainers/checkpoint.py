@@ -3,7 +3,7 @@
     checkpoints/step_000010/
         state.json         step, depth, fingerprint of the settings; with a checksum of its own
         model/             the weights as an ordinary model, adapters merged in
-        optimiser.pt       AdamW's moments and torch's random stream, and critic.pt with a critic
+        optimizer.pt       AdamW's moments and torch's random stream, and critic.pt with a critic
         shards/            in their place where several processes train, or adapters: every rank writes its own
         adapter/           LoRA adapters, as peft writes them
         turngym.sums       checksums of all files but state.json
@@ -202,7 +202,7 @@ def _write_optimizer(
     if world.size > 1 or lora.adapted(model):  # merged adapters could not be taken apart again
         save_shards(scratch / SHARD_FOLDER, _parts(model, optimizer, critic))
         return
-    torch.save({"optimiser": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimiser.pt")
+    torch.save({"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}, scratch / "optimizer.pt")
     if critic is not None:
         torch.save(critic.state_dict(), scratch / "critic.pt")
 
@@ -306,8 +306,8 @@ def load_checkpoint(
 
 def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer, critic: ValueCritic | None) -> None:
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    saved = torch.load(checkpoint / "optimiser.pt", map_location="cpu", weights_only=True)
-    load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimiser"])
+    saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+    load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimizer"])
     # after load_model: what making a model draws must not count
     torch.set_rng_state(saved["torch_rng"])
     if critic is not None:

@@ -123,14 +123,14 @@ class ValueCritic:
             modules = {"trunk": self.module.trunk.state_dict(), "head": self.module.head.state_dict()}
         else:
             modules = {"trunk": {}, "head": self.module.state_dict()}
-        return {**modules, "optimiser": self.optimizer.state_dict()}
+        return {**modules, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`, of any number of processes."""
         weights = state["head"]
         if self.config.kind == "model":
             weights = {f"{part}.{name}": value for part in ("trunk", "head") for name, value in state[part].items()}
-        load_full(self.module, weights, self.optimizer, state["optimiser"])
+        load_full(self.module, weights, self.optimizer, state["optimizer"])
 
     def _forward(self, batch: RolloutBatch) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
         """Micro-batches: indices in N, and the values there."""

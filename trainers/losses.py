@@ -31,14 +31,6 @@ TokenKL = Callable[[Tensor, Tensor], Tensor]
 """(student_topk_logp_NK, teacher_topk_logp_NK) to a loss per token [N], nats."""
 
 
-def full_reverse_kl(student_logp_NV: Tensor, teacher_logp_NV: Tensor) -> Tensor:
-    """Reverse KL over the whole vocabulary: [N], nats; the reference that the K-id forms approach.
-
-    l_i = sum_v p_iv (log p_iv - log q_iv), p student, q teacher. Holds [N, V]: for tests and small vocabularies.
-    """
-    return _divergence(student_logp_NV, teacher_logp_NV.detach())
-
-
 def bin_reverse_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:
     """Reverse KL over the K ids and one bin for all others: [N], nats.
 
@@ -335,18 +327,9 @@ class ClippedAdvantage:
     """Greatest ratio that counts where the advantage is negative; None for no bound."""
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        if tokens.advantage_n is None:
-            raise ValueError("the clipped surrogate needs targets with advantage_N")
-        result = clipped_surrogate(
-            tokens.sampled_logp_n,
-            known_behavior(tokens),
-            tokens.advantage_n,
-            eps_low=self.eps_low,
-            eps_high=self.eps_high,
-            dual_clip=self.dual_clip,
-        )
+        result, advantage_n = _surrogate_of(tokens, self)
         # the sampled estimate stands in for both forms, so that depth control and tables work with it too
-        kl_n = -tokens.advantage_n
+        kl_n = -advantage_n
         return TokenLosses(
             loss_n=result.loss_N,
             diagnostics={"kl_bin": kl_n, "kl_raw": kl_n, "clipped": result.clipped_N.float()},
@@ -371,16 +354,7 @@ class PolicyGradient:
     """Greatest ratio that counts where the advantage is negative; None for no bound."""
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        if tokens.advantage_n is None:
-            raise ValueError("a policy gradient needs targets with advantage_N")
-        result = clipped_surrogate(
-            tokens.sampled_logp_n,
-            known_behavior(tokens),
-            tokens.advantage_n,
-            eps_low=self.eps_low,
-            eps_high=self.eps_high,
-            dual_clip=self.dual_clip,
-        )
+        result, _ = _surrogate_of(tokens, self)
         more_n, diagnostics = regularized(tokens, self.kl_coef, self.kl, self.entropy_coef)
         diagnostics["clipped"] = result.clipped_N.float()
         return TokenLosses(loss_n=result.loss_N + more_n, diagnostics=diagnostics)
@@ -399,6 +373,21 @@ class Regularized:
         inner = self.loss(tokens)
         more_n, diagnostics = regularized(tokens, self.kl_coef, self.kl, self.entropy_coef)
         return TokenLosses(loss_n=inner.loss_n + more_n, diagnostics={**inner.diagnostics, **diagnostics})
+
+
+def _surrogate_of(tokens: Tokens, clip: ClippedAdvantage | PolicyGradient) -> tuple[Surrogate, Tensor]:
+    """The clipped surrogate of `tokens` within the bounds of `clip`, and the advantages [n] that it is of."""
+    if tokens.advantage_n is None:
+        raise ValueError("a clipped surrogate needs targets with advantage_N")
+    surrogate = clipped_surrogate(
+        tokens.sampled_logp_n,
+        known_behavior(tokens),
+        tokens.advantage_n,
+        eps_low=clip.eps_low,
+        eps_high=clip.eps_high,
+        dual_clip=clip.dual_clip,
+    )
+    return surrogate, tokens.advantage_n
 
 
 def known_behavior(tokens: Tokens) -> Tensor:

@@ -206,12 +206,6 @@ def check_packing(model: Any) -> None:
         )
 
 
-def padding(batch: RolloutBatch, micros: list[MicroBatch]) -> float:
-    """Share of the computed positions that hold nothing, in [0, 1)."""
-    computed = sum(pad_rows(batch, micro).input_ids_RL.size for micro in micros)
-    return 1.0 - len(batch.input_ids_M) / computed
-
-
 # Rows that begin with the same tokens, packed into one row that holds their shared prefix once.
 #
 # The hinted prompt of every turn repeats the whole history before it, so that a teacher who reads one row per turn

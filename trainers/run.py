@@ -45,8 +45,7 @@ from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, Synchronous
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer, load_student
 from turngym.trainers.targets import RewardedCollect
 from turngym.trainers.train_config import TrainConfig, train_config
-from turngym.trainers.train_loop import RunResult
-from turngym.trainers.trainer import Trainer
+from turngym.trainers.train_loop import RunResult, Trainer
 from turngym.trainers.world import World, on_all_ranks
 
 DEFAULT = "turnopd"

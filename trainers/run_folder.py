@@ -136,9 +136,6 @@ class RunFolder:
         if self.refresh is not None:
             self.refresh.save(folder)
 
-    def latest(self) -> Path:
-        return latest_checkpoint(self.path)
-
 
 def with_saved_settings(run: RunConfig, path: Path) -> RunConfig:
     """Returns `run` as it goes on in `path`: `packing="auto"` becomes what the run that began there had.

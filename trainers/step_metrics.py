@@ -57,11 +57,6 @@ def demonstration_row(episodes: Sequence[Episode]) -> dict[str, Any]:
     return row | {"demonstrations/exact": exact}
 
 
-def turn_tokens(batch: RolloutBatch) -> NDArray[np.int64]:
-    """Supervised tokens of each turn, all episodes together: int64 [T]."""
-    return np.bincount(batch.turn_N, minlength=int(batch.depth_E.max()))
-
-
 def _teacher(batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
     """The teacher's log-likelihood of the sampled tokens; of a top-K support it is known for the tokens within it."""
     found = targets.label_logp_N

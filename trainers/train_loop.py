@@ -1,86 +1,45 @@
-"""One process's share of a run: each step planned, played, scored, learned from, measured; evaluations and saves."""
+"""How a run goes: `Trainer` holds what a run consists of, `TrainLoop` plays, scores, learns and measures step by step.
+
+In a run of several processes each has a loop of its own, and all take the same steps.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from turngym.agents.play_plan import PlayPlan
+from turngym.agents.sglang.weights import SyncedPolicy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError, full_disk
 from turngym.envs.core.protocols import EvalPoint, RolloutRequest, RolloutSource, Scorer
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
 from turngym.trainers.batch import pack
-from turngym.trainers.checkpoint import resume_hint
-from turngym.trainers.config import OptimizerConfig, RunConfig
+from turngym.trainers.checkpoint import latest_model, resume_hint
+from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.distributed import NullMetricsLog, shared_scorer
 from turngym.trainers.judged import judge_row
-from turngym.trainers.metrics import MetricsLog
-from turngym.trainers.optimizer_step import Forward, Schedule, run_epochs
-from turngym.trainers.progress import Progress
-from turngym.trainers.run_folder import RunFolder, RunState
-from turngym.trainers.schedule import Planned, RolloutSchedule
-from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.metrics import MetricsLog, check_trackers
+from turngym.trainers.microbatch import resolved
+from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
+from turngym.trainers.progress import NoProgress, Progress
+from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
+from turngym.trainers.schedule import Planned, RolloutSchedule, Synchronous
+from turngym.trainers.scorer import LocalScorer, in_turn, reference_refresh
 from turngym.trainers.step_metrics import played_row
 from turngym.trainers.turn_stats import probe_stats
 from turngym.trainers.world import SINGLE, World, on_all_ranks
-
-
-class Interrupts:
-    """While entered, SIGINT and SIGTERM raise KeyboardInterrupt: at once, or at the end of a `protected` block.
-
-    In a run of several processes always at the end of a block, in all of them at the same one: else one would save what
-    the others are still computing.
-    """
-
-    def __init__(self, world: World = SINGLE) -> None:
-        self._world = world
-        self._protected = 0
-        self._pending = False
-        self._former: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        # Python delivers signals to the main thread only; elsewhere the owner of the thread decides
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                # a job in the background keeps ignoring Ctrl-C; SIGTERM is meant for it, whatever it inherited
-                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._former[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, former in self._former.items():
-            signal.signal(number, former)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._protected and self._world.size == 1:
-            raise KeyboardInterrupt
-        self._pending = True
-
-    @contextmanager
-    def protected(self) -> Iterator[None]:
-        """Finish what is inside first."""
-        # a counter, for blocks may be nested: only the end of the outermost one raises
-        self._protected += 1
-        try:
-            yield
-        finally:
-            self._protected -= 1
-        if not self._protected and any(self._world.all_gather(self._pending)):
-            self._pending = False
-            raise KeyboardInterrupt
-
 
 # Where the time of a step goes: wall clock and CPU seconds of this process, phase by phase.
 
@@ -124,30 +83,158 @@ class RunResult:
     """Seconds of training, evaluations excluded."""
 
 
-class Setup(Protocol):
-    """What the loop reads of a `Trainer`."""
+@dataclass(slots=True, kw_only=True)
+class Trainer:
+    """Runs one algorithm on one student. It knows no environment: episodes, scores and evaluations come from callables.
+
+    The same configuration and seed give the same numbers, however often the run was killed and resumed, as long as
+    `collect` and `evaluate` depend on their arguments and on the student's weights alone.
+    """
 
     model: Any
     algorithm: Algorithm
     collect: RolloutSource
     out: Path
-    run: RunConfig
-    optimizer: OptimizerConfig
-    teacher: Scorer | None
-    reference: Scorer | None
-    evaluate: Callable[[int], EvalPoint] | None
-    on_update: Callable[[int], None] | None
-    vocab_size: int | None
-    progress: Progress
-    order: RolloutSchedule
-    world: World
+    run: RunConfig = field(default_factory=RunConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    teacher: Scorer | None = None
+    """Scores at the algorithm's distillation temperature."""
+    reference: Scorer | None = None
+    """The frozen initial policy, for algorithms that stay near it."""
+    evaluate: Callable[[int], EvalPoint] | None = None
+    """Called with the step; 0 is before training."""
+    on_update: Callable[[int], None] | None = None
+    """Called after the student's weights have changed, with the step (tell an engine its policy version)."""
+    on_start: Callable[[], None] | None = None
+    """Called once the run's folder is open, before step 1; of several processes, in the first."""
+    save_extra: Callable[[Path], None] | None = None
+    """Adds files to each saved model folder (a tokenizer)."""
+    vocab_size: int | None = None
+    """Ids that teacher and student share, when their padding differs."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings that a resumed run must share (environment, split, teacher)."""
+    progress: Progress = field(default_factory=NoProgress)
+    order: RolloutSchedule = field(default_factory=Synchronous)
+    """Whether batches are played in their step or ahead of it."""
+    servers: SyncedPolicy | None = None
+    """Engine servers that play with the student's weights; of several processes one sends them."""
+    players: str = ""
+    """Who plays the episodes, in words, for the run's settings."""
+    world: World = SINGLE
+    """The processes of the run; more than one are set up by `distributed.distribute_trainer`."""
+    locked: bool = False
+    """The caller has locked `out` for this run already."""
+
+    def train(self, *, resume: bool = False) -> RunResult:
+        """Run until `run.steps`; Ctrl-C saves, then raises KeyboardInterrupt. Never overwrites another run.
+
+        Raises FolderInUseError where another process trains into `out`, and what `RunFolder.open` raises.
+        """
+        # a run that was begun with padded rows must not go on with packed ones: sums would round otherwise
+        trainer = replace(self, run=with_saved_settings(self.run, self.out)) if resume else self
+        trainer._check()
+        with ExitStack() as held:
+            if not trainer.locked:
+                lock_run(trainer.out, trainer.world, held)
+            return trainer._train(resume)
+
+    def _train(self, resume: bool) -> RunResult:
+        run = replace(self.run, packing=resolved(self.run.packing, self.model))
+        refresh = reference_refresh(self.run.reference_every, self.reference, self.model, self.world)
+        critic = self._critic()  # it may copy the policy: before that is divided
+        self.world.shard(self.model)
+        # after sharding, which replaces the model's parameters
+        optimizer = make_optimizer(self.model, self.optimizer)
+        folder = RunFolder(
+            path=self.out,
+            model=self.model,
+            optimizer=optimizer,
+            fingerprint=self._fingerprint(),
+            config=self.run,
+            save_extra=self.save_extra,
+            critic=critic,
+            world=self.world,
+            order=self.order,
+            refresh=refresh,
+            fixed_end=self._fixed_end(),
+        )
+        state = folder.open(resume=resume, depth=self.algorithm.depth.start())
+        if self.on_start is not None and not self.world.rank:
+            self.on_start()
+        log: MetricsLog | NullMetricsLog = NullMetricsLog()
+        if not self.world.rank:
+            log = MetricsLog(self.out, tensorboard=run.tensorboard, others=run.trackers, project=run.log_project)
+        # before anything is written: sinks and rows go on from the checkpoint, not from where the killed run was
+        log.truncate(state.step, state.evaluated)
+        log.open(state.step)
+        # once the student's new weights are announced
+        on_update = self.on_update if refresh is None else in_turn(self.on_update, refresh.after)
+        loop = TrainLoop(replace(self, on_update=on_update, run=run), optimizer, folder, log, state, critic)
+        try:
+            with Interrupts(self.world) as interrupts, self.progress:
+                loop.run(interrupts)
+        finally:
+            self.order.close()
+            log.close()
+        return RunResult(step=loop.state.step, model=latest_model(self.out), train_seconds=loop.state.train_seconds)
+
+    def _check(self) -> None:
+        check_trackers(self.run.trackers)
+        if self.algorithm.needs_teacher and self.teacher is None:
+            raise TrainError(f"algorithm {self.algorithm.name} needs a teacher; none was given")
+        if self.algorithm.needs_reference and self.reference is None:
+            raise TrainError(f"algorithm {self.algorithm.name} needs the initial policy as reference; none was given")
+        if self.run.episodes % self.algorithm.group:
+            raise TrainError(
+                f"{self.run.episodes} episodes per step are not whole groups of {self.algorithm.group}; "
+                "take a multiple of the group size"
+            )
+        resolved(self.run.packing, self.model)
+
+    def _critic(self) -> ValueCritic | None:
+        config = self.algorithm.critic
+        if config is None:
+            return None
+        return ValueCritic(
+            self.model,
+            config,
+            micro_tokens=self.run.micro_tokens,
+            autocast=self.run.autocast != "off",
+            gradient_checkpointing=self.run.gradient_checkpointing,
+            seed=self.run.seed,
+            world=self.world,
+        )
+
+    def _fixed_end(self) -> str:
+        """Why the steps done depend on how many there will be; "" where they do not, so that a run can be extended."""
+        if self.optimizer.schedule != "constant":
+            schedule = self.optimizer.schedule
+            return f"its learning rate reaches zero at its last step (--optimizer.schedule {schedule})"
+        if self.algorithm.to_the_end:
+            return f"{self.algorithm.name} changes with the share of the run that is done"
+        # what does not say may read the number of steps
+        if getattr(self.algorithm.weight, "to_the_end", True):
+            return f"the weights of {self.algorithm.name} change with the share of the run that is done"
+        if not isinstance(self.order, Synchronous):
+            return "batches are played ahead, and those behind its end were not"
+        return ""
+
+    def _fingerprint(self) -> dict[str, Any]:
+        run = replace(self.run, max_turns=self.run.full_depth)
+        return {
+            "algorithm": self.algorithm.name,
+            **{f"algorithm.{name}": value for name, value in self.algorithm.settings.items()},
+            **{f"run.{name}": value for name, value in fingerprint(run).items()},
+            **{f"optimizer.{name}": value for name, value in fingerprint(self.optimizer).items()},
+            **self.identity,
+        }
 
 
 @dataclass(slots=True)
 class TrainLoop:
     """The state of a run that is under way."""
 
-    trainer: Setup
+    trainer: Trainer
     optimizer: Any
     folder: RunFolder
     log: MetricsLog | NullMetricsLog
@@ -328,3 +415,48 @@ class TrainLoop:
             # only rank 0 has a log, but when its disk is full all must stop
             on_all_ranks(self.trainer.world, lambda: self.log.write(row))
         self.trainer.progress.row(row)
+
+
+class Interrupts:
+    """While entered, SIGINT and SIGTERM raise KeyboardInterrupt: at once, or at the end of a `protected` block.
+
+    In a run of several processes always at the end of a block, in all of them at the same one: else one would save what
+    the others are still computing.
+    """
+
+    def __init__(self, world: World = SINGLE) -> None:
+        self._world = world
+        self._protected = 0
+        self._pending = False
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        # Python delivers signals to the main thread only; elsewhere the owner of the thread decides
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # a job in the background keeps ignoring Ctrl-C; SIGTERM is meant for it, whatever it inherited
+                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, former in self._former.items():
+            signal.signal(number, former)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._protected and self._world.size == 1:
+            raise KeyboardInterrupt
+        self._pending = True
+
+    @contextmanager
+    def protected(self) -> Iterator[None]:
+        """Finish what is inside first."""
+        # a counter, for blocks may be nested: only the end of the outermost one raises
+        self._protected += 1
+        try:
+            yield
+        finally:
+            self._protected -= 1
+        if not self._protected and any(self._world.all_gather(self._pending)):
+            self._pending = False
+            raise KeyboardInterrupt

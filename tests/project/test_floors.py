@@ -188,7 +188,7 @@ def test_the_rules_forbid(room: str, part: str, name: str) -> None:
         ("trainers", "loop", "turngym.agents.playing.rollout"),
         ("trainers", "loop", "turngym.envs.core.episode.Episode"),
         ("trainers", "loop", "torch"),
-        ("scripts", "train", "turngym.trainers.trainer"),
+        ("scripts", "train", "turngym.trainers.train_loop"),
     ],
 )
 def test_the_rules_allow(room: str, part: str, name: str) -> None:

@@ -22,7 +22,7 @@ from turngym.trainers.algorithms.turnopd import DepthConfig
 from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.models import tiny_qwen3
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.trainer import Trainer
+from turngym.trainers.train_loop import Trainer
 
 VOCAB, PROMPT, RESPONSE = 60, 3, 2
 LENGTHS = (2, 3, 4, 6)

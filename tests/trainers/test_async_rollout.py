@@ -18,8 +18,7 @@ from turngym.trainers.algorithms import grpo
 from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.metrics import SOME_METRICS, read_metrics
 from turngym.trainers.schedule import AsyncConfig, AsyncRollout, Planned, Synchronous, WeightSnapshot, frozen_copy
-from turngym.trainers.train_loop import TrainLoop
-from turngym.trainers.trainer import Trainer
+from turngym.trainers.train_loop import Trainer, TrainLoop
 
 torch.set_num_threads(1)
 

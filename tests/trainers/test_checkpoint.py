@@ -25,7 +25,7 @@ from turngym.trainers.metrics import MetricsLog, read_metrics
 from turngym.trainers.models import load_model
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.schedule import AsyncRollout, WeightSnapshot, frozen_copy
-from turngym.trainers.trainer import Trainer
+from turngym.trainers.train_loop import Trainer
 
 torch.set_num_threads(1)
 

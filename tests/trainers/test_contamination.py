@@ -13,8 +13,6 @@ from turngym.trainers.diagnostics.diagnose import (
     divergence,
     forced_bound,
     mixture,
-    most_forced,
-    own_part,
 )
 
 repeatable = settings(max_examples=150, deadline=None, derandomize=True)
@@ -33,8 +31,6 @@ def test_by_hand() -> None:
     assert divergence(student, seen) < copied_bound(divergence(student, own), 0.5)
     assert divergence(student, np.array([1.0, 0.0])) == np.inf
     assert copied_bound(np.inf, 1.0) == 0.0
-    assert most_forced(student, seen) == pytest.approx(0.75)
-    np.testing.assert_allclose(own_part(student, seen, 0.5), own)
 
 
 @repeatable
@@ -58,16 +54,6 @@ def test_both_halves_of_the_bound_are_needed() -> None:
     assert forced_bound(np.inf, 0.2, 1.0) == 0.2
 
 
-@repeatable
-@given(distributions, distributions, st.floats(0.0, 1.0))
-def test_every_share_up_to_the_most_fits_the_same_two_distributions(p: np.ndarray, q: np.ndarray, part: float) -> None:
-    share = part * min(most_forced(p, q), 0.999)
-    own = own_part(p, q, share)
-    assert own.min() >= 0
-    assert own.sum() == pytest.approx(1.0)
-    np.testing.assert_allclose(mixture(own, p, share), q, atol=1e-12)
-
-
 def test_no_mixture_breaks_the_bounds() -> None:
     found = check_bounds(500, seed=3)
     assert found.mixtures == 500
@@ -82,5 +68,3 @@ def test_shares_out_of_range() -> None:
     half = np.array([0.5, 0.5])
     with pytest.raises(ValueError, match="valid is 0 to 1"):
         mixture(half, half, 1.5)
-    with pytest.raises(ValueError, match=r"cannot have been copied; valid here is 0 to 0\.5"):
-        own_part(half, np.array([0.25, 0.75]), 0.6)

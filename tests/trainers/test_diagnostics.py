@@ -17,7 +17,7 @@ from turngym.trainers.algorithm import DepthState
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig
 from turngym.trainers.batch import pack
 from turngym.trainers.diagnostics.curves import CurveSums, StepSums, kl_shares, smooth, step_bins
-from turngym.trainers.diagnostics.depth import NEEDED, Replay, probe_stats_of, replay, run_controls
+from turngym.trainers.diagnostics.depth import NEEDED, Replay, probe_stats_of, run_controls
 from turngym.trainers.diagnostics.diagnose import StepTimeSums, diagnose, horizon, regime_of, replayable
 from turngym.trainers.diagnostics.run_metrics import ALL, PHASES, prefix_length, reliable_turns, run_shape
 from turngym.trainers.metrics import iter_metrics
@@ -163,11 +163,10 @@ def test_a_replay_is_what_the_run_did(make_episode: Callable[..., Episode], chan
     assert (found.steps, found.differing, found.hbar_error) == (40, 0, 0.0)
     assert runner.probes == 3 + 10
     # another controller on the same probes is seen to be another one
-    other = replay(replace(config, rho=0.9), rows)
-    assert other[-1].hbar != rows[-1]["depth/hbar"]
     seen = Replay(replace(config, rho=0.9))
     for item in rows:
         seen.add(item)
+    assert seen.state.hbar != rows[-1]["depth/hbar"]
     assert seen.agreement().differing > 0
     assert seen.agreement().first.startswith("step 1: hbar")
 
@@ -196,7 +195,10 @@ def test_a_probe_without_a_column_measures_nothing(make_episode: Callable[..., E
     rows = written(make_episode, config, 8)
     without = [{name: value for name, value in item.items() if name != column} for item in rows]
     assert probe_stats_of(without[0]) is None
-    assert replay(config, without)[-1].hbar == config.h_max
+    runner = Replay(config)
+    for item in without:
+        runner.add(item)
+    assert runner.state.hbar == config.h_max
 
 
 def test_probe_statistics_by_hand() -> None:

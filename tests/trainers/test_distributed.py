@@ -284,7 +284,7 @@ def test_a_run_of_two_processes_goes_on_in_one(runs: Path) -> None:
     assert resumed[:2] == whole[:2]
     assert close(resumed, whole)
     assert resumed[2]["critic_loss"] == pytest.approx(whole[2]["critic_loss"], rel=1e-3)
-    assert (list_checkpoints(runs / "two_then_one")[-1] / "optimiser.pt").is_file()
+    assert (list_checkpoints(runs / "two_then_one")[-1] / "optimizer.pt").is_file()
 
 
 @pytest.mark.long

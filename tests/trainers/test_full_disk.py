@@ -63,7 +63,7 @@ def sizes(run: Path) -> dict[str, int]:
 @pytest.mark.parametrize("fits", ["nothing", "config.json", "model.safetensors"])
 def test_no_room_for_a_checkpoint_leaves_the_one_before(tmp_path: Path, whole: Path, fits: str) -> None:
     run, known = tmp_path / "run", sizes(whole)
-    assert known["config.json"] < known["model.safetensors"] < known["optimiser.pt"]
+    assert known["config.json"] < known["model.safetensors"] < known["optimizer.pt"]
     limit = max(known.get(fits, 0), (whole / "metrics.jsonl").stat().st_size) + 100
     with limited() as limit_files:
         with pytest.raises(CheckpointError, match=r"no room left under .*checkpoint of step 6 could not be.*--resume"):

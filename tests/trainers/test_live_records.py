@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs turngym[train]")
 
+from turngym.agents.judges.judges import WordJudge
 from turngym.agents.proxy.app import prometheus
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import Recorder
@@ -23,8 +24,8 @@ from turngym.scripts.trace import Records, lines, records
 from turngym.trainers.judged import ScoredTurns, judged
 from turngym.trainers.live.turns import (
     FeedbackUse,
-    FeedbackVotes,
     SelectionCounts,
+    SessionJudge,
     TurnSelection,
     reason_name,
     select_turns,
@@ -47,7 +48,7 @@ def turn() -> Turn:
 
 def heard(turn: Turn, kind: Question, use: FeedbackUse, said: Feedback, *votes: str | None) -> tuple[Any, Any]:
     voted = judged(turn, kind, Judgment(votes=votes)) if votes else turn
-    users = FeedbackVotes(kind=kind, use=use)
+    users = SessionJudge(judge=WordJudge(), kind=kind, use=use)
     found = users.heard(voted, said)
     again = users.heard(found, said)
     assert (again.judge_votes, again.judge_scores, again.hint) == (found.judge_votes, found.judge_scores, found.hint)
@@ -97,7 +98,7 @@ def test_both_questions_take_what_the_user_answered(turn: Turn) -> None:
     ],
 )
 def test_when_the_judge_need_not_be_asked(kind: Any, use: Any, said: Feedback, settled: bool) -> None:
-    assert FeedbackVotes(kind=kind, use=use).settles(said) == settled
+    assert SessionJudge(judge=WordJudge(), kind=kind, use=use).settles(said) == settled
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig,
 from turngym.trainers.judged import JudgedCollect
 from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.trainer import Trainer
+from turngym.trainers.train_loop import Trainer
 
 torch.set_num_threads(1)
 Make = Callable[..., Episode]

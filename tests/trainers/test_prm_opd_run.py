@@ -20,7 +20,7 @@ from turngym.trainers.config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.judged import JudgedCollect
 from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.trainer import Trainer
+from turngym.trainers.train_loop import Trainer
 
 torch.set_num_threads(1)
 RUN = RunConfig(steps=2, episodes=12, max_turns=6, eval_every=0, checkpoint_every=2, tensorboard=False)

@@ -17,7 +17,7 @@ from turngym.trainers.config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.scorer import LocalScorer, in_turn, reference_refresh
-from turngym.trainers.trainer import Trainer
+from turngym.trainers.train_loop import Trainer
 from turngym.trainers.world import SINGLE, World
 
 torch.set_num_threads(1)

@@ -55,7 +55,7 @@ def test_killed_run_continues_to_the_same_numbers(tmp_path: Path) -> None:
     models = [load_model(latest_model(tmp_path / name)) for name in ("whole", "killed")]
     assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in models), strict=True))
     moments = [
-        torch.load(list_checkpoints(tmp_path / name)[-1] / "optimiser.pt", weights_only=True)["optimiser"]["state"]
+        torch.load(list_checkpoints(tmp_path / name)[-1] / "optimizer.pt", weights_only=True)["optimizer"]["state"]
         for name in ("whole", "killed")
     ]
     assert all(torch.equal(moments[0][k]["exp_avg"], moments[1][k]["exp_avg"]) for k in moments[0])

@@ -36,7 +36,7 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", ["model/model.safetensors", "model/config.json", "optimiser.pt"])
+@pytest.mark.parametrize("name", ["model/model.safetensors", "model/config.json", "optimizer.pt"])
 def test_a_changed_byte_of_a_checkpoint_is_refused(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "verify", str(run)]) == 0
     assert "files are whole" in capsys.readouterr().out

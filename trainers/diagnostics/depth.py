@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.settings import FILE, read_toml
-from turngym.trainers.algorithm import Blended, DepthStats
+from turngym.trainers.algorithm import Blended, DepthPlan, DepthStats
 from turngym.trainers.algorithms.turnopd import (
     AdaptiveDepth,
     DepthConfig,
@@ -31,18 +31,6 @@ NEEDED = ("turn/kl_raw", "turn/survivors", "turn/ended_success", "turn/ended_cut
 """Columns that a probe must have recorded to be measured again."""
 ROUNDING = 1e-9
 """Turns by which a replayed Hbar may differ from the recorded one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Controls:
-    """What the controller said at a step."""
-
-    step: int
-    cap: int
-    probe: bool
-    hbar: float
-    h_eff: int
-    h_cov: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,34 +82,30 @@ class Replay:
         self.probes = self.steps = self.differing = 0
         self.first, self.error = "", 0.0
 
-    def add(self, row: Row) -> Controls | None:
-        """What the controller says at the step of `row`; None for an evaluation."""
+    def add(self, row: Row) -> None:
+        """Take in the step of `row`; evaluations are passed over."""
         if row.get("kind") != "train":
-            return None
+            return
         plan = self.controller.plan(self.state, row["step"])
         stats = probe_stats_of(row) if plan.probe else None
         if stats is not None:
             self.state = self.controller.update(self.state, plan, stats)
             self.probes += 1
-        state = self.state
-        said = Controls(
-            step=row["step"], cap=plan.cap, probe=plan.probe, hbar=state.hbar, h_eff=state.h_eff, h_cov=state.h_cov
-        )
-        self.caps[said.cap] += 1
+        self.caps[plan.cap] += 1
         if len(self.bins):
-            self.hbar_B[int(np.searchsorted(self.bins, said.step))] = said.hbar
-        self._compare(said, row)
-        return said
+            self.hbar_B[int(np.searchsorted(self.bins, row["step"]))] = self.state.hbar
+        if row.get("depth/hbar") is not None:
+            self._compare(plan, row)
 
-    def _compare(self, said: Controls, row: Row) -> None:
-        if row.get("depth/hbar") is None:
-            return
-        error = abs(said.hbar - row["depth/hbar"])
-        pairs = {"cap": said.cap, "probe": int(said.probe), "h_eff": said.h_eff, "h_cov": said.h_cov}
+    def _compare(self, plan: DepthPlan, row: Row) -> None:
+        """Compare the controller's plan and state with what the run recorded."""
+        hbar, recorded = self.state.hbar, row["depth/hbar"]
+        error = abs(hbar - recorded)
+        pairs = {"cap": plan.cap, "probe": int(plan.probe), "h_eff": self.state.h_eff, "h_cov": self.state.h_cov}
         wrong = [f"{n} {value} for {row[f'depth/{n}']}" for n, value in pairs.items() if value != row[f"depth/{n}"]]
-        wrong += [f"hbar {said.hbar:.6g} for {row['depth/hbar']:.6g}"] if error > ROUNDING else []
+        wrong += [f"hbar {hbar:.6g} for {recorded:.6g}"] if error > ROUNDING else []
         self.steps, self.error, self.differing = self.steps + 1, max(self.error, error), self.differing + bool(wrong)
-        self.first = self.first or (f"step {said.step}: {', '.join(wrong)}" if wrong else "")
+        self.first = self.first or (f"step {row['step']}: {', '.join(wrong)}" if wrong else "")
 
     def agreement(self) -> Agreement:
         """How what was said compares with what the run recorded."""
@@ -139,12 +123,6 @@ class Replay:
         return float(played / (self.caps.total() * reached_T[-1]))
 
 
-def replay(config: DepthConfig, rows: Iterable[Row]) -> list[Controls]:
-    """The controller's answers step by step, a pure function of recorded probes: `AdaptiveDepth` itself is run."""
-    controller = Replay(config)
-    return [said for row in rows if (said := controller.add(row)) is not None]
-
-
 def variants(config: DepthConfig, own: str = "as set") -> dict[str, DepthConfig]:
     """The settings of Tables 5 and 6 around `config`, by what differs: coverage p, smoothing rho, whose CDF."""
     found = {own: config}
@@ -159,7 +137,6 @@ def variants(config: DepthConfig, own: str = "as set") -> dict[str, DepthConfig]
 
 # Whether depth can pay in a world: how KL and the teacher's entropy behave along episodes of vanilla distillation.
 
-Column_regime = NDArray[np.float64]
 MAX_KL_RATIO, MAX_DEEP_MASS, MAX_ENTROPY_RATIO = 0.60, 0.12, 1.0
 FIRST = 3
 """Turns whose share of the KL mass is told apart."""
@@ -169,18 +146,18 @@ FIRST = 3
 class TurnSums:
     """Sums by turn over full-depth episodes, float64 [T], T the full depth; nats."""
 
-    tokens_T: Column_regime
+    tokens_T: Column
     survivors_T: NDArray[np.int64]
     """Episodes that reached the turn."""
-    kl_T: Column_regime
+    kl_T: Column
     """Raw reverse KL, summed over tokens."""
-    fail_tokens_T: Column_regime
+    fail_tokens_T: Column
     """Tokens of failed episodes whose teacher entropy is known."""
-    fail_entropy_T: Column_regime
+    fail_entropy_T: Column
     """The teacher's entropy, summed over them."""
-    fail_kl_T: Column_regime
-    success_tokens_T: Column_regime
-    success_kl_T: Column_regime
+    fail_kl_T: Column
+    success_tokens_T: Column
+    success_kl_T: Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,20 +277,20 @@ def full_depth_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return [row for row in train if int(row["depth/cap"]) == full]
 
 
-def _total(rows: Sequence[Mapping[str, Any]], depth: int, count: str, mean: str | None = None) -> Column_regime:
+def _total(rows: Sequence[Mapping[str, Any]], depth: int, count: str, mean: str | None = None) -> Column:
     """Sum over rows of a column by turn, or of its product with a mean by turn."""
     total = np.zeros(depth)
     for row in rows:
-        counts = np.array(row.get(count) or [], np.float64)
+        counts = numbers(row.get(count))
         if mean is not None:
-            values = np.array([np.nan if value is None else value for value in row.get(mean) or []], np.float64)
+            values = numbers(row.get(mean))
             # a turn without such tokens has no mean, and adds nothing
             counts = counts * np.nan_to_num(values) if len(values) == len(counts) else np.zeros(len(counts))
         total[: len(counts)] += counts[:depth]
     return total
 
 
-def _mean(total_T: Column_regime, count_T: Column_regime, which: NDArray[np.bool_]) -> float | None:
+def _mean(total_T: Column, count_T: Column, which: NDArray[np.bool_]) -> float | None:
     count = float(count_T[which].sum())
     return float(total_T[which].sum()) / count if count else None
 

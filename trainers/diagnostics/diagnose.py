@@ -78,27 +78,6 @@ def forced_bound(own: float, forced: float, share: float) -> float:
     return convex if share == 1.0 else min(convex, own - float(np.log1p(-share)))
 
 
-def most_forced(student_V: Distribution, teacher_V: Distribution) -> float:
-    """The greatest eps for which q = (1 - eps) q* + eps p has a solution q* >= 0: min over ids of q / p.
-
-    Every eps from 0 to it fits the same p and q, so that the forced share cannot be told from the two distributions:
-    what is computed on traces are proxies, under names of their own.
-    """
-    on = student_V > 0
-    return float(min(1.0, np.min(teacher_V[on] / student_V[on])))
-
-
-def own_part(student_V: Distribution, teacher_V: Distribution, share: float) -> Distribution:
-    """q* = (q - eps p) / (1 - eps): what the teacher would have said if this share was copied from the student.
-
-    Errors: ValueError for a share above `most_forced`, or of 1.
-    """
-    most = most_forced(student_V, teacher_V)
-    if not 0.0 <= share <= most or share == 1.0:
-        raise ValueError(f"a share of {share} cannot have been copied; valid here is 0 to {most:.6g}, below 1")
-    return np.maximum(teacher_V - share * student_V, 0.0) / (1.0 - share)
-
-
 def check_bounds(mixtures: int = 2000, ids: int = 12, seed: int = 0) -> BoundCheck:
     """Construct mixtures (Dirichlet student, teacher and forced parts from peaked to flat) and measure the bounds."""
     random = np.random.default_rng(seed)

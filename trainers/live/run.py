@@ -41,7 +41,7 @@ from turngym.trainers.losses import bounded
 from turngym.trainers.run import adapter_identity, check_teacher, open_scorer, open_teacher
 from turngym.trainers.schedule import truncated
 from turngym.trainers.scorer import ModelWeights, load_student
-from turngym.trainers.trainer import Trainer
+from turngym.trainers.train_loop import Trainer
 
 # What answers the proxy's clients, and how it gets new weights.
 

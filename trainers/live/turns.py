@@ -1,8 +1,8 @@
 """How turns of a live session are judged, and which of them are trained on.
 
-1. `FeedbackVotes`: a user's feedback becomes a vote, in place of the judge's or besides them.
-2. `SessionJudge`: asks a judge about each turn as soon as its next message is known.
-3. `select_turns`: the turns of a judged session that are trained on; `SelectionCounts` counts the others by reason.
+1. `SessionJudge`: asks a judge about each turn as soon as its next message is known. A user's feedback becomes a vote,
+   in place of the judge's or beside them.
+2. `select_turns`: the turns of a judged session that are trained on; `SelectionCounts` counts the others by reason.
 """
 
 from __future__ import annotations
@@ -32,16 +32,54 @@ FeedbackUse = Literal["override", "vote", "record"]
 MARKS = ("[HINT_START]", "[HINT_END]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedbackVotes:
-    """A user's feedback as a vote on the judge's question.
+def _score_text(feedback: Feedback) -> str:
+    words = f", {feedback.text!r}" if feedback.text else ""
+    # the last box counts, whatever the user wrote
+    return f"The user's thumb is {'up' if feedback.score > 0 else 'down'}{words}. \\boxed{{{feedback.score}}}"
 
-    The thumb is a score. The text with a thumb down is a hint if it has more than 10 characters. With `override` the
-    feedback counts alone, and the judge is asked only for what it leaves open; with `vote` it is one more vote.
+
+def _hint(feedback: Feedback) -> str | None:
+    """The user's text in the form of a judge's hint; None if it is no hint."""
+    text = feedback.text
+    for mark in MARKS:
+        text = text.replace(mark, " ")
+    text = text.strip()
+    if feedback.score > 0 or len(text) <= MORE_THAN:
+        return None
+    return f"{MARKS[0]}{text}{MARKS[1]} \\boxed{{1}}"
+
+
+BATCH = 16
+"""Turns that a judge in this process is asked about together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionJudge:
+    """Implements `TurnJudge`: asks a judge about every turn of a session, and takes in what its users say.
+
+    A user's feedback is a vote on the judge's question. The thumb is a score. The text with a thumb down is a hint if
+    it has more than 10 characters.
     """
 
+    judge: Judge
     kind: Question
+    enhance: Callable[[Episode], Episode] | None = None
+    workers: int = 1
+    batch: int = BATCH
     use: FeedbackUse = "override"
+    """How users' feedback counts. `override`: alone, and the judge is asked only for what it leaves open. `vote`: as one
+    more vote. `record`: not at all."""
+    unread: UnreadVotes = field(default_factory=UnreadVotes)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def requests(self, episode: Episode) -> list[JudgeRequest]:
+        return requests(episode, self.kind)
+
+    def ask(self, asked: Sequence[JudgeRequest]) -> list[Judgment]:
+        return self.judge.judge(asked)
+
+    def judged(self, turn: Turn, judgment: Judgment) -> Turn:
+        return judged(turn, self.kind, judgment)
 
     def settles(self, feedback: Feedback) -> bool:
         """Whether the judge need not be asked. With a thumb up there is nothing to hint at."""
@@ -74,66 +112,11 @@ class FeedbackVotes:
             return _score_text(feedback)
         return said if self.kind == "hint" else joined(_score_text(feedback), said) or ""
 
-
-def _score_text(feedback: Feedback) -> str:
-    words = f", {feedback.text!r}" if feedback.text else ""
-    # the last box counts, whatever the user wrote
-    return f"The user's thumb is {'up' if feedback.score > 0 else 'down'}{words}. \\boxed{{{feedback.score}}}"
-
-
-def _hint(feedback: Feedback) -> str | None:
-    """The user's text in the form of a judge's hint; None if it is no hint."""
-    text = feedback.text
-    for mark in MARKS:
-        text = text.replace(mark, " ")
-    text = text.strip()
-    if feedback.score > 0 or len(text) <= MORE_THAN:
-        return None
-    return f"{MARKS[0]}{text}{MARKS[1]} \\boxed{{1}}"
-
-
-BATCH = 16
-"""Turns that a judge in this process is asked about together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionJudge:
-    """A `TurnJudge`: every turn of a session, with the role that spoke the next message."""
-
-    judge: Judge
-    kind: Question
-    enhance: Callable[[Episode], Episode] | None = None
-    workers: int = 1
-    batch: int = BATCH
-    use: FeedbackUse = "override"
-    """How users' feedback counts."""
-    unread: UnreadVotes = field(default_factory=UnreadVotes)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-
-    def requests(self, episode: Episode) -> list[JudgeRequest]:
-        return requests(episode, self.kind)
-
-    def ask(self, asked: Sequence[JudgeRequest]) -> list[Judgment]:
-        return self.judge.judge(asked)
-
-    def judged(self, turn: Turn, judgment: Judgment) -> Turn:
-        return judged(turn, self.kind, judgment)
-
-    def settles(self, feedback: Feedback) -> bool:
-        return self._users.settles(feedback)
-
-    def heard(self, turn: Turn, feedback: Feedback) -> Turn:
-        return self._users.heard(turn, feedback)
-
     def amended(self, episode: Episode, turn: int, feedback: Feedback) -> Episode:
         """A session that was judged already, with later feedback on one of its turns."""
         turns = [self.heard(one, feedback) if one.index == turn else one for one in episode.turns]
         changed = replace(episode, turns=tuple(turns))
         return changed if self.enhance is None else self.enhance(changed)
-
-    @property
-    def _users(self) -> FeedbackVotes:
-        return FeedbackVotes(kind=self.kind, use=self.use)
 
     def finished(self, episode: Episode) -> Episode:
         """Add hints to prompts. If session after session could not be read, turns without scores stay untrained."""
