@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.envs.core.settings import SettingsError, from_table
-from turngym.trainers import trainer as trainer_module
+from turngym.trainers import train_loop
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import BatchError, RolloutBatch, pack
@@ -186,12 +186,12 @@ def test_what_a_run_goes_on_with(tmp_path: Path) -> None:
 def test_the_loop_uses_what_the_model_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str]] = []
 
-    class Loop(trainer_module.TrainLoop):
+    class Loop(train_loop.TrainLoop):
         def run(self, interrupts: Any) -> None:
             seen.append((self._forward().packing, self._scorers().student.packing))  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(trainer_module, "TrainLoop", Loop)
+    monkeypatch.setattr(train_loop, "TrainLoop", Loop)
     for number, answer in enumerate(("auto", "off")):
-        monkeypatch.setattr(trainer_module, "resolved", lambda packing, model, answer=answer: answer)
+        monkeypatch.setattr(train_loop, "resolved", lambda packing, model, answer=answer: answer)
         toy.trainer(tmp_path / str(number), steps=1).train()
     assert seen == [("auto", "auto"), ("off", "off")]

@@ -67,8 +67,8 @@ class SessionJudge:
     workers: int = 1
     batch: int = BATCH
     use: FeedbackUse = "override"
-    """How users' feedback counts. `override`: alone, and the judge is asked only for what it leaves open. `vote`: as one
-    more vote. `record`: not at all."""
+    """How users' feedback counts. `override`: alone, and the judge is asked only for what it leaves open. `vote`: as
+    one more vote. `record`: not at all."""
     unread: UnreadVotes = field(default_factory=UnreadVotes)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
