@@ -225,13 +225,11 @@ class TraceIndex:
         return float((self.ret[place] - ret.mean()) / (ret.std(ddof=1) + 1e-6))
 
     def _key(self, sort: str) -> NDArray[Any]:
-        keys: dict[str, Any] = {"turns": self.turns, "ret": self.ret, "score": self.score}
         if sort == "task":
             return np.array(self.tasks)
-        return self._invalid() if sort == "invalid" else keys[sort]
-
-    def _invalid(self) -> NDArray[np.int64]:
-        return self.verdicts[:, _INVALID].sum(axis=1)
+        if sort == "invalid":
+            return self.verdicts[:, _INVALID].sum(axis=1)
+        return {"turns": self.turns, "ret": self.ret, "score": self.score}[sort]
 
 
 def index_trace(path: Path, progress: Callable[[int], None] | None = None) -> TraceIndex:
@@ -349,9 +347,9 @@ def create_app(runs: Mapping[str, TraceIndex], decode: Decode | None = None) -> 
     def episode() -> Any:
         _, index = chosen()
         place = request.args.get("at", -1, int)
-        if request.args.get("task") is not None:
-            place = _or_minus(index.find(request.args["task"], request.args.get("sample", 0, int)))
-        if not 0 <= place < len(index):
+        if (task := request.args.get("task")) is not None:
+            place = index.find(task, request.args.get("sample", 0, int))
+        if place is None or not 0 <= place < len(index):
             abort(404)
         return jsonify(shown(index, place, decode))
 
@@ -403,7 +401,3 @@ def _query(args: Mapping[str, str]) -> Query:
 def _about(name: str, index: TraceIndex) -> dict[str, Any]:
     values = {"status": sorted(set(index.status)), "category": sorted(set(index.category)), "verdict": list(VERDICTS)}
     return {"name": name, "episodes": len(index), "skipped": index.skipped, **values, "sort": list(SORTS)}
-
-
-def _or_minus(place: int | None) -> int:
-    return -1 if place is None else place
