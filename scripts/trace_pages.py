@@ -346,7 +346,7 @@ def create_app(runs: Mapping[str, TraceIndex], decode: Decode | None = None) -> 
     @app.get("/api/episode")
     def episode() -> Any:
         _, index = chosen()
-        place = request.args.get("at", -1, int)
+        place: int | None = request.args.get("at", -1, int)
         if (task := request.args.get("task")) is not None:
             place = index.find(task, request.args.get("sample", 0, int))
         if place is None or not 0 <= place < len(index):
