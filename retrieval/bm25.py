@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turngym.retrieval.core import Hit, Passage, RetrievalError
+from turngym.retrieval.core import Hit, Passage, RetrievalError, check_request
 from turngym.retrieval.lucene_build import build_index
 from turngym.retrieval.lucene_postings import Parts, Searcher, Settings, open_parts
 from turngym.retrieval.lucene_text import analyze
@@ -168,8 +168,7 @@ class BM25Retriever:
         Raises:
             RetrievalError: one string instead of a sequence of them, k below 1, or closed.
         """
-        if isinstance(queries, str):
-            raise RetrievalError(f"queries is the string {queries[:40]!r}; give a sequence of strings")
+        check_request(queries, k)
         found: list[list[Hit]] = []
         for query in queries:
             rows, scores = self._index.search_rows(query, k)

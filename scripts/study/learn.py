@@ -38,7 +38,6 @@ from turngym.scripts.study.grid import Job, Runner, metric_rows
 from turngym.scripts.study.learn_recipes import (
     MUST_RISE,
     Imitation,
-    Measured,
     Recipe,
     Size,
     Start,
@@ -296,7 +295,13 @@ def size_of(options: LearnOptions, world: EmbeddedWorld) -> Size:
     steps = options.steps or setup.steps
     if steps % options.evaluations:
         raise TurngymError(f"--steps {steps} cannot be cut into {options.evaluations} equal parts (--evaluations)")
-    return Size(steps=steps, episodes=options.episodes or setup.episodes, every=steps // options.evaluations)
+    return Size(
+        steps=steps,
+        episodes=options.episodes or setup.episodes,
+        every=steps // options.evaluations,
+        tasks=options.tasks,
+        samples=options.samples,
+    )
 
 
 # --- The runs
@@ -344,12 +349,11 @@ def text_file(options: LearnOptions, world: EmbeddedWorld) -> Path:
 def _job(options: LearnOptions, world: EmbeddedWorld, name: str, recipe: Recipe, seed: int, needs: Job | None) -> Job:
     size = size_of(options, world)
     start = world.checkpoint("student") if needs is None else needs.model
-    measured = Measured(tasks=options.tasks, samples=options.samples)
     text = text_file(options, world)
     return Job(
         name=f"{world.name}/{name}/seed{seed}",
         folder=options.out / world.name / f"{name}-seed{seed}",
-        words=recipe_words(recipe, world, start=start, size=size, seed=seed, measured=measured, text=text),
+        words=recipe_words(recipe, world, start=start, size=size, seed=seed, text=text),
         steps=size.steps,
         needs=needs,
         evaluates=True,

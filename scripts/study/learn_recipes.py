@@ -185,30 +185,24 @@ def choose(names: tuple[str, ...]) -> dict[str, Recipe]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much every run trains, and how often it is evaluated."""
+    """How much every run trains, how often it is evaluated, and on how much."""
 
     steps: int
     episodes: int
     """Episodes per step."""
     every: int
     """Steps between evaluations."""
+    tasks: int
+    """Tasks of an evaluation: the first so many of the panel."""
+    samples: int
+    """Episodes per task of an evaluation."""
 
 
 # --- As options of `turngym train`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What every run is evaluated on, beside the world's panel."""
-
-    tasks: int
-    """The first so many of the panel."""
-    samples: int
-    """Episodes per task."""
-
-
 def recipe_words(
-    recipe: Recipe, world: EmbeddedWorld, *, start: Path, size: Size, seed: int, measured: Measured, text: Path
+    recipe: Recipe, world: EmbeddedWorld, *, start: Path, size: Size, seed: int, text: Path
 ) -> tuple[str, ...]:
     """One run of `recipe` from the model in `start`; `text` is the file that L_PT reads."""
     words = ["--algorithm", recipe.algorithm, "--student", shown(start), *train_argv(world)]
@@ -216,7 +210,7 @@ def recipe_words(
     words += ["--expert", world.expert] if recipe.expert else []
     words += ["--lm-loss.files", str(text)] if recipe.text else []
     words += ["--steps", str(size.steps), "--episodes", str(size.episodes), "--seed", str(seed)]
-    words += ["--panel", world.panel, "--eval-limit", str(measured.tasks), "--eval-samples", str(measured.samples)]
+    words += ["--panel", world.panel, "--eval-limit", str(size.tasks), "--eval-samples", str(size.samples)]
     words += ["--eval-every", str(size.every)]
     return (*words, *COMMON, *recipe.words, *recipe.in_env.get(world.name, ()))
 

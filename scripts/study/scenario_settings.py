@@ -18,7 +18,7 @@ from turngym.envs.core.errors import TurngymError, did_you_mean
 from turngym.envs.panels import assert_disjoint, load_panel, panel_of_env, write_panel
 from turngym.envs.search.world import TINY, Part
 from turngym.envs.search.world_questions import generate_world, one_world
-from turngym.scripts.study.learn_recipes import FREE_CRITIC, REWARD, Imitation, Measured, Recipe, Size, setup_of
+from turngym.scripts.study.learn_recipes import FREE_CRITIC, REWARD, Imitation, Recipe, Size, setup_of
 
 # --- What a scenario is
 
@@ -324,13 +324,15 @@ class ScenarioOptions:
         return range(1, 2 if self.short else 1 + self.seeds)
 
     @property
-    def measured(self) -> Measured:
-        return Measured(tasks=2, samples=1) if self.short else Measured(tasks=self.tasks, samples=self.samples)
+    def evaluated(self) -> tuple[int, int]:
+        """Tasks of an evaluation, and episodes per task."""
+        return (2, 1) if self.short else (self.tasks, self.samples)
 
     def size(self, scenario: Scenario) -> Size:
         """How much a run of `scenario` trains; it is evaluated before and after."""
         steps, episodes = (2, 8) if self.short else (scenario.steps, scenario.episodes)
-        return Size(steps=steps, episodes=episodes, every=steps)
+        tasks, samples = self.evaluated
+        return Size(steps=steps, episodes=episodes, every=steps, tasks=tasks, samples=samples)
 
 
 # --- Panels of a place

@@ -168,7 +168,6 @@ def _job(
             start=world.checkpoint("student") if start is None else start.model,
             size=size,
             seed=seed,
-            measured=options.measured,
             text=text_path(options.out / "text", "train"),
         ),
         steps=size.steps,
@@ -343,7 +342,7 @@ def write_report(options: ScenarioOptions, planned: Sequence[Planned]) -> None:
     (options.out / f"scenarios{suffix}.json").write_text(numbers + "\n", encoding="utf-8")
     drawn = [result for rows in results.values() for result in rows.values()]
     if drawn:
-        print(f"figure: {draw_figure(drawn, options.out / figure, options.measured.samples)}")
+        print(f"figure: {draw_figure(drawn, options.out / figure, options.evaluated[1])}")
 
 
 def read_scenario(planned: Planned) -> dict[str, Result]:
@@ -373,9 +372,10 @@ def render(
 ) -> str:
     """The report in Markdown."""
     seeds = ", ".join(map(str, options.seeds_played))
+    tasks, samples = options.evaluated
     which = "chosen on" if options.chosen else "not chosen on"
     opening = (
-        f"Avg@{options.measured.samples} in percent at temperature 0.85 on the first {options.measured.tasks} tasks of "
+        f"Avg@{samples} in percent at temperature 0.85 on the first {tasks} tasks of "
         f"panels that settings were {which}; seeds {seeds}, as far as both arms have finished them."
     )
     parts = ["# Where each algorithm earns its name", opening, markdown(summary(planned, results)), NOTE]
@@ -414,7 +414,7 @@ def _section(options: ScenarioOptions, one: Planned, rows: Mapping[str, Result],
     parts = [f"## {scenario.name}", f"{told}{size.steps} steps of {size.episodes} episodes."]
     if not rows:
         return [*parts, "No seed is finished in both arms: there is nothing to report."]
-    parts.append(markdown(learn_table(rows, options.measured.samples)))
+    parts.append(markdown(learn_table(rows, size.samples)))
     parts.append("\n".join(f"- `{name}`: {curve_text(result)}" for name, result in rows.items()))
     if extra is not None:
         parts += [extra.title, markdown(extra.table)]

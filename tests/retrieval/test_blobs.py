@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.retrieval import mapped as blobs
 from turngym.retrieval.mapped import ArrayWriter, BlobError, BlobStore, BlobWriter, map_array
 
 
@@ -34,12 +33,6 @@ def test_a_record_that_is_not_there(tmp_path: Path) -> None:
     for row in (2, -3):
         with pytest.raises(IndexError):
             store[row]
-
-
-def test_many_records_are_spooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "_SPOOL", 64)
-    records = [str(row).encode() for row in range(1000)]
-    assert list(written(tmp_path / "x", records)) == records
 
 
 def test_threads_read_one_store(tmp_path: Path) -> None:

@@ -246,11 +246,3 @@ def test_a_failed_cell_is_named_and_the_others_finish(work: Any) -> None:
     assert [cell.finished for cell in cells] == [True, True, False, True]
     assert fake.started.count("alfworld/opd/seed1") == 1
     assert cells[2].lock.acquire()
-
-
-def test_a_folder_of_another_study_is_refused(work: Any) -> None:
-    _, cells, run = work()
-    cells[0].folder.mkdir(parents=True)
-    (cells[0].folder / "command.txt").write_text("turngym train something else")
-    with pytest.raises(TurngymError, match="holds a run with other options"):
-        run()

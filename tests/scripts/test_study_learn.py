@@ -128,7 +128,7 @@ def test_a_world_says_how_much_is_trained_unless_the_user_does() -> None:
     sizes = [learn.size_of(learn.LearnOptions(env=env), load_world(env)) for env in ("alfworld", "webshop", "search")]
     assert [(size.steps, size.episodes, size.every) for size in sizes] == [(24, 64, 12), (24, 64, 12), (36, 256, 18)]
     asked = learn.LearnOptions(env="search", episodes=8, steps=4, evaluations=4)
-    assert learn.size_of(asked, load_world("search")) == Size(steps=4, episodes=8, every=1)
+    assert learn.size_of(asked, load_world("search")) == Size(steps=4, episodes=8, every=1, tasks=100, samples=4)
     with pytest.raises(TurngymError, match="--steps 24 cannot be cut into 5 equal parts"):
         learn.size_of(learn.LearnOptions(evaluations=5), load_world("alfworld"))
     with pytest.raises(TurngymError, match="'alfworld-loops': there are recipes for alfworld, webshop, search only"):
