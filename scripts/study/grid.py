@@ -303,14 +303,14 @@ class Runner:
                     # this machine slept too long: another process has the cell now
                     self._running.remove(running)
                     stop(running.process, 0.0)
-                    board.say(f"lost to another process: {running.job.name}")
+                    board.say(f"lost to another process: {running.job.name}", always=True)
 
     def _end(self, running: Running, board: Board) -> None:
         job, lock = running.job, running.lock
         try:
             if not job.trained:
                 self._failed.append(job)
-                board.say(f"failed: {job.name}")
+                board.say(f"failed: {job.name}", always=True)
             elif lock is None or lock.held:
                 self.finish(job)
         finally:
@@ -403,9 +403,9 @@ class Board:
     def __exit__(self, *error: object) -> None:
         self.bars.stop()
 
-    def say(self, text: str) -> None:
-        """Prints a line; on a terminal the bars say it already."""
-        if not self.bars.console.is_terminal:
+    def say(self, text: str, *, always: bool = False) -> None:
+        """Prints a line; on a terminal only if `always`, because the bars show the rest."""
+        if always or not self.bars.console.is_terminal:
             self.bars.console.print(text, highlight=False, soft_wrap=True)
 
     def update(self, running: set[str]) -> None:
