@@ -1,4 +1,4 @@
-"""Episodes against a real server that speaks the OpenAI API and fails in every way that servers do."""
+"""Episodes against a real server that speaks the OpenAI API, calls included, and fails in every way that servers do."""
 
 from __future__ import annotations
 

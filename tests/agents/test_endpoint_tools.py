@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
 
 from openai_fake import FakeOpenAI, served
-from test_endpoint import agent_for
 
 from turngym.agents.endpoint.messages import INVALID, SKIPPED
 from turngym.agents.executor.options import WorkerOptions
