@@ -6,7 +6,7 @@
 - a hint with control tokens: `test_hints_that_forge_turns_or_do_not_fit_are_refused` in
   `tests/agents/test_judge_hints`, counted as `judge/hints_refused`
 - malformed chat requests: `tests/agents/test_proxy_request`, over HTTP `tests/agents/test_proxy_http`
-- a client that disconnects mid-stream: `tests/agents/test_proxy_stream`
+- a client that disconnects mid-stream: `tests/agents/test_proxy_http`
 """
 
 from __future__ import annotations
