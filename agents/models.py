@@ -79,8 +79,12 @@ def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSp
 def file_hashes(folder: str | Path) -> dict[str, str]:
     """SHA-256 of every weight, configuration and tokenizer file of a model folder, by file name."""
     kinds = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model")
-    paths = sorted(Path(folder).expanduser().iterdir())
-    return {path.name: _file_digest(path).hexdigest() for path in paths if path.suffix in kinds}
+    found = {}
+    for path in sorted(Path(folder).expanduser().iterdir()):
+        if path.suffix in kinds:
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def trained_on(folder: str | Path) -> str | None:
@@ -95,8 +99,3 @@ def trained_on(folder: str | Path) -> str | None:
     except SettingsError:
         return None
     return env.rpartition(":")[2] if isinstance(env, str) else None
-
-
-def _file_digest(path: Path) -> Any:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256")

@@ -66,24 +66,24 @@ def open_agent(options: AgentOptions, probe: Callable[[], TextEnv], servers: Pol
     """
     name, channel = options.agent, _plain_channel(options)
     kind, _, argument = name.partition(":")
-    if name == "expert":
-        return OpenedAgent(agent=_expert(name, options), channel=channel, system=options.system)
+    found: Agent | OpenedAgent
     if name == "random":
-        return OpenedAgent(agent=RandomAgent(), channel=channel, system=options.system)
-    if kind == "replay" and argument:
-        replay = ReplayAgent(read_episodes(argument), name=f"replay {Path(argument).name}")
-        return OpenedAgent(agent=replay, channel=channel, system=options.system)
-    if kind == "model" and argument:
+        found = RandomAgent()
+    elif kind == "replay" and argument:
+        found = ReplayAgent(read_episodes(argument), name=f"replay {Path(argument).name}")
+    elif kind == "model" and argument:
         env = probe()
         _warn_of_transfer(argument, env.env_id)
         return _open_model(argument, options, env.tool, servers or PolicyServer())
-    if kind == "openai" and argument:
+    elif kind == "openai" and argument:
         return _open_endpoint(argument, options, probe().tool)
-    env = probe()
-    if name in env.players or name in installed(PLAYERS):
-        return OpenedAgent(agent=_expert(name, options), channel=channel, system=options.system)
-    make: MakeAgent = find("turngym.agents", name, {}, known=(*KINDS, *env.players))
-    found = make(env, options)
+    # `expert` plays in every environment, so that one need not be asked
+    elif name == "expert" or name in (env := probe()).players or name in installed(PLAYERS):
+        shown = f"{name} (noise {options.noise:g})" if options.noise else name
+        found = ExpertAgent(expert=named_player(name), noise=options.noise, name=shown)
+    else:
+        make: MakeAgent = find("turngym.agents", name, {}, known=(*KINDS, *env.players))
+        found = make(env, options)
     return found if isinstance(found, OpenedAgent) else OpenedAgent(agent=found, channel=channel, system=options.system)
 
 
@@ -118,11 +118,6 @@ def as_opened(
 def _plain_channel(options: AgentOptions) -> str | None:
     """Scripted agents speak in bare actions unless they are told otherwise."""
     return None if options.channel in ("auto", "none") else options.channel
-
-
-def _expert(name: str, options: AgentOptions) -> ExpertAgent:
-    shown = f"{name} (noise {options.noise:g})" if options.noise else name
-    return ExpertAgent(expert=named_player(name), noise=options.noise, name=shown)
 
 
 def _open_model(folder: str, options: AgentOptions, tool: ToolSpec, servers: PolicyServer) -> OpenedAgent:
