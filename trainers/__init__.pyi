@@ -16,7 +16,6 @@ from .algorithm import TokenLosses as TokenLosses
 from .algorithm import Tokens as Tokens
 from .algorithm import Weight as Weight
 from .algorithm import find_algorithm as find_algorithm
-from .algorithms.weights import WEIGHTS as WEIGHTS
 from .batch import RolloutBatch as RolloutBatch
 from .batch import pack as pack
 from .config import CriticConfig as CriticConfig
@@ -33,6 +32,7 @@ from .run import build_trainer as build_trainer
 from .run import train as train
 from .scorer import LocalScorer as LocalScorer
 from .scorer import load_student as load_student
+from .token_weights import WEIGHTS as WEIGHTS
 from .train_config import TrainConfig as TrainConfig
 from .train_loop import RunResult as RunResult
 from .train_loop import Trainer as Trainer

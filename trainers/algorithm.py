@@ -6,7 +6,7 @@ The training loop knows these protocols and no algorithm by name: something new 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -370,18 +370,3 @@ class FixedDepth:
     def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
         """Nothing is learned."""
         return state
-
-
-def state_to_json(state: DepthState) -> dict[str, Any]:
-    """`state` for a checkpoint; floats survive JSON exactly."""
-    return asdict(state)
-
-
-def state_from_json(values: Mapping[str, Any]) -> DepthState:
-    """The state that `state_to_json` wrote. Errors: ValueError for missing or unknown fields."""
-    try:
-        return DepthState(**values)
-    except TypeError as error:
-        raise ValueError(
-            f"depth state has the fields {sorted(values)}; valid are {sorted(DepthState.__dataclass_fields__)}"
-        ) from error

@@ -291,18 +291,6 @@ class PlayedAheadTogether:
         return gather_shares(self.world, request, own)
 
 
-def _ahead_together(order: AsyncRollout, world: World, servers: SyncedPolicy | None) -> AsyncRollout:
-    """`order` for all ranks: a snapshot gathers the sharded student; the copy that plays is whole on each of them."""
-    student = order.snapshot.student
-    return AsyncRollout(
-        staleness=order.staleness,
-        last=order.last,
-        snapshot=replace(order.snapshot, whole=lambda: world.full_params(student)),
-        cancel=order.cancel,
-        together=PlayedAheadTogether(world=world, servers=servers),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedScorer:
     """Implements `Scorer`: each process scores its share of the rows, about as many tokens as the others'."""
@@ -359,8 +347,16 @@ def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = Fals
     policy = {"world": world, "model": trainer.model, "servers": trainer.servers}
     collect, order = SharedCollect(collect=trainer.collect, **policy), trainer.order
     if isinstance(order, AsyncRollout):
+        # a snapshot gathers the sharded student; the copy that plays is whole on each rank
+        student = order.snapshot.student
+        order = AsyncRollout(
+            staleness=order.staleness,
+            last=order.last,
+            snapshot=replace(order.snapshot, whole=lambda: world.full_params(student)),
+            cancel=order.cancel,
+            together=PlayedAheadTogether(world=world, servers=trainer.servers),
+        )
         # the servers follow the copy that plays ahead; the student itself evaluates, in its own processes
-        order = _ahead_together(order, world, trainer.servers)
         policy["servers"] = None
     return replace(
         trainer,
@@ -372,22 +368,6 @@ def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = Fals
         evaluate=trainer.evaluate and SharedEvaluation(evaluate=trainer.evaluate, **policy),
         progress=NoProgress() if world.rank else trainer.progress,
     )
-
-
-class NullMetricsLog:
-    """A metrics log that writes nothing, for all ranks but 0."""
-
-    def truncate(self, step: int, evaluated: int) -> None:
-        return
-
-    def open(self, step: int) -> None:
-        return
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

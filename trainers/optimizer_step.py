@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -90,16 +90,17 @@ def update(
     forward: Forward,
     lr: float,
     max_grad_norm: float = 1.0,
-    terms: Sequence[Callable[[], tuple[str, float]]] = (),
+    terms: Sequence[Term] = (),
+    step: int = 1,
 ) -> UpdateResult:
     """One step of the optimizer on the whole batch.
 
     loss = sum_i weight_i * token_loss_i, with `weight_N` fixed before the split into micro-batches, so that their
-    number and order change nothing but rounding. Each of `terms` adds its own gradient and returns (name, value).
+    number and order change nothing but rounding. Each of `terms` adds its own gradient for training step `step`.
     """
     optimizer.zero_grad(set_to_none=True)
     loss, columns = accumulate(model, batch, targets=targets, weight_N=weight_N, token_loss=token_loss, forward=forward)
-    extra = dict(term() for term in terms)
+    extra = {term.name: term.backward(model, step, forward.world) for term in terms}
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     # without a limit the norm is still measured
     norm = float(
@@ -269,7 +270,8 @@ def run_epochs(
                 forward=forward,
                 lr=schedule.lr,
                 max_grad_norm=config.max_grad_norm,
-                terms=[_bound(term, model, schedule.step, forward.world) for term in algorithm.terms],
+                terms=algorithm.terms,
+                step=schedule.step,
             )
             results.append(result)
             if critic is not None and chosen.return_N is not None and chosen.value_N is not None:
@@ -279,6 +281,9 @@ def run_epochs(
                 weight_N[tokens] = weight_n / len(parts)
                 for name, values in result.columns.items():
                     columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
+    explained = None
+    if targets.value_N is not None and targets.return_N is not None:
+        explained = explained_variance(targets.value_N, targets.return_N)
     fresh_N = np.zeros(batch.tokens, np.bool_)
     fresh_N[parts[0][2]] = True
     return Epochs(
@@ -288,19 +293,8 @@ def run_epochs(
         fresh_N=fresh_N,
         lr=schedule.lr,
         critic_losses=critic_losses,
-        critic_explained=_explained(targets),
+        critic_explained=explained,
     )
-
-
-def _explained(targets: Targets) -> float | None:
-    if targets.value_N is None or targets.return_N is None:
-        return None
-    return explained_variance(targets.value_N, targets.return_N)
-
-
-def _bound(term: Term, model: Any, step: int, world: World) -> Callable[[], tuple[str, float]]:
-    # a function of its own, since a lambda in the comprehension would see its last term only
-    return lambda: (term.name, term.backward(model, step, world))
 
 
 def minibatches(

@@ -561,12 +561,12 @@ def traffic(student: ModelShape, teacher: ModelShape | None, gpus: int, work: Wo
     sampled = work.episodes * work.turns * work.response
     own_teacher = 0.0
     if teacher is not None and work.shard_teacher:
-        own_teacher = (2.0 if work.teacher_dtype == "bfloat16" else 4.0) * teacher.parameters * missing
+        own_teacher = float(BYTES[work.teacher_dtype]) * teacher.parameters * missing
     return Traffic(
         to_play=weights,
         update=3 * passes * weights,
         teacher=own_teacher,
         top_k=0.0 if teacher is None else TOP_K_ENTRY * top_k * sampled * missing,
         episodes=EPISODE_TOKEN * work.episodes * work.length * missing,
-        to_server=(2.0 if work.rollout_dtype == "bfloat16" else 4.0) * student.parameters,
+        to_server=float(BYTES[work.rollout_dtype] * student.parameters),
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from turngym.envs.core.files import locked_folder
-from turngym.trainers.algorithm import DepthState, state_from_json, state_to_json
+from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
     CheckpointError,
     latest_checkpoint,
@@ -92,7 +92,7 @@ class RunFolder:
             self.refresh.load(checkpoint)
         self.saved = RunState(
             step=saved["step"],
-            depth=state_from_json(saved["depth"]),
+            depth=DepthState(**saved["depth"]),
             train_seconds=saved["train_seconds"],
             evaluated=saved["evaluated"],
         )
@@ -113,7 +113,7 @@ class RunFolder:
             return
         values = {
             "step": state.step,
-            "depth": state_to_json(state.depth),
+            "depth": asdict(state.depth),
             "train_seconds": state.train_seconds,
             "evaluated": state.evaluated,
             "fingerprint": dict(self.fingerprint),

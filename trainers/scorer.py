@@ -157,9 +157,7 @@ def _check_positions(ids: Ids, positions: Positions) -> None:
 def load_student(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
     """A model to train and its tokenizer. Raises TurngymError for a folder that lacks one of them."""
     from transformers import AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     model = load_model(folder, dtype=dtype, device=device)
     try:
         return model, AutoTokenizer.from_pretrained(folder)

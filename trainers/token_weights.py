@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.trainers.algorithm import WeightArray
+from turngym.trainers.algorithm import Weight, WeightArray
 from turngym.trainers.batch import RolloutBatch
 
 
@@ -26,11 +27,6 @@ def trajectory_weights(batch: RolloutBatch) -> WeightArray:
     Source: [turnopd] Algorithm 1, [grpo] eq. 3; docs/algorithms.md#trajectory-weights.
     """
     return _bucket_mean(batch.episode_N)
-
-
-def episode_mean(batch: RolloutBatch) -> WeightArray:
-    """`trajectory_weights` under the name that other libraries give it."""
-    return trajectory_weights(batch)
 
 
 def turn_mean(batch: RolloutBatch) -> WeightArray:
@@ -92,6 +88,26 @@ def blend_alpha(step: int, total: int, start: float = 0.0, end: float = 1.0) -> 
     return min(max((progress - start) / (end - start), 0.0), 1.0)
 
 
+def blend_weights(batch: RolloutBatch, alpha: float, *, n_min: int = 8, min_share: float = 0.15) -> WeightArray:
+    """Between trajectory and turn weights: float64 [N], sum 1 for every `alpha`.
+
+    w = (1 - alpha) w_traj + alpha w_turn. A token of an unreliable turn has w_turn = 0, so it keeps
+    (1 - alpha) w_traj: its trajectory share fades with alpha and is gone at alpha = 1. Both terms sum to 1.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#blended-weights. Errors: ValueError if `alpha` is outside [0, 1].
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha is {alpha}; valid is 0 (trajectory weights) to 1 (turn weights)")
+    turn_N = turn_weights(batch, n_min=n_min, min_share=min_share)
+    return (1.0 - alpha) * trajectory_weights(batch) + alpha * turn_N
+
+
+def _bucket_mean(bucket_N: NDArray[np.int64]) -> WeightArray:
+    """Buckets count the same and their members share alike: float64 [N], sum 1."""
+    _, inverse, counts = np.unique(bucket_N, return_inverse=True, return_counts=True)
+    # float64: the weights of 10^5 tokens are to sum to 1 to the last digits, however they are split later
+    return 1.0 / (len(counts) * counts[inverse].astype(np.float64))
+
+
 @dataclass(frozen=True, slots=True)
 class Static:
     """A weighting that does not change during training: `weigh(batch)` float64 [N]."""
@@ -123,8 +139,36 @@ class TurnLevel:
         return 1.0
 
 
-def _bucket_mean(bucket_N: NDArray[np.int64]) -> WeightArray:
-    """Buckets count the same and their members share alike: float64 [N], sum 1."""
-    _, inverse, counts = np.unique(bucket_N, return_inverse=True, return_counts=True)
-    # float64: the weights of 10^5 tokens are to sum to 1 to the last digits, however they are split later
-    return 1.0 / (len(counts) * counts[inverse].astype(np.float64))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blend:
+    """`blend_weights` with alpha moving from 0 to 1 between two shares of training (TurnOPD's default: 0 and 1)."""
+
+    to_the_end: ClassVar[bool] = True
+    """Every step depends on how many there will be, so that a run cannot get another end."""
+    start: float = 0.0
+    """Share of training at which alpha leaves 0."""
+    end: float = 1.0
+    """Share of training at which alpha reaches 1."""
+    turn: TurnLevel = field(default_factory=TurnLevel)
+
+    def __call__(self, batch: RolloutBatch, *, step: int, total_steps: int) -> WeightArray:
+        """Weights float64 [N] at `step` (1-based) of `total_steps`."""
+        alpha = self.alpha(step=step, total_steps=total_steps)
+        return blend_weights(batch, alpha, n_min=self.turn.n_min, min_share=self.turn.min_share)
+
+    def alpha(self, *, step: int, total_steps: int) -> float:
+        """Share of the turn weights at `step` (1-based)."""
+        return blend_alpha(step, total_steps, self.start, self.end)
+
+
+WEIGHTS: Mapping[str, Weight] = MappingProxyType(
+    {
+        "trajectory": Static(trajectory_weights),
+        "turn": TurnLevel(),
+        "blend": Blend(),
+        "token_mean": Static(token_mean),
+        "episode_mean": Static(trajectory_weights),  # the name that other libraries give it
+        "turn_mean": Static(turn_mean),
+    }
+)
+"""The weights by the names that settings use."""

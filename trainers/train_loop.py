@@ -28,7 +28,7 @@ from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.distributed import NullMetricsLog, shared_scorer
+from turngym.trainers.distributed import shared_scorer
 from turngym.trainers.judged import judge_row
 from turngym.trainers.metrics import MetricsLog, check_trackers
 from turngym.trainers.microbatch import resolved
@@ -161,12 +161,12 @@ class Trainer:
         state = folder.open(resume=resume, depth=self.algorithm.depth.start())
         if self.on_start is not None and not self.world.rank:
             self.on_start()
-        log: MetricsLog | NullMetricsLog = NullMetricsLog()
+        log = None
         if not self.world.rank:
             log = MetricsLog(self.out, tensorboard=run.tensorboard, others=run.trackers, project=run.log_project)
-        # before anything is written: sinks and rows go on from the checkpoint, not from where the killed run was
-        log.truncate(state.step, state.evaluated)
-        log.open(state.step)
+            # before anything is written: sinks and rows go on from the checkpoint, not from where the killed run was
+            log.truncate(state.step, state.evaluated)
+            log.open(state.step)
         # once the student's new weights are announced
         on_update = self.on_update if refresh is None else in_turn(self.on_update, refresh.after)
         loop = TrainLoop(replace(self, on_update=on_update, run=run), optimizer, folder, log, state, critic)
@@ -175,7 +175,8 @@ class Trainer:
                 loop.run(interrupts)
         finally:
             self.order.close()
-            log.close()
+            if log is not None:
+                log.close()
         return RunResult(step=loop.state.step, model=latest_model(self.out), train_seconds=loop.state.train_seconds)
 
     def _check(self) -> None:
@@ -237,7 +238,8 @@ class TrainLoop:
     trainer: Trainer
     optimizer: Any
     folder: RunFolder
-    log: MetricsLog | NullMetricsLog
+    log: MetricsLog | None
+    """None on all ranks but 0."""
     state: RunState
     critic: ValueCritic | None
 
@@ -413,7 +415,7 @@ class TrainLoop:
         out, what = self.trainer.out, f"metrics of step {row['step']}"
         with full_disk(out, what, TrainError, then=resume_hint(out)):
             # only rank 0 has a log, but when its disk is full all must stop
-            on_all_ranks(self.trainer.world, lambda: self.log.write(row))
+            on_all_ranks(self.trainer.world, lambda: None if self.log is None else self.log.write(row))
         self.trainer.progress.row(row)
 
 

@@ -22,9 +22,9 @@ from turngym.scripts.study.grid import Cell, FolderLock, Runner, cells_of
 from turngym.scripts.study.settings import StudyOptions, chosen_methods, fixed_depths, methods, shortened
 from turngym.trainers.algorithm import FixedDepth
 from turngym.trainers.algorithms.tcod import FrontToBack
-from turngym.trainers.algorithms.turnopd import AdaptiveDepth, Blend
+from turngym.trainers.algorithms.turnopd import AdaptiveDepth
 from turngym.trainers.run import build_algorithm
-from turngym.trainers.token_weights import Static, TurnLevel
+from turngym.trainers.token_weights import Blend, Static, TurnLevel
 
 
 def built(cell: Cell) -> Any:

@@ -15,7 +15,6 @@ from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, Targets
 from turngym.trainers.algorithms import luffy, opd, sft, tcod, turnopd
 from turngym.trainers.algorithms.tcod import DepthSchedule
 from turngym.trainers.algorithms.turnopd import DepthConfig
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.optimizer_step import (
@@ -30,6 +29,7 @@ from turngym.trainers.optimizer_step import (
 )
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.targets import TargetError
+from turngym.trainers.token_weights import WEIGHTS
 
 torch.set_num_threads(1)
 RUN = RunConfig(steps=10, episodes=12, max_turns=6)

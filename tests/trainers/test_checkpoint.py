@@ -11,7 +11,6 @@ import pytest
 import torch
 import toy_run as toy
 
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.checkpoint import (
     CheckpointError,
     latest_model,
@@ -25,6 +24,7 @@ from turngym.trainers.metrics import MetricsLog, read_metrics
 from turngym.trainers.models import load_model
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.schedule import AsyncRollout, WeightSnapshot, frozen_copy
+from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.train_loop import Trainer
 
 torch.set_num_threads(1)

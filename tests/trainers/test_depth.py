@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.algorithm import DepthPlan, DepthState, DepthStats, FixedDepth, state_from_json, state_to_json
+from turngym.trainers.algorithm import DepthPlan, DepthState, DepthStats, FixedDepth
 from turngym.trainers.algorithms.turnopd import (
     AdaptiveDepth,
     DepthConfig,
@@ -180,13 +178,6 @@ def test_fixed_depth_stays():
     state = control.start()
     assert control.plan(state, 7) == DepthPlan(cap=30, full_depth=True)
     assert control.update(state, control.plan(state, 7), stats()) == state
-
-
-def test_state_survives_json_exactly():
-    state = DepthState(hbar=0.1 + 0.2, h_eff=3, h_cov=7, probes=4)
-    assert state_from_json(json.loads(json.dumps(state_to_json(state)))) == state
-    with pytest.raises(ValueError, match=r"\['depth', 'hbar'\].*h_cov"):
-        state_from_json({"hbar": 1.0, "depth": 2})
 
 
 @pytest.mark.parametrize(

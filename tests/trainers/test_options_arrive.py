@@ -43,7 +43,6 @@ from turngym.trainers.algorithms.prm_opd import ScoreAndHint, ScoreAndHintTopK, 
 from turngym.trainers.algorithms.sage_opd import Intervention
 from turngym.trainers.algorithms.tcod import BackToFront, DepthSchedule, FrontToBack
 from turngym.trainers.algorithms.turnopd import DepthConfig
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.judged import HintedTurns, ScoredTurns
 from turngym.trainers.losses import (
@@ -66,6 +65,7 @@ from turngym.trainers.targets import (
     TeacherTopK,
     WithReference,
 )
+from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.train_config import train_config
 
 RUN = RunConfig(max_turns=17)

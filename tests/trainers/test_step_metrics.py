@@ -14,11 +14,10 @@ from turngym.envs.core.episode import Episode, Status
 from turngym.envs.core.task import Verdict
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import DepthPlan, DepthState, Targets
-from turngym.trainers.algorithms.turnopd import Blend
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.optimizer_step import Epochs, UpdateResult
 from turngym.trainers.targets import ComparableGroups
-from turngym.trainers.token_weights import Static, trajectory_weights
+from turngym.trainers.token_weights import Blend, Static, trajectory_weights
 
 Make = Callable[..., Episode]
 NAN = float("nan")

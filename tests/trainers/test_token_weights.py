@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.algorithms.turnopd import Blend, blend_weights
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import pack
 from turngym.trainers.token_weights import (
+    WEIGHTS,
+    Blend,
     TurnLevel,
     blend_alpha,
-    episode_mean,
+    blend_weights,
     reliable_turns,
     token_mean,
     trajectory_weights,
@@ -28,7 +28,6 @@ repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 
 def test_trajectory_weights_by_hand(ragged):
     np.testing.assert_allclose(trajectory_weights(pack(ragged)), [1 / 6, 1 / 6, 1 / 6, 1 / 4, 1 / 4])
-    np.testing.assert_array_equal(episode_mean(pack(ragged)), trajectory_weights(pack(ragged)))
 
 
 def test_token_mean_by_hand(ragged):
@@ -108,7 +107,7 @@ def test_registry_pieces_are_the_functions(ragged):
         "turn": turn_weights(batch),
         "blend": blend_weights(batch, 0.75),
         "token_mean": token_mean(batch),
-        "episode_mean": episode_mean(batch),
+        "episode_mean": trajectory_weights(batch),
         "turn_mean": turn_mean(batch),
     }
     assert set(WEIGHTS) == set(expected)

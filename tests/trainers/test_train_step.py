@@ -17,7 +17,6 @@ from turngym.envs.core.protocols import RolloutRequest
 from turngym.trainers import optimizer_step as epochs
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets
-from turngym.trainers.algorithms.turnopd import Blend
 from turngym.trainers.batch import pack
 from turngym.trainers.config import OptimizerConfig, RunConfig
 from turngym.trainers.optimizer_step import (
@@ -30,7 +29,7 @@ from turngym.trainers.optimizer_step import (
     run_epochs,
 )
 from turngym.trainers.run_folder import RunState
-from turngym.trainers.token_weights import Static, TurnLevel, trajectory_weights
+from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.train_loop import ClockReading, TrainError, TrainLoop
 from turngym.trainers.world import SINGLE
 
@@ -336,7 +335,7 @@ def test_epochs_and_minibatches_by_hand(ragged: list[Episode], monkeypatch: pyte
     calls: list[dict[str, Any]] = []
 
     def update(model: Any, optimizer: Any, part: Any, **given: Any) -> UpdateResult:
-        terms = dict(term() for term in given["terms"])
+        terms = {term.name: term.backward(model, given["step"], given["forward"].world) for term in given["terms"]}
         calls.append({"model": model, "optimizer": optimizer, "labels": part.label_N.tolist(), **given, "terms": terms})
         columns = {"loss": (part.label_N + 100 * len(calls)).astype(np.float32)}
         return UpdateResult(loss=float(len(calls)), grad_norm=1.0, skipped=False, columns=columns, terms=terms)

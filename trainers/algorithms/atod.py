@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from turngym.envs.core.episode import Episode
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, Scorers, Targets
 from turngym.trainers.algorithms.grpo_opd import Annealing, combined_advantage
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
+from turngym.trainers.token_weights import WEIGHTS
 
 FloatN = NDArray[np.float64]
 

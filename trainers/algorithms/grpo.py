@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
 from turngym.trainers.targets import ComparableGroups, GroupAdvantage, Reward, WithReference
+from turngym.trainers.token_weights import WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

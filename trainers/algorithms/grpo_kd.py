@@ -10,11 +10,11 @@ from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, check_mix, mixed
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
 from turngym.trainers.targets import ComparableGroups, WithReference
+from turngym.trainers.token_weights import WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,12 +23,11 @@ from turngym.trainers.algorithm import (
     TokenLosses,
     Tokens,
 )
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses import PolicyGradient, sampled_advantage
 from turngym.trainers.targets import ComparableGroups, Reward, grpo_advantage, label_logprobs, rewards
-from turngym.trainers.token_weights import blend_alpha
+from turngym.trainers.token_weights import WEIGHTS, blend_alpha
 
 FloatN = NDArray[np.float32]
 

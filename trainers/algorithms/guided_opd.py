@@ -15,12 +15,12 @@ from torch import Tensor
 
 from turngym.envs.core.episode import Episode, Origin
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLoss, TokenLosses, Tokens
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import refused
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.lm_head import MIN_LOGP
 from turngym.trainers.losses import tail_logp
 from turngym.trainers.targets import distillation
+from turngym.trainers.token_weights import WEIGHTS
 
 
 def bin_forward_kl(student_topk_logp_NK: Tensor, teacher_topk_logp_NK: Tensor) -> Tensor:

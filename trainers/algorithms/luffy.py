@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TokenLosses, Tokens
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.losses import LOG_RATIO_LIMIT, clipped_objective, kl_k3, known_behavior, regularized
 from turngym.trainers.targets import ComparableGroups, Reward, SplitAdvantage, WithReference
+from turngym.trainers.token_weights import WEIGHTS
 
 Shape = Literal["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p_a"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.targets import distillation
+from turngym.trainers.token_weights import WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth, TargetFn, TokenLoss
 from turngym.trainers.algorithms.judge_targets import HintAdvantage, HintTopK
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import HintedTurns
 from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL
 from turngym.trainers.targets import WithReference
+from turngym.trainers.token_weights import WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

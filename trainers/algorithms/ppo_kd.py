@@ -12,11 +12,11 @@ from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, check_mix, mixed
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import ConfigError, CriticConfig, RunConfig, fingerprint
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import PolicyGradient, kl_k3
 from turngym.trainers.targets import Whitening, WithReference
+from turngym.trainers.token_weights import WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

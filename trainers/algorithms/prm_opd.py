@@ -23,12 +23,12 @@ from turngym.trainers.algorithms.judge_targets import (
     score_turns,
     up_to_rejection,
 )
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import HintedTurns, ScoredTurns, without
 from turngym.trainers.losses import TAILS, PolicyGradient, Regularized, SupportKL, sampled_advantage
 from turngym.trainers.targets import WithReference, label_logprobs
+from turngym.trainers.token_weights import WEIGHTS
 
 Located = tuple[Episode, Turn, slice]
 

@@ -10,11 +10,11 @@ from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import RunConfig, fingerprint
 from turngym.trainers.judged import ScoredTurns
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.targets import WithReference
+from turngym.trainers.token_weights import WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,12 +25,12 @@ from turngym.trainers.algorithm import (
     Tokens,
 )
 from turngym.trainers.algorithms.judge_targets import batch_turns
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import ConfigError, DistillConfig, RunConfig, fingerprint
 from turngym.trainers.judged import majority
 from turngym.trainers.losses import TAILS, SupportKL
 from turngym.trainers.targets import TargetError, TeacherTopK
+from turngym.trainers.token_weights import WEIGHTS
 
 FloatN = NDArray[np.float64]
 FACTOR = "factor"

@@ -11,10 +11,10 @@ from typing import Literal
 
 from turngym.envs.core.episode import Origin
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, FixedDepth
-from turngym.trainers.algorithms.weights import WEIGHTS
 from turngym.trainers.config import RunConfig, fingerprint
 from turngym.trainers.losses import NegativeLogLikelihood
 from turngym.trainers.targets import NoTargets
+from turngym.trainers.token_weights import WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

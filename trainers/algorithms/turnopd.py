@@ -2,7 +2,7 @@
 
 Three parts make the algorithm, and `build` at the end puts them together:
 
-    weights     `blend_weights`: from trajectory weights to turn weights over the training (`token_weights` has both)
+    weights     `token_weights.Blend`: from trajectory weights to turn weights over the training
     depth       `AdaptiveDepth`: measure to full depth now and then, play just deep enough in between
     token loss  the reverse KL to the teacher on its top-K (`targets.distillation`), as in vanilla OPD
 
@@ -14,7 +14,7 @@ Read next: trainers/algorithms/opd.py, trainers/targets.py, trainers/token_weigh
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,48 +28,10 @@ from turngym.trainers.algorithm import (
     DepthStats,
     FixedDepth,
     Weight,
-    WeightArray,
 )
-from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.config import DistillConfig, RunConfig, fingerprint
 from turngym.trainers.targets import distillation
-from turngym.trainers.token_weights import Static, TurnLevel, blend_alpha, trajectory_weights, turn_weights
-
-
-def blend_weights(batch: RolloutBatch, alpha: float, *, n_min: int = 8, min_share: float = 0.15) -> WeightArray:
-    """Between trajectory and turn weights: float64 [N], sum 1 for every `alpha`.
-
-    w = (1 - alpha) w_traj + alpha w_turn. A token of an unreliable turn has w_turn = 0, so it keeps
-    (1 - alpha) w_traj: its trajectory share fades with alpha and is gone at alpha = 1. Both terms sum to 1.
-    Source: [turnopd] Algorithm 1; docs/algorithms.md#blended-weights. Errors: ValueError if `alpha` is outside [0, 1].
-    """
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"alpha is {alpha}; valid is 0 (trajectory weights) to 1 (turn weights)")
-    turn_N = turn_weights(batch, n_min=n_min, min_share=min_share)
-    return (1.0 - alpha) * trajectory_weights(batch) + alpha * turn_N
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blend:
-    """`blend_weights` with alpha moving from 0 to 1 between two shares of training (TurnOPD's default: 0 and 1)."""
-
-    to_the_end: ClassVar[bool] = True
-    """Every step depends on how many there will be, so that a run cannot get another end."""
-    start: float = 0.0
-    """Share of training at which alpha leaves 0."""
-    end: float = 1.0
-    """Share of training at which alpha reaches 1."""
-    turn: TurnLevel = field(default_factory=TurnLevel)
-
-    def __call__(self, batch: RolloutBatch, *, step: int, total_steps: int) -> WeightArray:
-        """Weights float64 [N] at `step` (1-based) of `total_steps`."""
-        alpha = self.alpha(step=step, total_steps=total_steps)
-        return blend_weights(batch, alpha, n_min=self.turn.n_min, min_share=self.turn.min_share)
-
-    def alpha(self, *, step: int, total_steps: int) -> float:
-        """Share of the turn weights at `step` (1-based)."""
-        return blend_alpha(step, total_steps, self.start, self.end)
-
+from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 
 MASS_EPS = 1e-8
 """Added to the divergence mass before it divides, so that no mass at all gives depth 0."""
