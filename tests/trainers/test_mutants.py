@@ -110,7 +110,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
 ELSEWHERE = (
     *("ValueCritic.", "_Values.", "_head"),
     *("make_optimizer", "update", "accumulate", "_forward", "_project", "_tensor"),
-    *("TrainLoop.run", "TrainLoop._write"),
+    *("Trainer.", "TrainLoop.run", "TrainLoop._write"),
     *("micro_batches", "check_packing", "supports_prefix_sharing", "group_states", "resolved"),
     *("PrefixGroup.", "_group", "prefix_groups"),
     *("build", "distillation", "depth_controller", "token_weight", "in_a_row", "phase_row"),
