@@ -363,7 +363,8 @@ class Rollout:
 
     def _round(self, active: list[EpisodeRunner], done: list[tuple[int, Episode]]) -> list[EpisodeRunner]:
         """Play one turn of every active episode; returns those that go on."""
-        ACTIVITY.playing = len(active)
+        limits = [limit for limit in (self._max_turns, guard_of(active[0].env).max_turns) if limit is not None]
+        ACTIVITY.playing, ACTIVITY.limit = len(active), min(limits, default=None)
         ACTIVITY.deepest = max(runner.conversation.turn for runner in active)
         replies = self._answer(active)
         continuing: list[EpisodeRunner] = []

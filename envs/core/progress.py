@@ -35,6 +35,8 @@ class Activity:
     """Episodes that have begun and not ended; the latest rollout's."""
     deepest: int = 0
     """Turns of the longest of those."""
+    limit: int | None = None
+    """Most turns of an episode, where that is known; the latest rollout's."""
 
     def since(self, earlier: Activity, seconds: float) -> str:
         """`120 turns (2.0/s), 3,400 tokens (57/s), 4 malformed, 8 playing at turn 15`."""
@@ -96,14 +98,20 @@ def progress_bar(title: str, total: int, *, enabled: bool = True) -> Iterator[Ca
     def now() -> str:
         return result() + ACTIVITY.since(begun, time.monotonic() - start)
 
+    def turns_left(turns: int) -> float:
+        # turns for each episode that ended, those of the others included: the ones that ended first were short
+        mean, playing = turns / count, min(ACTIVITY.playing, total - count)
+        if ACTIVITY.limit is None:
+            return mean * (total - count)
+        most = max(playing * ACTIVITY.limit - (turns - ended_turns), 0)
+        return min(mean * playing, most) + min(mean, ACTIVITY.limit) * (total - count - playing)
+
     def line() -> str:
         spent = time.monotonic() - start
         left = ""
         if count:
-            # by turns and not by episodes, of which the short ones end first
-            done = max(ACTIVITY.turns - begun.turns, ended_turns)
-            wanted = max(total * ended_turns / count, done)
-            left = f", about {clock(spent * (wanted - done) / max(done, 1))} left"
+            turns = max(ACTIVITY.turns - begun.turns, ended_turns)
+            left = f", about {clock(spent * turns_left(turns) / max(turns, 1))} left"
         return f"{title}: {count}/{total} episodes, {now()}, {clock(spent)}{left}"
 
     class Now(bars.ProgressColumn):

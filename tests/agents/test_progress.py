@@ -64,6 +64,28 @@ def test_a_log_file_gets_lines_while_the_first_episode_lasts(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("limit", "wanted"), [(None, "0:16:40"), (30, "0:01:46")])
+def test_the_time_left_counts_what_the_unfinished_have_played(
+    limit: int | None, wanted: str, often: None, make_doors: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    (episode,) = rollout([Job(task_id="doors/3")], make_doors(), ExpertAgent())
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ACTIVITY, "playing", 8)
+    monkeypatch.setattr(ACTIVITY, "limit", limit)
+    monkeypatch.setattr(ACTIVITY, "turns", ACTIVITY.turns)
+    with progress_bar("evaluate", 12) as report:
+        # two ended after 3 turns each, eight have played 194 and two have not begun; a turn takes a second
+        ACTIVITY.turns += 200
+        for _ in range(2):
+            report(episode)
+        now[0] = 200.0
+        time.sleep(0.2)
+    line = capsys.readouterr().err.splitlines()[-1]
+    # 100 turns for each episode that ended: ten times as many are left, or at most 8 x 30 - 194 and 2 x 30
+    assert line.endswith(f"about {wanted} left")
+
+
 def test_a_quick_evaluation_says_nothing_before_its_table(make_doors: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar("evaluate", 1) as report:
         report(rollout([Job(task_id="doors/3")], make_doors(), ExpertAgent())[0])
