@@ -64,7 +64,7 @@ def test_a_record_says_what_metrics_and_traces_say(study: Path) -> None:
 
 def test_both_methods_begin_with_the_same_evaluation(study: Path) -> None:
     found = cells(study)
-    first = [read_record(found[name].job.folder).evaluations[0].tasks for name in ("opd", "turnopd")]
+    first = [read_record(found[name].folder).evaluations[0].tasks for name in ("opd", "turnopd")]
     assert first[0] == first[1]
     assert (study / "tables" / "search-accuracy.csv").exists()
 
