@@ -725,8 +725,6 @@ def _again(body: bytes, receive: Receive) -> Receive:
 RETRIEVAL_THREADS = 96
 """Each waiting request holds a thread, so this bounds how many queries of single-query clients can share a batch.
 Threads that wait cost little; the retriever itself runs in the service's own few."""
-SPARE = 8
-"""The proxy's threads beyond the requests that may be under way: refusals and /healthz never wait for completions."""
 
 
 def retrieval_front(app: Flask, *, threads: int = RETRIEVAL_THREADS) -> Front:
@@ -747,18 +745,10 @@ def retrieval_front(app: Flask, *, threads: int = RETRIEVAL_THREADS) -> Front:
     )
 
 
-def webshop_front(app: Flask, *, threads: int) -> Front:
-    """The front of `envs.webshop.web.create_app`."""
-    # the application explains forms that are too large, up to a point
-    return _pages(app, threads, max_body=4 * app.config["MAX_CONTENT_LENGTH"])
-
-
-def trace_front(app: Flask) -> Front:
-    """The front of `scripts.trace_pages.create_app`, which takes no bodies."""
-    return _pages(app, threads=4, max_body=0)
-
-
-def _pages(app: Flask, threads: int, max_body: int) -> Front:
+def page_front(app: Flask, *, threads: int) -> Front:
+    """The front of an application that answers with pages: the shop and the traces."""
+    # an application explains forms that are too large, up to a point; one without a limit takes none
+    max_body = 4 * (app.config["MAX_CONTENT_LENGTH"] or 0)
     return Front(
         app=app,
         path="/",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from turngym.agents.access import is_loopback
-from turngym.agents.serving import SPARE, Front
+from turngym.agents.serving import Front
 from turngym.envs.core.errors import TurngymError
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ except ImportError as error:
     raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 KEY = "TURNGYM_PROXY_KEY"
 """Environment variable with the key that clients must send; on a command line everybody could read it."""
+SPARE = 8
+"""Threads beyond the requests that may be under way: refusals and /healthz never wait for completions."""
 SWITCH = 0.0005
 """Seconds after which a thread lets other threads of this process go on, in place of Python's 0.005."""
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import tyro
 
-from turngym.agents.serving import DrainingServer, webshop_front
+from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.core.errors import TurngymError
 from turngym.scripts.options import Listen
 
@@ -66,8 +66,7 @@ def serve(config: ServeWebshop) -> int:
     shop = open_shop(config.profile, config.data, progress=lambda what, count: print(f"{what}: {count:,}", flush=True))
     try:
         app = create_app(shop, settings, recorder)
-        front = webshop_front(app, threads=config.threads)
-        server = DrainingServer(front, **asdict(config.listen))
+        server = DrainingServer(page_front(app, threads=config.threads), **asdict(config.listen))
         server.stop_on_signals()
         kept = "nothing is recorded" if recorder is None else f"visits are recorded in {recorder.path}"
         print(f"ready: {server.url}, {len(shop.products):,} products, {len(shop.goals):,} goals, {kept}", flush=True)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records, read_records
-from turngym.agents.serving import DrainingServer, trace_front
+from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.core.episode import Episode, Status, Turn
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.task import Verdict
@@ -275,7 +275,7 @@ def view(command: View) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     runs = open_runs(command.files)
     app = create_app(runs, None if command.tokenizer is None else load_decoder(command.tokenizer))
-    server = DrainingServer(trace_front(app), host=HOST, port=command.port)
+    server = DrainingServer(page_front(app, threads=4), host=HOST, port=command.port)
     server.stop_on_signals()
     print(f"ready: {server.url}, {sum(map(len, runs.values())):,} episodes; Ctrl-C ends it", flush=True)
     if command.browser:

@@ -1,8 +1,7 @@
 """The queue in front of the engine: one thread generates waiting requests in batches and can be paused for updates.
 
 A request goes through it as a `PendingRequest`: waited for, streamed from, cancelled, or interrupted while new weights
-are put in place and then continued by them. `ServingCopy` puts them in place. `engine_request` makes the engine's
-request from a client's.
+are put in place and then continued by them. `ServingCopy` puts them in place.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ from typing import Any
 
 import torch
 
-from turngym.agents.playing.agent import task_number
-from turngym.agents.proxy.config import ApiError, ProxyError, ProxySettings, busy, invalid
-from turngym.agents.proxy.conversation import Prompt
-from turngym.agents.proxy.openai_api import ChatRequest
-from turngym.agents.proxy.sessions import ProxySession
+from turngym.agents.proxy.config import ApiError, ProxyError, busy
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.sglang.policy import PartialResponse
 from turngym.envs.core.protocols import (
@@ -29,7 +24,6 @@ from turngym.envs.core.protocols import (
     Generation,
     PartialFailure,
     Policy,
-    Sampling,
     StreamingPolicy,
     WeightSource,
 )
@@ -327,56 +321,6 @@ def _fail(pending: PendingRequest, error: Exception) -> None:
         pending.answer.set_running_or_notify_cancel()
     if not pending.answer.cancelled():
         pending.answer.set_exception(error)
-
-
-MAX_TOKENS = 512
-"""Most tokens of an answer where neither request nor settings say."""
-
-
-def engine_request(
-    request: ChatRequest,
-    prompt: Prompt,
-    session: ProxySession | None,
-    number: int,
-    *,
-    settings: ProxySettings,
-    stop_ids: tuple[int, ...],
-    max_context: int,
-    temperature: float | None,
-    seed: int,
-) -> GenerateRequest:
-    """The engine's form of the `number`th request; the other arguments are those of `ProxyService`.
-
-    Raises ApiError (400) if no id fits behind the prompt.
-    """
-    room = max_context - len(prompt.ids)
-    if room < 1:
-        raise invalid(
-            f"the messages are {len(prompt.ids)} tokens; with an answer this model holds {max_context}",
-            "messages",
-            "context_length_exceeded",
-        )
-    # who names no session may not know that it trains: it gets what it asks for, and that may exclude the turn
-    fixed = temperature if request.main and request.session_id is not None else None
-    sampling = Sampling(
-        temperature=request.temperature if fixed is None else fixed,
-        max_new_tokens=min(request.max_tokens or settings.max_tokens or MAX_TOKENS, room),
-        stop_ids=stop_ids,
-        stop_text=request.stop,
-    )
-    # the engine's name of the session, and the random stream of the answer
-    stream: tuple[int, ...]
-    if session is None or not request.main:
-        # a seed alone decides the draws of a turn without a session, whatever was asked before
-        name, stream = f"side/{number}", (seed, 0, number if request.seed is None else 0)
-    else:
-        segment = len(session.history.segments) - (0 if prompt.opens else 1)
-        name, stream = f"{session.key}/{segment}", (seed, task_number(session.key), session.answers)
-    if request.seed is not None:
-        # clients may send negative seeds, of which no stream can be made
-        own = request.seed & (2**63 - 1)
-        stream = (own, 0, 0) if request.session_id is None else (own, *stream[1:])
-    return GenerateRequest(session=name, prompt_ids=prompt.ids, sampling=sampling, stream=stream)
 
 
 @dataclass(slots=True, kw_only=True)

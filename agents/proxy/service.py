@@ -18,16 +18,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.proxy.config import ProxySettings, busy
+from turngym.agents.playing.agent import task_number
+from turngym.agents.proxy.config import ProxySettings, busy, invalid
 from turngym.agents.proxy.conversation import AnswerReader, ChatHistory, ChatListRenderer, Prompt, reply_of
-from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest, engine_request
+from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.restore import episode_of, restore, usage_record
 from turngym.agents.proxy.sessions import Feedback, HeardFeedback, Outcome, ProxySession, SessionTable, session_name
 from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord
 from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.episode import Episode
-from turngym.envs.core.protocols import Generation, Policy
+from turngym.envs.core.protocols import GenerateRequest, Generation, Policy, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,8 @@ class InflightRequest:
             self.service.closed(self.session, why)
 
 
+MAX_TOKENS = 512
+"""Most tokens of an answer where neither request nor settings say."""
 CLIENTS = 100
 """Most clients that are counted by name."""
 SHOWN = ("main", "side", "sessions_ended", "underway")
@@ -280,17 +283,7 @@ class ProxyService:
             history = session.history if session is not None and request.main else ChatHistory()
             prompt = self.renderer.prompt(history, request.messages, request.tools)
             number = next(self._numbers)
-            asked = engine_request(
-                request,
-                prompt,
-                session,
-                number,
-                settings=self.settings,
-                stop_ids=self.renderer.stop_ids,
-                max_context=self.max_context,
-                temperature=self.temperature,
-                seed=self._seed,
-            )
+            asked = self._engine_request(request, prompt, session, number)
             pending = self.engine.submit(asked, streaming=request.stream)
         except BaseException:
             self.closed(session, "refused")
@@ -364,6 +357,39 @@ class ProxyService:
         if self._on_close is not None:
             self._on_close()
         self.recorder.close()
+
+    def _engine_request(
+        self, request: ChatRequest, prompt: Prompt, session: ProxySession | None, number: int
+    ) -> GenerateRequest:
+        """The engine's form of the `number`th request. Raises ApiError (400) if no id fits behind the prompt."""
+        room = self.max_context - len(prompt.ids)
+        if room < 1:
+            raise invalid(
+                f"the messages are {len(prompt.ids)} tokens; with an answer this model holds {self.max_context}",
+                "messages",
+                "context_length_exceeded",
+            )
+        # who names no session may not know that it trains: it gets what it asks for, and that may exclude the turn
+        fixed = self.temperature if request.main and request.session_id is not None else None
+        sampling = Sampling(
+            temperature=request.temperature if fixed is None else fixed,
+            max_new_tokens=min(request.max_tokens or self.settings.max_tokens or MAX_TOKENS, room),
+            stop_ids=self.renderer.stop_ids,
+            stop_text=request.stop,
+        )
+        # the engine's name of the session, and the random stream of the answer
+        stream: tuple[int, ...]
+        if session is None or not request.main:
+            # a seed alone decides the draws of a turn without a session, whatever was asked before
+            name, stream = f"side/{number}", (self._seed, 0, number if request.seed is None else 0)
+        else:
+            segment = len(session.history.segments) - (0 if prompt.opens else 1)
+            name, stream = f"{session.key}/{segment}", (self._seed, task_number(session.key), session.answers)
+        if request.seed is not None:
+            # clients may send negative seeds, of which no stream can be made
+            own = request.seed & (2**63 - 1)
+            stream = (own, 0, 0) if request.session_id is None else (own, *stream[1:])
+        return GenerateRequest(session=name, prompt_ids=prompt.ids, sampling=sampling, stream=stream)
 
     def _finish(
         self, session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), following: str = ""

@@ -149,15 +149,6 @@ def test_malformed_bodies_are_the_clients_fault(sessions: SessionPool, path: str
     assert client.post("/reset", json={"seed": 1, "sample": 2, "self": 1}).status_code == 200
 
 
-def test_the_fields_of_a_reset_arrive() -> None:
-    assert adapter.which({"seed": 3, "sample": 2, "task_id": "a", "other": 1}) == {
-        "seed": 3,
-        "sample": 2,
-        "task_id": "a",
-    }
-    assert adapter.which({"seed": None, "task_id": None}) == {}
-
-
 def test_the_example_of_the_documentation(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
     source = text[text.index("from openenv.core import GenericEnvClient") :].partition("```")[0]

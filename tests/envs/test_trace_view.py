@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.agents.serving import DrainingServer, trace_front
+from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.core.episode import Episode, Status, TopK, Turn
 from turngym.envs.core.task import Task, Verdict
 from turngym.envs.core.trace import TraceError, TraceWriter, episode_to_json
@@ -168,7 +168,7 @@ def test_pages_and_episodes_over_http(index: TraceIndex, episodes: list[Episode]
 def test_only_this_machine_may_ask(index: TraceIndex, host: str, status: int) -> None:
     pytest.importorskip("flask")
     pytest.importorskip("waitress")
-    server = DrainingServer(trace_front(create_app({"a": index})))
+    server = DrainingServer(page_front(create_app({"a": index}), threads=4))
     thread = threading.Thread(target=server.run)
     thread.start()
     client = http.client.HTTPConnection(server.host, server.port, timeout=20)

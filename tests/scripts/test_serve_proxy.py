@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
@@ -237,16 +236,6 @@ def test_launch_scripts(tmp_path: Path, name: str) -> None:
     del env["STUDENT"]
     refused = subprocess.run([str(script)], env=env, capture_output=True, text=True, check=False)
     assert "STUDENT" in refused.stderr
-
-
-def test_logprobs_are_those_of_the_engine(run: Any, tmp_path: Path) -> None:
-    served = run(options(tmp_path, train=False))
-    body = {"messages": [{"role": "user", "content": "You are in the middle of a room."}], "logprobs": True}
-    choice = served.http.post("/chat/completions", json=body).json()["choices"][0]
-    values = [row["logprob"] for row in choice["logprobs"]["content"]]
-    assert len(values) >= 1
-    assert np.all(np.array(values) <= 0)
-    served.stop()
 
 
 def test_turns_are_judged_while_their_session_goes_on(run: Any, tmp_path: Path) -> None:

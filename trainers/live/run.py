@@ -13,14 +13,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from turngym.agents.executor.engine_process import EngineProcess
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.proxy.conversation import ChatListRenderer
-from turngym.agents.proxy.engine_queue import EngineQueue, ServingCopy
+from turngym.agents.proxy.engine_queue import ServingCopy
 from turngym.agents.proxy.judging import SessionBuffer, TurnJudging
 from turngym.agents.proxy.restore import usage_record, votes_record
 from turngym.agents.proxy.service import ProxyService
@@ -30,7 +30,6 @@ from turngym.agents.sglang.open_servers import eval_policy, train_policy
 from turngym.envs.core.episode import Episode
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.files import weights_hash
-from turngym.envs.core.protocols import Judgment
 from turngym.envs.core.trace import TraceWriter, iter_trace
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
@@ -38,6 +37,7 @@ from turngym.trainers.live.config import ServeProxy, named
 from turngym.trainers.live.turns import SelectionCounts, SessionJudge, make_session_judge, select_turns
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.losses import bounded
+from turngym.trainers.progress import NoProgress
 from turngym.trainers.run import adapter_identity, check_teacher, open_scorer, open_teacher
 from turngym.trainers.schedule import truncated
 from turngym.trainers.scorer import ModelWeights, load_student
@@ -59,12 +59,6 @@ class Serving:
     """Called with the version of the student's weights when there are new ones."""
     copied: ServingCopy | None = None
     close: Callable[[], None] = lambda: None
-
-    def behind(self, queue: EngineQueue) -> Serving:
-        """`self`, with the queue in front of the engine, which does not exist before the service does."""
-        if self.copied is not None:
-            self.copied.queue = queue
-        return self
 
     def as_json(self) -> dict[str, Any]:
         more = {} if self.copied is None else self.copied.as_json()
@@ -172,7 +166,7 @@ class Training:
             self._judge = judge
             self._judging = TurnJudging(
                 judge,
-                on_votes=self._judged_turn,
+                on_votes=lambda *said: service.recorder.write(votes_record(*said)),
                 on_judged=self._judged,
                 votes=service.votes,
                 feedback=service.feedback_before,
@@ -287,10 +281,6 @@ class Training:
         turns = {episode.task.task_id: one.as_json() for episode, one in zip(episodes, found, strict=True)}
         self._service.recorder.write({**usage_record(what, step, episodes), "turns": turns, **ages})
 
-    def _judged_turn(self, key: str, turn: int, judgment: Judgment) -> None:
-        assert self._service is not None
-        self._service.recorder.write(votes_record(key, turn, judgment))
-
     def _judged(self, episode: Episode) -> None:
         assert self._trace is not None
         assert self._source is not None
@@ -303,17 +293,8 @@ class Training:
         return {item.task.task_id: item for item in found if isinstance(item, Episode) and item.task.task_id in wanted}
 
 
-class LineProgress:
+class LineProgress(NoProgress):
     """One line per training step, on standard output."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return
-
-    def phase(self, name: str) -> None:
-        return
 
     def row(self, row: Mapping[str, Any]) -> None:
         if row.get("kind") != "train":
@@ -327,12 +308,11 @@ class LineProgress:
             "versions behind": row.get("staleness_mean"),
             "update s": row.get("time/update_s"),
         }
-        said = ", ".join(f"{name} {_short(value)}" for name, value in numbers.items() if value is not None)
-        print(f"step {row['step']}: {said}", flush=True)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+        known = {name: value for name, value in numbers.items() if value is not None}
+        texts = (
+            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in known.items()
+        )
+        print(f"step {row['step']}: {', '.join(texts)}", flush=True)
 
 
 def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
@@ -347,7 +327,10 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
     settings = named(config.proxy, config.student, chat)
     serving = open_engine(config, model, tokenizer, chat.max_context, settings.max_batch)
     engine = serving.engine
-    renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=_stop_ids(model))
+    # ids that end an answer besides the tokenizer's own
+    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
+    stop_ids = (more,) if isinstance(more, int) else tuple(more)
+    renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=stop_ids)
     seed, max_context = config.run.seed, engine.max_length
     if not config.train:
         return ProxyService(engine, renderer, config.out, settings, max_context=max_context, seed=seed), None
@@ -375,7 +358,9 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         on_feedback=training.feedback,
         on_close=serving.close,
     )
-    source = training.connect(service, judge, serving.behind(service.engine), config)
+    if serving.copied is not None:
+        serving.copied.queue = service.engine
+    source = training.connect(service, judge, serving, config)
 
     def save_extra(folder: Path) -> None:
         tokenizer.save_pretrained(str(folder))
@@ -397,12 +382,6 @@ def build(config: ServeProxy) -> tuple[ProxyService, Training | None]:
         progress=LineProgress(),
     )
     return service, training
-
-
-def _stop_ids(model: Any) -> tuple[int, ...]:
-    """Ids that end an answer besides the tokenizer's own."""
-    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
-    return (more,) if isinstance(more, int) else tuple(more)
 
 
 def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:

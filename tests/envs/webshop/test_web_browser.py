@@ -17,7 +17,7 @@ from turngym.envs.webshop.shop import Shop, open_shop
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
-from turngym.agents.serving import DrainingServer, webshop_front
+from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.webshop.web import WebSettings, create_app
 
 WIDTH, HEIGHT = 1000, 800
@@ -45,7 +45,7 @@ def site(request: pytest.FixtureRequest, make_shop: Callable[..., Shop]) -> Iter
     wanted = {"attributes": ["mug"], "instruction": f"find a mug {EVIL}", "instruction_attributes": ["mug"]}
     shop = open_shop() if item is None else make_shop([item], {item["asin"]: wanted})
     episodes: list[Episode] = []
-    server = DrainingServer(webshop_front(create_app(shop, WebSettings(seed=0), episodes.append), threads=8))
+    server = DrainingServer(page_front(create_app(shop, WebSettings(seed=0), episodes.append), threads=8))
     thread = threading.Thread(target=server.run)
     thread.start()
     yield server.url, shop, episodes
