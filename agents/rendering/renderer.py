@@ -54,16 +54,15 @@ class ChatRenderer:
 
     Rendering everything at every turn would take time that grows with the square of the turns. So the template is
     probed once. If it is append-only, a turn renders its observation alone (cached by text), and each distinct response
-    is checked once in a small conversation. `strict=True` compares every turn with the full rendering all the same.
+    is checked once in a small conversation.
 
     Args:
         tokenizer, tool, thinking, observation_role, variables, dialect, thoughts: see `ChatTemplate`.
         history: `template` lets the template rewrite the past; `append` keeps everything.
-        strict: compare the fast path with the full rendering at every turn.
         stop_ids: further ids that end a response (a model's generation config may name some).
         memory: what a turn's prompt holds of the episode (`conversation.Memory`); `ResponseWriter.present` applies it.
 
-    Raises RenderError without a chat template, for a role that it refuses, and (strict) for a fast path that differs.
+    Raises RenderError without a chat template, and for a role that it refuses.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class ChatRenderer:
         observation_role: ObservationRole = "user",
         variables: Mapping[str, Any] | None = None,
         history: Literal["template", "append"] = "template",
-        strict: bool = False,
         stop_ids: Sequence[int] = (),
         dialect: Dialect | None = None,
         thoughts: Thoughts = THINK,
@@ -99,7 +97,6 @@ class ChatRenderer:
         """Whether the template itself explains the tool, so that the system message need not."""
         self._stops = frozenset(self.stop_ids)
         self._append = history == "append"
-        self._strict = strict
         self._delta = lru_cache(CACHE)(self.template.delta_text)
         self._shown_unchanged = lru_cache(CACHE)(self._check_shown_unchanged)
         self.append_only = self._append or self._probe()
@@ -118,8 +115,6 @@ class ChatRenderer:
         history.messages.append(self.template.observation(observation, previous))
         suffix = self._suffix(history, observation) if history.appendable else None
         if suffix is not None:
-            if self._strict and not self._append:
-                self._compare(history, suffix)
             self._extend(history, self.template.encode(suffix), suffix)
             return
         history.appendable = False
@@ -226,18 +221,6 @@ class ChatRenderer:
             if delta is None or self.template.render(messages) != text:
                 return False
         return True
-
-    def _compare(self, history: TokenHistory, suffix: str) -> None:
-        fast = "".join(history.pieces) + suffix
-        full = self.template.render(history.messages)
-        if fast != full:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(fast, full, strict=False)) if a != b), min(len(fast), len(full))
-            )
-            raise RenderError(
-                f"the chat template of {self.template.name!r} is not append-only: at character {at} it shows "
-                f"{full[at : at + 40]!r} where {fast[at : at + 40]!r} was said"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

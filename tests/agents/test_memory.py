@@ -17,7 +17,6 @@ from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import (
     ALL,
-    FullHistory,
     PastTurn,
     ReActTranscript,
     Window,
@@ -136,17 +135,6 @@ def test_every_turn_is_a_segment_with_exactly_its_prompt(
         assert f"\nAction 3: {episode.turns[2].action}\n" in text
     # sessions of segments that nobody continues are given back
     assert len(policy.released) == episode.depth
-
-
-def test_all_is_one_growing_segment_as_before(make_tokenizer: Any, make_policy: Any, make_doors: Any) -> None:
-    tokenizer = make_tokenizer()
-    rows = []
-    for renderer in (ChatRenderer(tokenizer), ChatRenderer(tokenizer, memory=FullHistory())):
-        agent = ModelAgent(make_policy(tokenizer, renderer.template.end_id), renderer, TextChannel())
-        (episode,) = rollout([Job(task_id="doors/3", seed=1)], make_doors(max_turns=6), agent)
-        rows.append([segment.tolist() for segment in episode.segments])
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 1
 
 
 def test_demonstrations_are_written_into_windows_and_become_rows(make_tokenizer: Any, make_doors: Any) -> None:

@@ -51,9 +51,6 @@ NO_SYSTEM = "{%- if messages[0].role == 'system' -%}{{- raise_exception('no syst
 USER_ONLY = TRIMMING.replace("{{- '<|im_start|>'", "{%- if m.role != 'tool' -%}{{- '<|im_start|>'").replace(
     "{%- endfor -%}", "{%- endif -%}{%- endfor -%}"
 )
-COUNTING = TRIMMING.replace(
-    "'<|im_end|>\n' -}}{%- endfor", "('!' if messages|length > 20 else '') + '<|im_end|>\n' -}}{%- endfor"
-)
 TOOL = ToolSpec(name="door", description="Open.", argument="action", argument_description="what")
 
 THINK = "<think>\nhm\n</think>\n\n"
@@ -104,7 +101,7 @@ def test_thoughts_before_the_last_user_message_open_a_segment(make_tokenizer: An
 
 
 def test_thoughts_around_tool_results_stay(make_tokenizer: Any) -> None:
-    renderer = ChatRenderer(make_tokenizer(QWEN3), tool=TOOL, observation_role="tool", strict=True)
+    renderer = ChatRenderer(make_tokenizer(QWEN3), tool=TOOL, observation_role="tool")
     assert renderer.append_only
     assert renderer.describes_tool
     _, rows = play(renderer, [("o1", THINK + "a1"), ("o2", THINK + "a2"), ("o3", "a3")])
@@ -155,7 +152,7 @@ def test_a_prefilled_opening_tag_belongs_to_the_message(make_tokenizer: Any) -> 
 
 def test_a_cut_response_is_closed_by_prompt_ids(make_tokenizer: Any) -> None:
     for template in (None, QWEN3):
-        renderer = ChatRenderer(make_tokenizer(template) if template else make_tokenizer(), strict=True)
+        renderer = ChatRenderer(make_tokenizer(template) if template else make_tokenizer())
         _, rows = play(renderer, [("o1", "a1$"), ("o2", "a2")])
         assert rows == ["<system/S>/<user/o1>/<assistant/[a1]>/<user/o2>/<assistant/[a2>]"]
 
@@ -200,14 +197,6 @@ def test_a_clock_in_the_template_stands_still(make_tokenizer: Any) -> None:
         ChatRenderer(make_tokenizer(stern), observation_role="tool")
 
 
-def test_strict_finds_a_template_that_changes_its_mind_later(make_tokenizer: Any) -> None:
-    steps = [(f"o{n}", f"a{n}") for n in range(15)]
-    deceived = ChatRenderer(make_tokenizer(COUNTING))
-    assert deceived.append_only
-    with pytest.raises(RenderError, match="not append-only: at character"):
-        play(ChatRenderer(make_tokenizer(COUNTING), strict=True), steps)
-
-
 PIECES = ["a", "b", " ", "\n", "<think>", "</think>", "<action>", "é", "<|endoftext|>"]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 
@@ -217,9 +206,9 @@ def renderers(make_tokenizer: Any) -> list[ChatRenderer]:
     return [
         ChatRenderer(make_tokenizer(TRIMMING)),
         ChatRenderer(make_tokenizer(QWEN3)),
-        ChatRenderer(make_tokenizer(QWEN3), observation_role="tool", strict=True),
+        ChatRenderer(make_tokenizer(QWEN3), observation_role="tool"),
         ChatRenderer(make_tokenizer(QWEN3), observation_role="tool", thinking=False),
-        ChatRenderer(make_tokenizer(PREFILLED), observation_role="tool", strict=True),
+        ChatRenderer(make_tokenizer(PREFILLED), observation_role="tool"),
     ]
 
 

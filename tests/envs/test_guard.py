@@ -74,11 +74,6 @@ def test_winning_at_the_limit_is_no_truncation() -> None:
     assert (last[1], last[2], last[3], last[4]["success"]) == (1.0, True, False, True)
 
 
-def test_no_limit() -> None:
-    guard = toy(max_turns=None)
-    assert not any(guard.step("wave")[3] for _ in range(200))
-
-
 def test_whole_responses_through_a_channel() -> None:
     for channel in ("text", TextChannel()):
         guard = toy(channel=channel)
@@ -97,13 +92,6 @@ def test_open_action_spaces_are_judged_by_the_environment() -> None:
     observation, *_, info = guard.step("shout")
     assert observation == 'Invalid action: actions begin with "say ". Nothing was done.'
     assert (info["verdict"], info["admissible_actions"]) == ("inadmissible", None)
-
-
-def test_aliases_are_resolved_before_judging(toy_class: type[Any]) -> None:
-    env = type("Alias", (toy_class,), {"canonical": lambda self, text: text.strip().replace("walk", "go")})()
-    guard = ActionGuard(env)
-    guard.reset(seed=0)
-    assert guard.step("walk right")[4]["action"] == "go right"
 
 
 def test_a_failed_back_end_is_no_verdict(toy_class: type[Any]) -> None:
@@ -128,15 +116,6 @@ def test_snapshots_hold_the_turns_of_the_agent() -> None:
     fresh.set_state(guard.get_state())
     with pytest.raises(ResetNeeded):
         fresh.step("wave")
-
-
-def test_forwarded_interface() -> None:
-    guard = toy()
-    assert guard.task_ids() == ("corridor/3", "corridor/4", "corridor/5")
-    assert guard.admissible() == ("go right", "wave")
-    assert (guard.expert_action(), guard.env_id, guard.task.task_id) == ("go right", TOY, "corridor/3")
-    assert (guard.success, guard.score, guard.tool.name) == (False, 0.0, "toy_step")
-    assert "corridor" in guard.instructions
 
 
 def test_bad_settings_are_errors(toy_class: type[Any]) -> None:
@@ -238,9 +217,3 @@ def test_an_open_action_space_has_no_list() -> None:
 @pytest.mark.parametrize("env_id", ENVS)
 def test_the_contract_holds(env_id: str) -> None:
     check_contract(env_id, show_admissible=True)
-
-
-def test_it_arrives_in_vector_environments() -> None:
-    envs = gym.make_vec("turngym/ALFWorld-v0", 2, show_admissible=True)
-    observations, _ = envs.reset(seed=0)
-    assert all("\nAdmissible actions:\n- " in text for text in observations)

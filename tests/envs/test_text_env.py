@@ -148,13 +148,6 @@ def test_close_releases_once(toy_class: type[Any]) -> None:
     assert released == [1]
 
 
-def test_half_written_environments_cannot_be_made(toy_class: type[Any]) -> None:
-    from turngym.envs.base import TextEnv
-
-    with pytest.raises(TypeError, match="abstract"):
-        type("Half", (TextEnv,), {"env_id": "x"})()
-
-
 def test_quotes_are_one_short_printable_line() -> None:
     assert quote("go\n to  \ud800") == '"go to ?"'
     assert quote("x" * 200, 5) == '"xxxxx..."'

@@ -14,7 +14,6 @@ import pytest
 
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.game import Game, load_game
-from turngym.envs.alfworld.games import GeneratedIds
 from turngym.envs.alfworld.generate import generate, parse_task_id
 from turngym.envs.alfworld.players import SearchingPlayer
 from turngym.envs.alfworld.priors import (
@@ -61,12 +60,6 @@ def test_games_start_unsolved_and_their_walkthrough_wins(config: GeneratorConfig
             engine.step(command)
         assert engine.won
         assert data["solvable"] is True
-
-
-def test_the_keys_are_those_of_a_real_game_file() -> None:
-    assert sorted(game(SMALL, "train", 0)) == [
-        *("grammar", "pddl_domain", "pddl_problem", "solvable", "task_type", "walkthrough")
-    ]
 
 
 def test_the_same_number_gives_the_same_bytes_whatever_else_happens() -> None:
@@ -158,13 +151,6 @@ def test_the_mix_is_settable() -> None:
     assert {generate(config, "train", number)["task_type"] for number in range(8)} == {"look_at_obj_in_light"}
 
 
-def test_ids_are_listed_without_generating() -> None:
-    assert (len(GeneratedIds(SMALL, "train")), len(GeneratedIds(SMALL, "eval"))) == (5000, 300)
-    assert GeneratedIds(SMALL, "eval")[299] == "generated/small/eval/299"
-    assert parse_task_id("generated/small/eval/299") == ("small", "eval", 299)
-    assert len(GeneratedIds(dataclasses.replace(SMALL, train_size=12), "train")) == 12
-
-
 @pytest.mark.parametrize("task_id", ["generated/small/test/1", "generated/small/train/x", "small/train/1", ""])
 def test_other_ids_are_refused(task_id: str) -> None:
     with pytest.raises(TaskError, match="generated/<config>"):
@@ -229,32 +215,3 @@ def test_the_vocabulary_spells_everything_that_is_said(config: GeneratorConfig, 
             action = rng.choice(options) if step % 3 else "look"
             said.add(engine.step(action)[0])
     assert {text for text in said if leftover(text, phrases)} == set()
-
-
-@pytest.mark.parametrize(
-    ("config", "numbers"),
-    [
-        pytest.param(SMALL, range(1), id="small"),
-        pytest.param(SMALL, range(1, 13), id="small-12", marks=pytest.mark.long),
-        pytest.param(FULL, range(3), id="full-3", marks=pytest.mark.long),
-    ],
-)
-def test_textworld_says_the_same(config: GeneratorConfig, numbers: range) -> None:
-    pytest.importorskip("textworld", reason="needs turngym[alfworld]")
-    pytest.importorskip("alfworld", reason="needs turngym[alfworld]")
-    from turngym.envs.alfworld.textworld import acquire, release
-
-    reference = acquire()
-    for number in numbers:
-        data = game(config, "train", number)
-        engine = NativeEngine(Game(data))
-        reference.load(data)
-        assert reference.reset() == engine.reset()
-        rng = random.Random(number)
-        for command in data["walkthrough"]:
-            noise = rng.choice([a for a in engine.admissible() if a.startswith(("examine", "look", "inventory"))])
-            for action in (noise, "dance", command):
-                assert reference.step(action) == engine.step(action)
-                assert reference.admissible() == engine.admissible()
-        assert reference.won
-    release(reference)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from turngym.envs.webshop import shop as shop_module
-from turngym.envs.webshop.products import PROFILES, ShopDataError, find_profile
+from turngym.envs.webshop.products import ShopDataError
 from turngym.envs.webshop.shop import goal_task, open_shop
 
 
@@ -52,19 +52,6 @@ def _nothing_stays_open() -> Iterator[None]:
     for shop in list(shop_module._open.values()):
         while shop.users:
             shop.close()
-
-
-def test_profiles() -> None:
-    assert list(PROFILES) == [
-        "embedded",
-        "embedded-small",
-        "1k-synthetic",
-        "1k-human",
-        "full-synthetic",
-        "full-human",
-    ]
-    with pytest.raises(ShopDataError, match="Did you mean '1k-human'"):
-        find_profile("1k_human")
 
 
 def test_data_comes_from_the_argument_or_the_environment(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,12 +234,3 @@ def test_searches_are_remembered_or_not(data: Path) -> None:
     assert fresh.search("table bullet 3") is not fresh.search("table bullet 3")
     assert made.search("table bullet 3") == fresh.search("table bullet 3")
     assert made.search("") == made.search(" ") == made.search("zzz") == ()
-
-
-def test_embedded_shop() -> None:
-    made = open_shop()
-    splits = made.splits()
-    assert splits.scheme == "generated"
-    assert min(len(splits["eval"]), len(splits["train"])) > 100
-    texts = {name: {made.goals[goal].request for goal in splits[name]} for name in splits.parts}
-    assert not texts["eval"] & texts["train"]
