@@ -374,7 +374,7 @@ def distribute_trainer(trainer: Any, world: World, *, shard_teacher: bool = Fals
 class SharedEvaluation:
     """An evaluation whose episodes the ranks divide; its result is broadcast.
 
-    One that cannot be divided, unlike `agents.evaluation.PanelEvaluation`, is played by rank 0 while the others wait.
+    One that cannot be divided, unlike `PanelEvaluation`, is played by rank 0 while the others wait.
     """
 
     evaluate: Any

@@ -427,9 +427,9 @@ def problem_text(house: House, priors: Priors, name: str) -> str:
 
 
 def _ids(types: Iterable[str]) -> list[str]:
-    """`Cabinet_bar_01`, `Cabinet_bar_02`, ...: numbered per type in the order given.
+    """Cabinet_bar_01, Cabinet_bar_02, ...: numbered per type in the order given.
 
-    Basins are called `Sink_bar_01_bar_SinkBasin`: display names are the part before `_bar_`, plus "basin".
+    Basins are called Sink_bar_01_bar_SinkBasin: display names are the part before `_bar_`, plus "basin".
     """
     seen: dict[str, int] = {}
     ids = []

@@ -133,7 +133,7 @@ ALGORITHM = AlgorithmSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedSum:
-    """l_i = w_reward (policy gradient)_i + w_hint (support KL)_i, the second where `kl_mask` counts the token.
+    """l_i = w_reward (policy gradient)_i + w_hint (support KL)_i, the second where `kl_mask_N` counts the token.
 
     Source: [openclaw-rl]; docs/algorithms.md#score-and-hint.
     Diagnostics: those of both, `clipped` that of `loss`; those of `support` are 0 where it does not count.

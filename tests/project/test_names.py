@@ -1,0 +1,180 @@
+"""Prose is true: every file, module and symbol that a page, a docstring or a comment names is in the repository."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import import_graph
+import pytest
+from import_graph import ROOMS, ROOT
+
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+CODE = [path for room in (*ROOMS, "tests") for path in sorted((ROOT / room).rglob("*.py"))]
+DATA = [
+    path for room in ROOMS for path in sorted((ROOT / room).rglob("*")) if path.suffix in (".json", ".pyi", ".html")
+]
+
+_FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+_TITLES = re.compile(r'title="([^"]+)"')
+_FILE = re.compile(r"(?<![\w/.*{<-])(?:\.\./|\./)*((?:[\w-]+/)*[\w-]+\.(?:py|md|sh))\b(?![\w*/]|\.\w)")
+_DOTTED = re.compile(
+    rf"(?<![\w./-])(?!\w+\.(?:md|py|json|jsonl|toml|html)\b)(?:turngym\.)?(?:{'|'.join(ROOMS)})\.[a-z_]\w*(?:\.\w+)*\b(?![(/]\w)"
+)
+_QUOTED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_SYMBOL = re.compile(r"\w+(\.\w+)*(\(\))?")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+OF_OTHERS = re.compile(
+    r"agent_system/.*|search_r1/.*|openclaw-opd/.*|retrieval_server\.py"
+    r"|opd_kl_coef|clip_ratio_c|data\.train_files|force_ascii|AgentLoopBase.run|max_tool_calling_iterations|not_inreceptacle"
+)
+"""Files and options of other programs that prose names."""
+PATTERNS = {"docs/NAME.md", "my_package", "vX.Y.Z", "step_K_process_I.jsonl", "logp_nK"}
+"""Names that stand for many."""
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of what a person reads: a page without its code blocks; docstrings and comments of code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        text = _FENCED.sub(lambda found: "\n" * found[0].count("\n"), text)
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+@cache
+def strings() -> frozenset[str]:
+    """Every string of the code that is no docstring."""
+    found = set()
+    for path in CODE:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in said)
+        found |= {node.value for node in constants if isinstance(node.value, str)}
+    return frozenset(found)
+
+
+@cache
+def files() -> frozenset[str]:
+    """Paths of the checkout and their ends (`core/task.py`, `task.py`), and the names of files that code writes."""
+    found = {text for text in strings() if "/" not in text}
+    for folder in (*ROOMS, "tests", "docs", "."):
+        for path in (ROOT / folder).glob("*" if folder == "." else "**/*"):
+            parts = path.relative_to(ROOT).parts
+            found |= {"/".join(parts[start:]) for start in range(len(parts))}
+    return frozenset(found)
+
+
+@cache
+def members() -> dict[str, set[str]]:
+    """Dotted name -> what it holds: modules of a package, definitions of a module, members of a class."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, path in import_graph.modules().items():
+        parent, _, last = name.rpartition(".")
+        found[parent].add(last)
+        stub = path.with_suffix(".pyi")
+        for source in (path, stub) if stub.exists() else (path,):
+            _define(found, name, ast.parse(source.read_text(encoding="utf-8")))
+    return found
+
+
+def _define(found: dict[str, set[str]], name: str, tree: ast.Module | ast.ClassDef) -> None:
+    names = found[name]
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        if isinstance(node, ast.ClassDef):
+            _define(found, f"{name}.{node.name}", node)
+            found[f"{name}.{node.name}"] |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+
+
+@cache
+def vocabulary() -> frozenset[str]:
+    """Every identifier of the code, words inside its strings and in data files included; prose left out."""
+    found: set[str] = set()
+    for path in CODE:
+        found.add(path.stem)
+        tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+        found |= {token.string for token in tokens if token.type == tokenize.NAME}
+    for text in strings():
+        found |= set(_WORD.findall(text))
+    for path in DATA:
+        found |= set(_WORD.findall(path.read_text(encoding="utf-8")))
+    for page in PAGES:
+        for block in _FENCED.finditer(page.read_text(encoding="utf-8")):
+            found |= set(_WORD.findall(block[0]))
+    for path in (ROOT / "pyproject.toml", ROOT / "mkdocs.yml", *ROOT.glob(".ci/*")):
+        found |= set(_WORD.findall(path.read_text(encoding="utf-8")))
+    return frozenset(found)
+
+
+def exists(dotted: str) -> bool:
+    """Whether `turngym.envs.core.task.Task.sha256` or `envs.core.task.Task` leads to something."""
+    parts = dotted.removeprefix("turngym.").split(".")
+    here = "turngym"
+    for place, part in enumerate(parts):
+        if part not in members().get(here, ()):
+            # inside a name that was imported, or of a value: what it has is not known here
+            return place >= 2 and here not in members()
+        here = f"{here}.{part}"
+    return True
+
+
+def lost(text: str) -> list[str]:
+    """What `text` names and is not there."""
+    wrong = [name for name in _FILE.findall(text) if name.removeprefix("turngym/") not in files()]
+    wrong += [name for name in _DOTTED.findall(text) if not exists(name)]
+    for span in _QUOTED.findall(text):
+        if _SYMBOL.fullmatch(span) and any(_telling(word) and word not in vocabulary() for word in _WORD.findall(span)):
+            wrong.append(span)
+    return [name for name in dict.fromkeys(wrong) if name not in PATTERNS and not OF_OTHERS.fullmatch(name)]
+
+
+def _telling(word: str) -> bool:
+    """Whether a word can only be a name of code: it has an inner underscore or a capital after a small letter."""
+    return "_" in word.strip("_") or re.search("[a-z][A-Z]", word) is not None
+
+
+@pytest.mark.parametrize("paths", [PAGES, CODE], ids=["pages", "docstrings and comments"])
+def test_what_prose_names_is_there(paths: list[Path]) -> None:
+    wrong = []
+    for path in paths:
+        titles = set(_TITLES.findall(path.read_text(encoding="utf-8")))
+        for line, text in prose(path):
+            wrong += [f"{path.relative_to(ROOT)}, line {line}: {name}" for name in lost(text) if name not in titles]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("`envs.core.protocols.Policy` and turngym.envs.core.task.Task.sha256 in envs/core/task.py", []),
+        (
+            "`envs.protocols.Policy`, agents.executor.core.Workers",
+            ["envs.protocols.Policy", "agents.executor.core.Workers"],
+        ),
+        ("envs.core.task.Task.sha512", ["envs.core.task.Task.sha512"]),
+        ("see `serve/fronts.py`, ../docs/none.md and task.py", ["serve/fronts.py", "docs/none.md"]),
+        ("`kd_" + "signals` weighs, `RolloutBatch` packs, `some value` is free", ["kd_" + "signals"]),
+        ("`EpisodeFilter.no_" + "such_thing()`", ["EpisodeFilter.no_" + "such_thing()"]),
+    ],
+)
+def test_a_name_that_is_not_there_is_found(text: str, wrong: list[str]) -> None:
+    assert lost(text) == wrong

@@ -1,0 +1,63 @@
+"""Prints the size and shape of the rooms, as a table: `python tests/support/house.py` in a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median, quantiles
+
+import import_graph
+from import_graph import ROOMS, ROOT, Graph
+
+STARTS = {
+    "evaluate": "turngym.agents.evaluation.evaluate",
+    "a training run": "turngym.trainers.run",
+    "the training loop": "turngym.trainers.train_loop",
+    "the live proxy": "turngym.trainers.live.run",
+    "TurnOPD": "turngym.trainers.algorithms.turnopd",
+}
+"""What a reader may start from, and its module; reached is what it imports, directly or not, and itself."""
+
+
+def lines(path: Path) -> int:
+    return path.read_text(encoding="utf-8").count("\n")
+
+
+def reached(edges: Graph, start: str) -> set[str]:
+    """The modules that `start` imports, directly or not, and itself."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        fresh = edges.get(waiting.pop(), frozenset()) - seen
+        seen |= fresh
+        waiting += fresh
+    return seen
+
+
+def figures() -> dict[str, int | str]:
+    """Names and values of the table's rows."""
+    sizes = {path: lines(path) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    modules = sorted(size for path, size in sizes.items() if path.name != "__init__.py")
+    edges = import_graph.graph()
+    folders = import_graph.folders(edges)
+    both = sum(other in folders and here in folders[other] for here, others in folders.items() for other in others) // 2
+    tests = {path: lines(path) for path in (ROOT / "tests").rglob("*.py")}
+    found: dict[str, int | str] = {
+        "source lines": sum(sizes.values()),
+        **{
+            f"  {room}": sum(size for path, size in sizes.items() if path.is_relative_to(ROOT / room)) for room in ROOMS
+        },
+        "files": len(modules),
+        "folders": len({path.parent for path in sizes if path.name != "__init__.py"}),
+        "lines a file, median / p90": f"{median(modules):.0f} / {quantiles(modules, n=10)[-1]:.0f}",
+        "longest import chain": len(import_graph.longest_chain(edges)),
+        "circles of files": len(import_graph.circles(edges)),
+        "rings of folders": len(import_graph.circles(folders)),
+        "pairs of folders both ways": both,
+        "test lines": sum(tests.values()),
+        "test files": len(tests),
+    }
+    return {**found, **{f"files reached from {name}": len(reached(edges, start)) for name, start in STARTS.items()}}
+
+
+if __name__ == "__main__":
+    for name, value in figures().items():
+        print(f"| {name:<36} | {value:>9} |" if isinstance(value, str) else f"| {name:<36} | {value:>9,} |")
