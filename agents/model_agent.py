@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.models import renderer_of
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
-from turngym.agents.rendering.chat_settings import ChatSettings, resolved
+from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of, resolved
 from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer, Ids
 from turngym.envs.channels import Channel, make_channel

@@ -1,79 +1,114 @@
-"""Models on disk as agents use them: loaded with their tokenizer, rendered as they were trained, told apart by hash."""
+"""Models on disk: found, loaded on a device with their tokenizer, told apart by hash."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.rendering.chat_settings import ChatSettings, open_renderer
-from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.envs.core.errors import AgentError
+from turngym.envs.core.errors import ModelError, did_you_mean
 from turngym.envs.core.files import check_sums, missing_weights
 from turngym.envs.core.settings import FILE, SettingsError, read_toml
-from turngym.envs.core.task import ToolSpec
+
+DTYPES = ("float32", "bfloat16", "float16")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def load_policy(folder: str | Path, device: str = "auto", dtype: str = "float32") -> tuple[Any, Any]:
-    """A causal model in evaluation mode and its tokenizer, from a folder.
+    """A causal model in evaluation mode and its tokenizer, from a folder. Raises ModelError as `load_model` does."""
+    model = load_model(folder, device=device, dtype=dtype)
+    from transformers import AutoTokenizer
 
-    Raises AgentError where torch is missing, or the folder holds no model or not all of its weights.
+    try:
+        return model, AutoTokenizer.from_pretrained(Path(folder).expanduser())
+    except Exception as error:  # readers of damaged files raise anything
+        raise ModelError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
+
+
+def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Any:
+    """Any Hugging Face causal model in a folder, in evaluation mode.
+
+    Evaluation mode switches dropout off, so that the sampled and the trained distribution are the same one.
+
+    Raises:
+        ModelError: torch is missing, this machine has no such device, or the folder holds no model or not all weights.
+        ChangedFileError: a file is not as turngym wrote it.
     """
-    path = require_model(folder)
+    path = find_model(folder)
     try:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
         from transformers.utils import logging
     except ImportError as error:
-        raise AgentError(f"models need torch and transformers: pip install 'turngym[train]' ({error})") from error
+        raise ModelError(f"models need torch and transformers: pip install 'turngym[train]' ({error})") from error
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is unknown; valid: {', '.join(DTYPES)}")
     check_sums(path)
-    target = _device(device, torch)
+    target = find_device(device)
+    # bars for every file would tear the one line of progress that a person watches
     logging.disable_progress_bar()
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        load: Any = AutoModelForCausalLM.from_pretrained
-        model, loading = load(path, dtype=getattr(torch, dtype), output_loading_info=True)
-    except Exception as error:  # readers of damaged files raise anything, safetensors an error of its own
-        # transformers explains at length; the first line names the cause
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise AgentError(f"cannot load the model in {folder}: {first}") from error
+        model, loading = load(path, dtype=getattr(torch, dtype), attn_implementation="sdpa", output_loading_info=True)
+    except Exception as error:  # as above; safetensors has an error of its own
+        raise ModelError(f"cannot load the model in {folder}: {_first_line(error)}") from error
     if said := missing_weights(loading):
-        raise AgentError(f"cannot load the model in {folder}: {said}; they would be random")
-    return model.to(target).eval(), tokenizer
+        raise ModelError(f"cannot load the model in {folder}: {said}; they would be random")
+    return model.to(target).eval()
 
 
-def require_model(folder: str | Path) -> Path:
-    """The folder, with the home directory filled in. Raises AgentError where it holds no model."""
+def _first_line(error: Exception) -> str:
+    """transformers explains at length; the first line names the cause."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def find_model(folder: str | Path) -> Path:
+    """The model folder, with the home directory filled in. Raises ModelError, with the remedy, where it is none."""
     path = Path(folder).expanduser()
-    if path.suffix == ".gguf":
-        raise AgentError(
-            f"{folder} is a GGUF file: turngym model import {folder} --out FOLDER makes a model folder of it"
+    if (path / "config.json").is_file():
+        return path
+    if path.suffix == ".gguf" and path.is_file():
+        raise ModelError(
+            f"{folder} is a GGUF file. `turngym model import {folder} --out FOLDER` makes a model folder of it (Llama, "
+            "Qwen2 and Qwen3 families); or serve it with llama.cpp (`llama-server -m FILE`) and play it as "
+            "--agent openai:NAME --base-url http://127.0.0.1:8080/v1"
         )
-    if not (path / "config.json").exists():
-        raise AgentError(f"{folder} holds no model: config.json, model.safetensors and a tokenizer are needed there")
-    return path
+    if path.is_dir():
+        inside = sorted(path.glob("model")) + sorted(path.glob("checkpoints/step_*/model"))
+        near = (
+            f"; the model is in {inside[-1]}"
+            if inside
+            else ": config.json, model.safetensors and a tokenizer are needed"
+        )
+        raise ModelError(f"{folder} holds no model{near}")
+    if path.exists():
+        raise ModelError(f"{folder} is a file; a model is a folder with config.json, model.safetensors and a tokenizer")
+    # OWNER/NAME without a folder OWNER was meant as a name on the hub
+    if HUB_NAME.fullmatch(str(folder)) and not path.parent.is_dir():
+        raise ModelError(
+            f"there is no folder {folder}. If that is a model on the Hugging Face hub, get it first: "
+            f"`hf download {folder} --local-dir {path.name}`, and name the folder {path.name}"
+        )
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise ModelError(f"there is no folder {folder}.{did_you_mean(path.name, beside, 1)}")
 
 
-def _device(device: str, torch: Any) -> str:
-    """`device`, with `auto` resolved. Raises AgentError for one that this machine does not have."""
+def find_device(device: str) -> str:
+    """`device`, with `auto` resolved. Raises ModelError for one that this machine does not have."""
+    import torch
+
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         asked = torch.device(device)
     except RuntimeError:
-        raise AgentError(f"--device {device!r} is no device; valid: auto, cpu, cuda, cuda:1, ...") from None
+        raise ModelError(f"--device {device!r} is no device; valid: auto, cpu, cuda, cuda:1, ...") from None
     if asked.type == "cuda" and torch.cuda.device_count() <= (asked.index or 0):
         found = torch.cuda.device_count()
         has = f"{found} CUDA GPUs" if found else "no CUDA GPU"
-        raise AgentError(f"--device {device}: this torch sees {has}; use --device cpu or auto")
+        raise ModelError(f"--device {device}: this torch sees {has}; use --device cpu or auto")
     return device
-
-
-def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec) -> ChatRenderer:
-    """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
-    # transformers allows one id, a list of ids, or none
-    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
-    return open_renderer(tokenizer, settings, tool, stop_ids=(more,) if isinstance(more, int) else tuple(more))
 
 
 def file_hashes(folder: str | Path) -> dict[str, str]:

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from turngym.agents.endpoint.agent import EndpointAgent, open_endpoint
 from turngym.agents.model_agent import ModelAgent
-from turngym.agents.models import file_hashes, load_policy, renderer_of, trained_on
+from turngym.agents.models import file_hashes, load_policy, trained_on
 from turngym.agents.options import AgentOptions
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
-from turngym.agents.rendering.chat_settings import ChatSettings, describe, resolved
+from turngym.agents.rendering.chat_settings import ChatSettings, describe, renderer_of, resolved
 from turngym.agents.sglang.client import PolicyServer
 from turngym.agents.sglang.open_servers import eval_policy, load_outside
 from turngym.envs.base import TextEnv

@@ -382,9 +382,8 @@ def make_student(bench: GpuBench) -> Any:
     """Makes a student of random weights and saves it to `bench.save`, or loads the one that is there."""
     import torch
 
-    from turngym.agents.models import load_policy
+    from turngym.agents.models import load_model, load_policy
     from turngym.agents.worlds import load_world
-    from turngym.trainers.models import load_model
     from turngym.trainers.plan import random_model
 
     if bench.save is not None and (bench.save / "config.json").exists():

@@ -523,9 +523,9 @@ def _players(bench: PlayBench) -> tuple[Any, dict[str, Callable[[], Any]], str |
     """Returns a maker of environments, makers of agents by engine, and the system prompt."""
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
-    from turngym.agents.models import load_policy, renderer_of
+    from turngym.agents.models import load_policy
     from turngym.agents.playing.environments import env_maker, probe
-    from turngym.agents.rendering.chat_settings import ChatSettings
+    from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of
     from turngym.envs.channels import make_channel
     from turngym.envs.core.protocols import Policy, Sampling
 

@@ -181,8 +181,9 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
 
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
     """A copy of a model in the precision `dtype`, all of it or nothing."""
+    from turngym.agents.models import load_model
     from turngym.envs.core.files import write_sums
-    from turngym.trainers.models import load_model, save_model
+    from turngym.trainers.models import save_model
 
     partial = folder.with_name("model.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -213,7 +214,7 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
         name, _, role = recipe.start.partition("/")
         source = load_world(name).checkpoint(role)
     _torch()
-    from turngym.trainers.models import load_model
+    from turngym.agents.models import load_model
 
     model: Any = load_model(source)
     # positions are rotary: a longer context needs no other weights

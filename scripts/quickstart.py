@@ -23,7 +23,7 @@ import tyro
 
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.executor.options import SHARE, available_cores
-from turngym.agents.models import require_model
+from turngym.agents.models import find_model
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.envs.core.errors import TurngymError
@@ -97,7 +97,7 @@ class Plan:
         """Raises TurngymError if the panel or a model does not exist, before anything runs."""
         load_panel(self.panel)
         for model in (self.teacher, self.student):
-            require_model(model)
+            find_model(model)
 
     def trained(self, method: str) -> Path:
         """Returns the folder of the newest checkpoint's model. Raises TurngymError if the method saved none."""

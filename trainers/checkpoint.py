@@ -29,11 +29,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from turngym.agents.models import load_model
 from turngym.envs.core.errors import TurngymError, full_disk
 from turngym.envs.core.files import check_sums, write_sums
 from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.models import MOMENTS, load_full, load_model, save_model, trained
+from turngym.trainers.models import MOMENTS, load_full, save_model, trained
 from turngym.trainers.world import SINGLE, DistributedError, World, on_all_ranks, on_rank_zero
 
 # Shards (torch.distributed.checkpoint): every rank writes its own, any number of ranks reads them.

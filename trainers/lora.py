@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turngym.envs.core.errors import ModelError
 from turngym.trainers.config import ConfigError
-from turngym.trainers.models import ModelError
 
 FOLDER, FILE = "adapter", "adapter_model.safetensors"
 NAME = "default"

@@ -1,4 +1,4 @@
-"""Causal language models as the trainers see them: found, loaded, saved, and run up to the head's input.
+"""Causal language models as the trainers see them: saved, and run up to the head's input.
 
 A model is a backbone that gives hidden states and a head that turns them into logits (`lm_head` works on the head). At
 the end stands what must hold between two models: one vocabulary for teacher and student.
@@ -6,15 +6,11 @@ the end stands what must hold between two models: one vocabulary for teacher and
 
 from __future__ import annotations
 
-import re
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import numpy as np
 import torch
@@ -22,73 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from turngym.envs.core.errors import TurngymError
-from turngym.envs.core.files import FILE, check_sums, missing_weights
-
-HUB_WORD = re.compile(r"[A-Za-z0-9][\w.-]*")
-
-
-class ModelError(TurngymError):
-    """A model that cannot be loaded or used for training."""
-
-
-def find_device(device: str) -> str:
-    """`device`, with `auto` resolved. Raises ModelError for one that this machine does not have."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind, number = torch.device(device).type, torch.device(device).index
-    except RuntimeError:
-        raise ModelError(f"--device {device!r} is no device; valid: auto, cpu, cuda, cuda:1, ...") from None
-    found = torch.cuda.device_count() if kind == "cuda" else 1
-    if found <= (number or 0):
-        has = f"this torch sees {found} CUDA GPUs" if found else "this torch sees no CUDA GPU"
-        raise ModelError(f"--device {device}: {has}; use --device cpu or auto")
-    return device
-
-
-def find_model(path: str | Path) -> None:
-    """Raises ModelError where `path` is no model folder and cannot be a name on the hub; ChangedFileError for one of
-    ours that is damaged.
-
-    from_pretrained takes a folder that is missing for a hub name, and answers after minutes of tries.
-    """
-    folder = Path(path).expanduser()
-    if (folder / "config.json").exists():
-        check_sums(folder)
-        return
-    if folder.suffix == ".gguf":
-        raise ModelError(f"{path} is a GGUF file: turngym model import {path} --out FOLDER makes a model folder of it")
-    words = str(path).split("/")
-    # NAME or OWNER/NAME; what has a folder of ours above it was meant as one
-    named = len(words) <= 2 and all(HUB_WORD.fullmatch(word) for word in words)
-    if folder.exists() or not named or (len(words) == 2 and Path(words[0]).is_dir()):
-        there = "it holds no config.json" if folder.is_dir() else "there is no such folder"
-        raise ModelError(f"no model in {path}: {there}; a model's folder holds config.json and model.safetensors")
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    cached = isinstance(try_to_load_from_cache(str(path), "config.json"), str)
-    if not cached and (constants.HF_HUB_OFFLINE or not _reachable(constants.ENDPOINT)):
-        raise ModelError(
-            f"no model {path}: there is no such folder, and as a name on the Hugging Face hub it is not in the cache "
-            "and the hub cannot be reached from here"
-        )
-
-
-def _reachable(endpoint: str, seconds: float = 5.0) -> bool:
-    """Whether a connection can be made; behind a proxy nobody knows without trying."""
-    address = urlsplit(endpoint)
-    if getproxies().get(address.scheme):
-        return True
-    try:
-        port = address.port or (443 if address.scheme == "https" else 80)
-        socket.create_connection((address.hostname or "", port), timeout=seconds).close()
-    except OSError:
-        return False
-    return True
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from turngym.envs.core.errors import ModelError, TurngymError
+from turngym.envs.core.files import FILE
 
 
 def tiny_qwen3(
@@ -137,42 +68,11 @@ def tiny_qwen3(
     return model.float().eval()
 
 
-def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu", attention: str = "sdpa") -> nn.Module:
-    """Load any Hugging Face causal model (a folder, or a hub name that is cached or reachable), in evaluation mode.
-
-    Evaluation mode switches dropout off, so that the sampled and the trained distribution are the same one.
-    """
-    from transformers import AutoModelForCausalLM
-
-    _quiet()
-    if dtype not in DTYPES:
-        raise ModelError(f"dtype {dtype!r} is unknown; valid: {', '.join(DTYPES)}")
-    find_model(path)
-    target = find_device(device)
-    try:
-        load: Any = AutoModelForCausalLM.from_pretrained
-        model, loading = load(path, dtype=DTYPES[dtype], attn_implementation=attention, output_loading_info=True)
-    except Exception as error:  # readers of damaged files raise anything, safetensors an error of its own
-        first = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise ModelError(f"cannot load a causal language model from {path}: {first}") from error
-    if said := missing_weights(loading):
-        raise ModelError(f"cannot load a causal language model from {path}: {said}; they would be random")
-    return model.to(target).eval()
-
-
 def save_model(model: nn.Module, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """Write `config.json` and `model.safetensors` to folder `path`; `weights` instead of the model's own, if given."""
-    _quiet()
     # those of an older model would not fit
     (Path(path) / FILE).unlink(missing_ok=True)
     model.save_pretrained(str(path), state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
-
-
-def _quiet() -> None:
-    """Bars for every file would tear the one line of progress that a person watches."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 def backbone(model: Any) -> nn.Module:

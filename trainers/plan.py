@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from turngym.envs.core.errors import TurngymError
-from turngym.trainers.models import ModelError
+from turngym.envs.core.errors import ModelError, TurngymError
 
 # Sizes of causal models: parameters, bytes and operations by formula, and a model with random weights.
 

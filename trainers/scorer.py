@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from turngym.agents.models import load_model
 from turngym.envs.core.episode import TopK
-from turngym.envs.core.errors import TurngymError
+from turngym.envs.core.errors import ModelError, TurngymError
 from turngym.envs.core.protocols import Scorer
 from turngym.trainers import lora
 from turngym.trainers.config import ConfigError, Packing
@@ -28,12 +29,10 @@ from turngym.trainers.microbatch import (
     supports_prefix_sharing,
 )
 from turngym.trainers.models import (
-    ModelError,
     common_vocabulary,
     head,
     hidden_states,
     length_batches,
-    load_model,
     pad,
     rows_apart,
     save_model,

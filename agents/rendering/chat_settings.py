@@ -225,6 +225,13 @@ def open_renderer(
     )
 
 
+def renderer_of(model: Any, tokenizer: Any, settings: ChatSettings, tool: ToolSpec) -> ChatRenderer:
+    """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
+    # transformers allows one id, a list of ids, or none
+    more = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or ()
+    return open_renderer(tokenizer, settings, tool, stop_ids=(more,) if isinstance(more, int) else tuple(more))
+
+
 def resolved(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
     """`settings` with what the tokenizer's chat template decides: the dialect, and the role of observations.
 

@@ -36,6 +36,10 @@ class AgentError(TurngymError):
     """An agent does not fit the environment that it is asked to play."""
 
 
+class ModelError(AgentError):
+    """A model cannot be loaded or used."""
+
+
 def checked_int(
     name: str, value: object, least: int, *, none: str = "", error: type[TurngymError] = TurngymError
 ) -> int:

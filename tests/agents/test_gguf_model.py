@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from turngym.agents import gguf_model
 from turngym.agents.gguf_model import import_gguf
-from turngym.agents.models import load_policy, require_model
-from turngym.envs.core.errors import AgentError
+from turngym.agents.models import find_model, load_policy
+from turngym.envs.core.errors import AgentError, ModelError
 from turngym.scripts.main import main
-from turngym.trainers.models import ModelError, find_model
 
 gguf = pytest.importorskip("gguf", reason="needs the extra [gguf]")
 
@@ -194,6 +193,6 @@ def test_the_command_and_where_a_folder_is_wanted(tmp_path: Path, capsys: pytest
     assert main(["model", "verify", str(tmp_path / "out")]) == 0
     command = rf"turngym model import {file} --out FOLDER"
     with pytest.raises(AgentError, match=command):
-        require_model(file)
+        find_model(file)
     with pytest.raises(ModelError, match=command):
         find_model(file)

@@ -319,10 +319,10 @@ def open_turns(folder: Path, size: int, *, rendered: bool) -> Work:
 
 
 def _rendered() -> tuple[Any, str]:
-    from turngym.agents.models import load_policy, renderer_of
+    from turngym.agents.models import load_policy
     from turngym.agents.playing.agent import ResponseWriter
     from turngym.agents.playing.environments import probe
-    from turngym.agents.rendering.chat_settings import ChatSettings
+    from turngym.agents.rendering.chat_settings import ChatSettings, renderer_of
     from turngym.agents.worlds.built_in import HOUSEHOLD
     from turngym.agents.worlds.worlds import CHECKPOINTS
 

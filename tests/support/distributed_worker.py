@@ -18,12 +18,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from distributed_cases import command
 
+from turngym.agents.models import load_model
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import RolloutRequest
 from turngym.scripts.train import parse, run
 from turngym.trainers.distributed import distribute_trainer, world_of
-from turngym.trainers.models import load_model
 from turngym.trainers.run import build_trainer
 from turngym.trainers.world import World
 

@@ -17,10 +17,10 @@ from sglang_fake import FakeServer, Reply
 from transformers import AutoTokenizer
 
 from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.models import load_model
 from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.rendering.stop_text import StopText
 from turngym.envs.core.protocols import GenerateRequest, Generation, Sampling
-from turngym.trainers.models import load_model
 
 
 @dataclass

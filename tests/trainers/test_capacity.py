@@ -13,10 +13,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.envs.core.errors import TurngymError  # noqa: E402
+from turngym.envs.core.errors import ModelError, TurngymError  # noqa: E402
 from turngym.envs.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.scripts import plan  # noqa: E402
-from turngym.trainers.models import ModelError  # noqa: E402
 from turngym.trainers.plan import (  # noqa: E402
     CHIPS,
     SHAPES,

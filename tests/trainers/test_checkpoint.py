@@ -11,6 +11,7 @@ import pytest
 import torch
 import toy_run as toy
 
+from turngym.agents.models import load_model
 from turngym.trainers.checkpoint import (
     CheckpointError,
     latest_model,
@@ -21,7 +22,6 @@ from turngym.trainers.checkpoint import (
 )
 from turngym.trainers.config import OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.metrics import MetricsLog, read_metrics
-from turngym.trainers.models import load_model
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.schedule import AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.token_weights import WEIGHTS

@@ -13,11 +13,11 @@ import pytest
 import torch
 import toy_run as toy
 
+from turngym.agents.models import load_model
 from turngym.envs.core.errors import full_disk, is_disk_full
 from turngym.envs.core.protocols import EvalPoint
 from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints, load_checkpoint, read_state
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import load_model
 from turngym.trainers.train_loop import TrainError
 
 torch.set_num_threads(1)

@@ -14,6 +14,8 @@ import toy_run as toy
 from distributed_cases import command
 
 from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.models import load_model
+from turngym.envs.core.errors import ModelError
 from turngym.envs.core.protocols import GenerateRequest, Sampling
 from turngym.scripts.train import parse, run
 from turngym.trainers.batch import pack
@@ -22,7 +24,7 @@ from turngym.trainers.config import ConfigError, CriticConfig, OptimizerConfig
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.lora import FOLDER, LoraConfig, adapted, add_adapters, merged
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import ModelError, load_model, save_model
+from turngym.trainers.models import save_model
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.world import SINGLE

@@ -10,6 +10,7 @@ import pytest
 import torch
 import toy_run as toy
 
+from turngym.agents.models import load_model
 from turngym.trainers.algorithm import Targets
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
@@ -19,7 +20,7 @@ from turngym.trainers.critic import ValueCritic
 from turngym.trainers.lm_head import project
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import head, hidden_states, load_model
+from turngym.trainers.models import head, hidden_states
 from turngym.trainers.optimizer_step import Forward, accumulate, make_optimizer, update
 
 torch.set_num_threads(1)

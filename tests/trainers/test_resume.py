@@ -14,9 +14,9 @@ import pytest
 import torch
 import toy_run as toy
 
+from turngym.agents.models import load_model
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import load_model
 
 torch.set_num_threads(1)
 STEPS = 10

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from turngym.trainers.models import ModelError, VocabularyError, common_vocabulary, tiny_qwen3
+from turngym.envs.core.errors import ModelError
+from turngym.trainers.models import VocabularyError, common_vocabulary, tiny_qwen3
 from turngym.trainers.scorer import LocalScorer
 
 torch.set_num_threads(1)

@@ -15,8 +15,8 @@ pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
 from openai_fake import FakeOpenAI, served
 
 from turngym.agents import play_episodes
-from turngym.agents.models import load_policy, renderer_of
-from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
+from turngym.agents.models import load_policy
+from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer, renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel

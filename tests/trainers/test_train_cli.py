@@ -13,6 +13,7 @@ import torch
 
 from turngym.agents.collect import LiveCollect, step_jobs
 from turngym.agents.mixed_policy import guided_player, mixed_player
+from turngym.agents.models import load_model
 from turngym.agents.play_plan import PlayPlan
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.rendering.chat_settings import ChatSettings, build_phrase_tokenizer
@@ -25,7 +26,7 @@ from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import train
 from turngym.trainers.config import RunConfig
 from turngym.trainers.metrics import known_metric, read_metrics, table
-from turngym.trainers.models import load_model, save_model, tiny_qwen3
+from turngym.trainers.models import save_model, tiny_qwen3
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
