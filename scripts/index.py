@@ -59,17 +59,15 @@ class Build:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect:
-    """Show what an index was built from and check its files; status 1 if any is wrong."""
+    """Show what an index was built from and compare the sizes of its files; status 1 if any differs."""
 
     folder: tyro.conf.Positional[Path]
     """Folder of the index."""
-    verify: bool = False
-    """Compare the hash of every file, not its size alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
-    """Compare the hash of every file with the manifest; status 1 if any differs (as `inspect --verify`)."""
+    """As `inspect`, and compare the hash of every file; status 1 if any differs."""
 
     folder: tyro.conf.Positional[Path]
     """Folder of the index."""
@@ -89,7 +87,7 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym index` with `argv` (without the verb itself)."""
-    verbs: dict[type, Callable[[Any], int]] = {Build: _build, Inspect: _inspect, Verify: _verify, Plan: _plan}
+    verbs: dict[type, Callable[[Any], int]] = {Build: _build, Inspect: _inspect, Verify: _inspect, Plan: _plan}
     try:
         return run_verb(verbs, argv, prog="turngym index", description=(__doc__ or "").split("\n")[0])
     except RetrievalError as error:
@@ -121,23 +119,20 @@ def _build(options: Build) -> int:
     return _inspect(Inspect(folder=options.out))
 
 
-def _inspect(options: Inspect) -> int:
+def _inspect(options: Inspect | Verify) -> int:
     from turngym.retrieval.index import check_files, describe_index, read_manifest
 
     manifest = read_manifest(options.folder)
     rows = [["index", str(options.folder)], *describe_index(manifest)]
     # Lines, not a table: hashes and fingerprints must not be cut to the width of the terminal.
     print("\n".join(f"{name:<{max(len(row[0]) for row in rows)}}  {value}" for name, value in rows))
-    problems = check_files(options.folder, manifest, hashes=options.verify)
+    hashes = isinstance(options, Verify)
+    problems = check_files(options.folder, manifest, hashes=hashes)
     for problem in problems:
         print(f"{options.folder}: {problem}", file=sys.stderr)
-    if options.verify and not problems:
+    if hashes and not problems:
         print(f"all {len(manifest.files)} files are as built")
     return 1 if problems else 0
-
-
-def _verify(options: Verify) -> int:
-    return _inspect(Inspect(folder=options.folder, verify=True))
 
 
 def _plan(options: Plan) -> int:

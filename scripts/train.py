@@ -29,8 +29,6 @@ try:
     from turngym.trainers.distributed import world_of
     from turngym.trainers.run import run_training
     from turngym.trainers.train_config import TrainConfig, config_class, foreign_tables, train_config
-    from turngym.trainers.train_loop import RunResult
-    from turngym.trainers.world import World
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
@@ -74,16 +72,42 @@ class Group:
     cls: type[Any]
 
 
-def parse_options(argv: Sequence[str], usage: str) -> TrainConfig:
-    """The settings of a run. Help is printed, and ends the process. Raises TurngymError for what does not exist."""
-    words = list(argv)
-    name, words, table, where = _algorithm(words)
+def main(argv: Sequence[str]) -> int:
+    """Run `turngym train` with `argv` (without the verb itself); under `torchrun` as one of several processes."""
+    if list_presets(argv):
+        return 0
+    config = parse(argv)
+    with world_of(timeout=config.models.process_timeout) as world:
+        result = run_training(config, world, command=("turngym", "train", *argv))
+        if world.rank == 0:
+            print(f"{result.step} steps in {result.train_seconds:.0f} s of training; model in {result.model}")
+    return 0
+
+
+def parse(argv: Sequence[str]) -> TrainConfig:
+    """The settings of a run. Help is printed, and ends the process. Raises TurngymError for what does not exist.
+
+    tyro explains a value of the wrong type on standard error and exits with status 2.
+    """
+    name, words, table, where = _algorithm(argv)
     if any(word in ("-h", "--help", "--help-all") for word in words):
-        print("\n".join(help_lines(name, usage, whole="--help-all" in words)))
+        print("\n".join(help_lines(name, __doc__ or "", whole="--help-all" in words)))
         raise SystemExit(0)
     name = name or DEFAULT
     _check_names(name, words)
-    return _parse(name, words, table, where)
+    cls = config_class(name)
+    if table:
+        train_config(name, table, where, missing=tyro.MISSING)  # for its checks, across all groups
+    # tyro reads one flat class with a field for every group of settings
+    groups = list(groups_of(cls))
+    parts = []
+    for number, group in enumerate(groups):
+        kind: Any = Annotated[group.cls, tyro.conf.arg(name=group.prefix)]  # type: ignore[name-defined]
+        default = _default(group, table, where)
+        parts.append((f"group_{number}", kind, field() if default is None else field(default=default)))
+    flat = make_dataclass("Options", parts, frozen=True, kw_only=True)
+    found: Any = tyro.cli(flat, args=words, prog=f"turngym train {name}", add_help=False)
+    return _assembled(cls, name, {group.path: getattr(found, f"group_{n}") for n, group in enumerate(groups)})
 
 
 def _algorithm(words: Sequence[str]) -> tuple[str, list[str], dict[str, Any], str]:
@@ -95,21 +119,6 @@ def _algorithm(words: Sequence[str]) -> tuple[str, list[str], dict[str, Any], st
         named, rest = [rest[0]], rest[1:]
     written = table.pop("algorithm", "")
     return (named[-1] if named else str(written)), rest, table, files[-1] if files else "options"
-
-
-def _parse(name: str, words: Sequence[str], table: Mapping[str, Any], where: str) -> TrainConfig:
-    cls = config_class(name)
-    if table:
-        train_config(name, table, where, missing=tyro.MISSING)  # for its checks, across all groups
-    groups = list(groups_of(cls))
-    parts = []
-    for number, group in enumerate(groups):
-        kind: Any = Annotated[group.cls, tyro.conf.arg(name=group.prefix)]  # type: ignore[name-defined]
-        default = _default(group, table, where)
-        parts.append((f"group_{number}", kind, field() if default is None else field(default=default)))
-    flat = make_dataclass("Options", parts, frozen=True, kw_only=True)
-    found: Any = tyro.cli(flat, args=list(words), prog=f"turngym train {name}", add_help=False)
-    return _assembled(cls, name, {group.path: getattr(found, f"group_{n}") for n, group in enumerate(groups)})
 
 
 def groups_of(cls: type[Any], path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Group]:
@@ -223,25 +232,3 @@ def _algorithms(usage: str) -> Iterator[str]:
         yield f"  {name:<14} {find_algorithm(name).help}"[: width()]
     more = "Another one is named as package.module:NAME. `turngym train ALGORITHM --help` lists its options."
     yield from ("", *textwrap.wrap(more, width()))
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run `turngym train` with `argv` (without the verb itself); under `torchrun` as one of several processes."""
-    if list_presets(argv):
-        return 0
-    config = parse(argv)
-    with world_of(timeout=config.models.process_timeout) as world:
-        result = run(config, world, command=("turngym", "train", *argv))
-        if world.rank == 0:
-            print(f"{result.step} steps in {result.train_seconds:.0f} s of training; model in {result.model}")
-    return 0
-
-
-def run(config: TrainConfig, world: World, command: Sequence[str] = ()) -> RunResult:
-    """Train in `world` as `config` says."""
-    return run_training(config, world, command=command)
-
-
-def parse(argv: Sequence[str]) -> TrainConfig:
-    """Settings from the command line; a setting outside its range is explained, and the exit status is 2."""
-    return parse_options(argv, __doc__ or "")
