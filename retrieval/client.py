@@ -5,7 +5,6 @@ Failed requests are retried with jitter until a deadline; a `Breaker` keeps ever
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 from cachetools import LRUCache
 
 from turngym.retrieval.core import Hit, RetrievalError, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.outgoing import BadReply, HttpClient, LoopThread, NotReached, read_json
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply, request_body
 
 
@@ -64,8 +64,8 @@ class ClientSettings:
     """For one `search`, with all attempts and waits."""
     connect: float = 3.0
     """For one connection."""
-    read: float = 15.0
-    """Longest silence of the server; ours gives up after 12 s by itself."""
+    attempt: float = 15.0
+    """For one request and its whole answer; our server gives up after 12 s by itself."""
     retries: int = 2
     """Further attempts after a failed one."""
     backoff: float = 0.1
@@ -80,7 +80,7 @@ class ClientSettings:
     """Most queries per request."""
     max_query_chars: int = 32_768
     """Longer queries are cut, because a server would refuse them."""
-    max_answer: int = 256 * 2**20
+    max_answer: int = 64 * 2**20
     """Largest answer that is read, in bytes."""
     seed: int = 0
     """Seeds the jitter of the waits."""
@@ -120,7 +120,7 @@ class HttpRetriever:
     def renew(self) -> None:
         """Starts with connections, locks and a cache of this process alone."""
         self._lock = threading.Lock()
-        self._http: Any = None
+        self._connection: tuple[LoopThread, HttpClient] | None = None
         self._memory: LRUCache[tuple[str, int], tuple[Hit, ...]] = LRUCache(self.settings.cache)
         self._random = random.Random(self.settings.seed)
         self._breaker = Breaker(self.settings.breaker_failures, self.settings.breaker_cooldown, self._clock)
@@ -172,9 +172,11 @@ class HttpRetriever:
     def close(self) -> None:
         """Closes the connections. Twice is fine; a later search raises RetrieverUnavailable."""
         with self._lock:
-            http, self._http, self._closed = self._http, None, True
-        if http is not None:
-            http.close()
+            connection, self._connection, self._closed = self._connection, None, True
+        if connection is not None:
+            loop, http = connection
+            loop.run(http.close())
+            loop.close()
 
     def _ask(self, queries: list[str], k: int, until: float) -> list[list[Hit]]:
         refusal = self._breaker.refusal()
@@ -230,7 +232,7 @@ class HttpRetriever:
                 left = until - self._clock()
                 if self._closed or attempt > self.settings.retries or wait >= left:
                     took = self._clock() - began
-                    hint = "; is `turngym serve retrieval` running there?" if "Connect" in type(error).__name__ else ""
+                    hint = "; is `turngym serve retrieval` running there?" if isinstance(error, NotReached) else ""
                     raise RetrieverUnavailable(
                         f"{self._base}{path} gave no usable answer in {attempt} attempt{'s' * (attempt > 1)} and "
                         f"{took:.1f} s (deadline {self.settings.deadline:g} s): {type(error).__name__}: {error}{hint}"
@@ -243,35 +245,20 @@ class HttpRetriever:
             return self.settings.backoff * 2 ** (attempt - 1) * (0.5 + self._random.random())
 
     def _once(self, method: str, path: str, body: bytes, until: float) -> tuple[int, bytes, str | None]:
-        import httpx
-
         left = max(0.001, until - self._clock())
-        read = min(self.settings.read, left)
-        timeout = httpx.Timeout(read, connect=min(self.settings.connect, left), pool=left)
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        answer = bytearray()
-        with self._pool().stream(
-            method, f"{self._base}{path}", content=body or None, headers=headers, timeout=timeout
-        ) as reply:
-            for part in reply.iter_bytes():
-                answer += part
-                if len(answer) > self.settings.max_answer:
-                    raise WireError(f"the answer is longer than {self.settings.max_answer} bytes")
-                # every part restarts httpx's read time-out, but an answer that trickles must not outlive the deadline
-                if self._clock() > until:
-                    raise TimeoutError(f"the deadline passed after {len(answer)} bytes of the answer")
-            return reply.status_code, bytes(answer), reply.headers.get(FINGERPRINT_HEADER)
+        loop, http = self._connected()
+        seconds = min(self.settings.attempt, left)
+        sent = http.send(method, f"{self._base}{path}", body or None, seconds=seconds, limit=self.settings.max_answer)
+        reply = loop.run(sent)
+        return reply.status, reply.body, reply.headers.get(FINGERPRINT_HEADER)
 
-    def _pool(self) -> Any:
-        import httpx
-
+    def _connected(self) -> tuple[LoopThread, HttpClient]:
         with self._lock:
             if self._closed:
                 raise RetrieverUnavailable(f"the client of {self.url} is closed")
-            if self._http is None:
-                limits = httpx.Limits(max_connections=256, max_keepalive_connections=64)
-                self._http = httpx.Client(trust_env=False, limits=limits)
-            return self._http
+            if self._connection is None:
+                self._connection = LoopThread("turngym-retriever"), HttpClient(connect=self.settings.connect)
+            return self._connection
 
 
 def _base(url: str) -> str:
@@ -292,8 +279,8 @@ def _settings(settings: ClientSettings, overrides: dict[str, Any]) -> ClientSett
 def _served(body: bytes) -> str | None:
     """The fingerprint in a /health reply, if there is one."""
     try:
-        reply = json.loads(body)
-    except (ValueError, RecursionError):
+        reply = read_json(body)
+    except BadReply:
         return None
     found = reply.get("fingerprint") if isinstance(reply, dict) else None
     return found if isinstance(found, str) and found else None

@@ -169,7 +169,6 @@ EXTRAS = {
     "pyarrow": "parquet",
     "peft": "lora",
     "ray": "ray",
-    "openai": "endpoint",
     "textworld": "alfworld",
 }
 """Optional package -> the extra of turngym that installs it."""

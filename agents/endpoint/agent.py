@@ -29,9 +29,9 @@ from turngym.agents.rendering.conversation import ALL, Memory, memory_of
 from turngym.envs.channels import Channel, make_channel
 from turngym.envs.core.episode import Origin, Status
 from turngym.envs.core.errors import AgentError
-from turngym.envs.core.event_loop import LoopThread
 from turngym.envs.core.settings import json_object
 from turngym.envs.core.task import ToolSpec
+from turngym.retrieval.outgoing import LoopThread
 
 # random streams; the scripted agents use 0 to 2
 SEED_STREAM, PAUSE_STREAM = 3, 4
@@ -71,7 +71,7 @@ class EndpointAgent:
         parallel: most requests in flight.
         prices: prices for computing the cost.
 
-    Raises AgentError if openai is not installed, and from `respond` if the endpoint never worked.
+    Raises AgentError if httpx is not installed, and from `respond` if the endpoint never worked.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class EndpointAgent:
             if value < least:
                 raise AgentError(f"{name} of an endpoint is {value:g}; it must be at least {least:g}")
         try:
-            import openai  # noqa: F401
+            import httpx  # noqa: F401
         except ImportError as error:
-            raise AgentError("an endpoint needs the openai package: pip install 'turngym[endpoint]'") from error
+            raise AgentError("an endpoint needs httpx: pip install 'turngym[endpoint]'") from error
         self.address, self.parameters, self.channel, self.tool = address, parameters, channel, tool
         self.name = f"openai {parameters.model}"
         self.writer = TranscriptWriter()

@@ -1,4 +1,4 @@
-"""How an endpoint is asked for chat completions: the official client, with our own retries, deadline and rate limits.
+"""How an endpoint is asked for chat completions: retries, deadline and rate limits.
 
 What happens to a failed attempt (`EndpointClient._ask`):
 
@@ -12,7 +12,6 @@ What happens to a failed attempt (`EndpointClient._ask`):
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import time
@@ -27,6 +26,15 @@ import numpy as np
 from turngym.agents.endpoint.messages import Answer, UnreadableAnswer, read_answer
 from turngym.envs.core.errors import AgentError, did_you_mean
 from turngym.envs.core.task import content_hash
+from turngym.retrieval.outgoing import (
+    SMALL_ANSWER,
+    TOKEN_BYTES,
+    BadReply,
+    ExchangeError,
+    HttpClient,
+    NotReached,
+    TooLate,
+)
 
 FIRST, LONGEST = 0.5, 60.0
 """Seconds before the first retry, and at most."""
@@ -141,18 +149,9 @@ class RequestFailed(Exception):
     """The field of the request that is at fault, if the server names it."""
 
 
-def lost_connection(error: Exception) -> RequestFailed:
-    """The failure of a connection that was refused, or broke before the whole answer was there."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    return RequestFailed(f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__, True, False)
-
-
 def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed:
-    """The failure of an answer with status 400 or more. `body` is the error object, if the server sent one."""
+    """The failure of an answer with status 400 or more. `body` is its JSON, if it has any."""
     fields: dict[str, Any] = body if isinstance(body, dict) else {}
-    # the client library unpacks "error" if the body has it
     inner = fields.get("error")
     fields = inner if isinstance(inner, dict) else fields
     code, kind, param = (str(fields.get(name) or "") for name in ("code", "type", "param"))
@@ -306,9 +305,11 @@ class EndpointClient:
     """Whether a server has ever answered, even with an error."""
     worked: bool = False
     """Whether there has been a usable answer."""
+    advise: bool = True
+    """Whether errors say what may help; they name options of `openai:MODEL`."""
     gate: RateGate = field(default_factory=RateGate)
     _tokens_field: str = "max_tokens"
-    _client: Any = None
+    _http: HttpClient | None = None
     _free: asyncio.Semaphore | None = None
 
     async def ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> Sent:
@@ -330,7 +331,7 @@ class EndpointClient:
             try:
                 answer = await self._once(body, end - time.monotonic())
                 return Sent(answer=answer, retries=sent - 1)
-            except TimeoutError:
+            except TooLate:
                 raise self._late(where, sent, last) from None
             except RequestFailed as failed:
                 last = self.address.hide(failed.reason)
@@ -352,39 +353,34 @@ class EndpointClient:
                 await asyncio.sleep(pause)
 
     async def _once(self, body: Mapping[str, Any], left: float) -> Answer:
-        """One attempt. Raises RequestFailed, TimeoutError."""
-        import openai
-
+        """One attempt. Raises RequestFailed, TooLate."""
         if left <= 0:
-            raise TimeoutError
+            raise TooLate
         fields = dict(body)
-        fields[self._tokens_field] = fields.pop("max_tokens")
-        messages, model = fields.pop("messages"), fields.pop("model")
-        if self._client is None:
-            # the client requires a key, although local servers ask for none
-            key = self.address.key or "none"
-            self._client = openai.AsyncOpenAI(
-                api_key=key, base_url=self.address.base_url, max_retries=0, timeout=self.deadline
-            )
-        create = self._client.chat.completions.with_raw_response.create
-        call = create(model=model, messages=messages, extra_body=fields, timeout=left)
+        tokens = fields.pop("max_tokens")
+        fields[self._tokens_field] = tokens
+        if self._http is None:
+            key = self.address.key
+            self._http = HttpClient(headers={"Authorization": f"Bearer {key}"} if key else {}, use_proxies=True)
+        url, limit = f"{self.address.base_url.rstrip('/')}/chat/completions", SMALL_ANSWER + TOKEN_BYTES * tokens
         try:
-            # the client's own limit applies to each read, so a slowly dripping answer would never meet it
-            raw = await asyncio.wait_for(call, left)
-        except openai.APITimeoutError:
-            raise TimeoutError from None
-        except openai.APIStatusError as error:
+            reply = await self._http.send("POST", url, fields, seconds=left, limit=limit)
+        except NotReached as error:
+            raise RequestFailed(str(error), passing=True, reached=False) from None
+        except BadReply as error:
             self.reached = True
-            raise refused(error.status_code, error.message, error.body, error.response.headers) from None
-        except openai.APIConnectionError as error:
-            raise lost_connection(error) from None
+            raise RequestFailed(str(error), passing=False) from None
         self.reached = True
-        body_bytes = raw.http_response.content
         try:
-            answer = read_answer(json.loads(body_bytes))
-        # json answers deep nesting with RecursionError
-        except (ValueError, RecursionError):
-            raise RequestFailed(f"the answer is not JSON: {body_bytes[:100]!r}", passing=True) from None
+            found = reply.json()
+        except BadReply as error:
+            if reply.status < 400:
+                raise RequestFailed(str(error), passing=True) from None
+            found = None
+        if reply.status >= 400:
+            raise refused(reply.status, reply.text(SHOWN), found, reply.headers)
+        try:
+            answer = read_answer(found)
         except UnreadableAnswer as error:
             raise RequestFailed(str(error), passing=True) from None
         if self.ids and answer.ids is None:
@@ -394,9 +390,9 @@ class EndpointClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
 
     def _renamed(self, failed: RequestFailed) -> bool:
         """Whether to switch to `max_completion_tokens`, since OpenAI's newer models refuse `max_tokens`."""
@@ -414,6 +410,8 @@ class EndpointClient:
     async def _given_up(self, failed: RequestFailed, where: str, sent: int) -> EndpointError:
         reason = self.address.hide(failed.reason)
         tries = f" (tried {sent} times)" if sent > 1 else ""
+        if not self.advise:
+            return EndpointError(f"{where}: {self.address.base_url}: {reason}{tries}")
         help_text = advice(failed, model=self.model, key_env=self.address.key_env, tools=self.tools)
         if failed.code in (400, 404) and not help_text and "did you mean" not in reason.lower():
             help_text = await self._models()
@@ -421,11 +419,13 @@ class EndpointClient:
 
     async def _models(self) -> str:
         """A sentence that lists the endpoint's models, if the requested one is not among them."""
-        try:
-            found = await asyncio.wait_for(self._client.models.list(), 10.0)
-            names = sorted(str(model.id) for model in found.data)
+        assert self._http is not None
+        url = f"{self.address.base_url.rstrip('/')}/models"
         # any failure here is ignored, since the error being explained matters more
-        except Exception:
+        try:
+            reply = await self._http.send("GET", url, seconds=10.0, limit=SMALL_ANSWER)
+            names = sorted(str(model["id"]) for model in reply.json()["data"])
+        except (ExchangeError, TypeError, LookupError):
             return ""
         if not names or self.model in names:
             return ""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
+
+from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.playing.agent import task_number
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.envs.core.errors import AgentError
 from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
+from turngym.retrieval.outgoing import LoopThread
 
 LIMIT = 6000
 """Most characters of each part of the prompt; the middle of longer ones is left out."""
 KEY = "TURNGYM_JUDGE_KEY"
 """Environment variable with the bearer key; none is sent without it."""
-RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""HTTP statuses after which a request is sent again."""
 JUDGE_STREAM = 3
 SCORE = """You judge one reply of an assistant by what happened right after it.
 You see what the assistant had in front of it, its reply, and the message that came next. The next message is either \
@@ -62,8 +62,8 @@ def _short(text: str) -> str:
 class HttpJudge:
     """A `Judge` behind an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, hosted models).
 
-    Each vote is one POST to `url`/chat/completions, with `parallel` of them at a time. A vote without an answer after
-    `tries` attempts is None. One that `max_tokens` cut is counted, and is "" if only reasoning had been written. The
+    Each vote is a chat completion, with `parallel` of them at a time; `EndpointClient` says what is retried. A vote
+    without an answer is None. One that `max_tokens` cut is counted, and is "" if only reasoning had been written. The
     request's name and the vote's number fix its `seed`; whether that repeats a vote is up to the server. Safe to call
     from several threads.
 
@@ -77,12 +77,12 @@ class HttpJudge:
     temperature: float = 0.6
     max_tokens: int = 1024
     timeout: float = 120.0
-    """Seconds per attempt."""
+    """Seconds for one vote, from the first request to the last byte of the answer, with all retries."""
     tries: int = 3
     parallel: int = 16
     seed: int = 0
-    sleep: Callable[[float], None] = time.sleep
-    _http: Any = field(default=None, init=False)
+    _loop: LoopThread = field(init=False)
+    _client: EndpointClient = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -91,19 +91,25 @@ class HttpJudge:
             if getattr(self, name) < 1:
                 raise AgentError(f"{name} of a judge is {getattr(self, name)}; at least 1 is needed")
         try:
-            import httpx
+            import httpx  # noqa: F401
         except ImportError as error:
             raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
-        key = os.environ.get(KEY)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(timeout=self.timeout, headers=headers, limits=httpx.Limits(max_connections=None))
+        self._client = EndpointClient(
+            address=Address(base_url=self.url, key_env=KEY),
+            model=self.model,
+            deadline=self.timeout,
+            retries=self.tries - 1,
+            parallel=self.parallel,
+            advise=False,
+        )
+        self._loop = LoopThread("turngym-judge")
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        jobs = [(request, vote) for request in requests for vote in range(self.votes)]
-        if not jobs:
-            return []
-        with ThreadPoolExecutor(min(self.parallel, len(jobs))) as pool:
-            found = list(pool.map(lambda job: self._vote(*job), jobs))
+        async def ask_all() -> list[_Vote]:
+            jobs = [self._vote(request, vote) for request in requests for vote in range(self.votes)]
+            return list(await asyncio.gather(*jobs))
+
+        found = self._loop.run(ask_all())
         rows = [found[start : start + self.votes] for start in range(0, len(found), self.votes)]
         return [
             Judgment(
@@ -115,33 +121,13 @@ class HttpJudge:
         ]
 
     def close(self) -> None:
-        self._http.close()
+        self._loop.run(self._client.close())
+        self._loop.close()
 
-    def _vote(self, request: JudgeRequest, vote: int) -> _Vote:
-        import httpx
-
-        problem = ""
-        for attempt in range(self.tries):
-            if attempt:
-                self.sleep(min(0.5 * 2 ** (attempt - 1), 8.0))
-            try:
-                answer = self._http.post(f"{self.url.rstrip('/')}/chat/completions", json=self._body(request, vote))
-            except httpx.HTTPError as error:
-                problem = f"{type(error).__name__}: {error}"
-                continue
-            if answer.status_code == 200:
-                read = _content(answer)
-                if read.text is not None:
-                    return read
-            problem = f"status {answer.status_code} without a message: {answer.text[:200]!r}"
-            if answer.status_code not in RETRY:
-                break
-        return _Vote(None, error=f"{request.name}: {self.url}: {problem}")
-
-    def _body(self, request: JudgeRequest, vote: int) -> dict[str, Any]:
+    async def _vote(self, request: JudgeRequest, vote: int) -> _Vote:
         system, user = messages(request)
         number = task_number(f"{self.seed} {request.kind} {request.name} {vote}")
-        return {
+        body = {
             "model": self.model,
             "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
             "temperature": self.temperature,
@@ -150,6 +136,15 @@ class HttpJudge:
             "seed": number % (1 << 31),
             "stream": False,
         }
+        try:
+            answer = (await self._client.ask(body, np.random.default_rng(number), request.name)).answer
+        except EndpointError as error:
+            return _Vote(None, error=str(error))
+        cut = answer.finish == "length"
+        # a reasoning model that ran out of tokens; asking again would cost as much and likely give as little
+        if not answer.content and not cut:
+            return _Vote(None, error=f"{request.name}: {self.url}: the answer has no text")
+        return _Vote(answer.content, cut=cut)
 
 
 class _Vote(NamedTuple):
@@ -158,19 +153,6 @@ class _Vote(NamedTuple):
     """Why there is no text."""
     cut: bool = False
     """Whether it ended at `max_tokens`."""
-
-
-def _content(answer: Any) -> _Vote:
-    """The text of the first choice; None if the body is something else."""
-    try:
-        choice = answer.json()["choices"][0]
-        text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return _Vote(None)
-    if text is None and cut:
-        # a reasoning model that ran out of tokens; asking again would cost as much and likely give as little
-        return _Vote("", cut=True)
-    return _Vote(text if isinstance(text, str) else None, cut=cut)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from turngym.envs.core.errors import TurngymError
 from turngym.envs.core.protocols import GenerateRequest, Sampling
+from turngym.retrieval.outgoing import SMALL_ANSWER, TOKEN_BYTES, BadReply, HttpClient, NotReached, TooLate
 
 
 class ServerError(TurngymError):
@@ -291,6 +292,10 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses of temporary failures: a server starts, restarts or is full."""
 
 
+SCORE_BYTES = 64
+"""Most bytes of JSON for one log-probability with its id; about 35 are usual."""
+
+
 def next_pause(pause: float) -> float:
     """Seconds before the next attempt, after a wait of `pause` seconds; a backoff of 0 does not stay 0."""
     return min(max(2 * pause, 0.05), 5.0)
@@ -307,6 +312,15 @@ def error_text(body: Any) -> str:
     return str(body)[:500]
 
 
+def answer_limit(body: Any) -> int:
+    """Most bytes of the answer to `body`: enough for every id that it asks about, at each position of its prompt."""
+    if not isinstance(body, Mapping) or "input_ids" not in body:
+        return SMALL_ANSWER
+    each = 2 + int(body.get("top_logprobs_num", 0)) + len(body.get("token_ids_logprob", ()))
+    drawn = int(body["sampling_params"]["max_new_tokens"])
+    return SMALL_ANSWER + SCORE_BYTES * len(body["input_ids"]) * each + TOKEN_BYTES * drawn
+
+
 @dataclass(slots=True, kw_only=True)
 class Connection:
     """Requests to one address. All methods are coroutines of one event loop.
@@ -317,62 +331,59 @@ class Connection:
     url: str
     settings: SglangSettings
     clock: Callable[[], float] = time.monotonic
-    _http: Any = field(default=None, init=False)
+    _http: HttpClient = field(init=False)
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         if not self.url.startswith(("http://", "https://")):
             raise ServerError(f"server {self.url!r} must begin with http:// or https://")
         try:
-            import httpx
+            import httpx  # noqa: F401
         except ImportError as error:
             raise ServerError("a server needs httpx: pip install 'turngym[serve]'") from error
         key = os.environ.get(KEY)
-        self._http = httpx.AsyncClient(
+        self._http = HttpClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            # the fleet limits requests; under httpx's limit of 100, aborts could queue behind generations
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.settings.parallel),
-            # a proxy that the environment names is for the outside world, and may not reach the servers
-            trust_env=False,
+            connect=self.settings.connect_timeout,
+            keepalive=self.settings.parallel,
         )
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def request(self, method: str, path: str, body: Any = None, *, timeout: float) -> Any:
         """One attempt: the JSON of a 200, or None if there is no body.
 
         Raises:
             ServerDown: no connection, or a status in `PASSING`.
-            ServerTimeout: no answer after `timeout` seconds.
+            ServerTimeout: no whole answer after `timeout` seconds.
             ServerError: any other status, with the server's message.
-            BadAnswer: a 200 that is not JSON.
+            BadAnswer: a 200 that is not JSON, a redirect, or an answer that is too long.
         """
-        import httpx
-
-        limits = httpx.Timeout(timeout, connect=min(timeout, self.settings.connect_timeout))
+        where = f"{self.url}{path}"
         try:
-            answer = await self._http.request(method, self.url + path, json=body, timeout=limits)
-        # ConnectTimeout is not among these: a server that cannot be reached is down, not slow
-        except (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout) as error:
-            raise ServerTimeout(f"{self.url}{path}: no answer within {timeout:.0f} s") from error
-        except httpx.TransportError as error:
-            raise ServerDown(f"{self.url}{path}: {type(error).__name__}: {error or 'no connection'}") from error
+            reply = await self._http.send(method, self.url + path, body, seconds=timeout, limit=answer_limit(body))
+        except TooLate as error:
+            raise ServerTimeout(f"{where}: no answer within {timeout:.0f} s") from error
+        except NotReached as error:
+            raise ServerDown(f"{where}: {error}") from error
+        except BadReply as error:
+            raise BadAnswer(f"{where}: {error}") from error
+        found: Any
         try:
-            found = answer.json() if answer.content else None
-        except ValueError:
-            found = answer.text[:500]
-        if answer.status_code == 200:
-            # a JSON string begins with a quote; without it `found` is the raw text from above
-            if isinstance(found, str) and answer.content[:1] != b'"':
-                raise BadAnswer(f"{self.url}{path}: the answer is not JSON: {found[:200]!r}")
+            found = reply.json() if reply.body else None
+        except BadReply as error:
+            if reply.status == 200:
+                raise BadAnswer(f"{where}: {error}") from error
+            found = reply.text(500)
+        if reply.status == 200:
             return found
-        said = f"{self.url}{path}: status {answer.status_code}: {error_text(found)}"
-        if answer.status_code in PASSING:
+        said = f"{where}: status {reply.status}: {error_text(found)}"
+        if reply.status in PASSING:
             raise ServerDown(said)
-        if answer.status_code in (401, 403):
+        if reply.status in (401, 403):
             raise ServerError(f"{said}; set the server's key in {KEY}")
-        if answer.status_code == 404:
+        if reply.status == 404:
             raise ServerError(f"{said}; is this an SGLang server?")
         raise ServerError(said)
 

@@ -32,7 +32,7 @@ from turngym.agents.sglang.client import (
     WrongWeights,
     next_pause,
 )
-from turngym.envs.core.event_loop import LoopThread
+from turngym.retrieval.outgoing import LoopThread
 
 OLDEST, TRIED, BEFORE = (0, 5, 21), "0.5.23", (0, 6)
 """Releases that speak the protocol used here; earlier ones update weights in another way."""

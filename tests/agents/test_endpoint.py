@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
+pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 import pickle
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
+pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 from turngym.agents.endpoint.client import (
     Address,

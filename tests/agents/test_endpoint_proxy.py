@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
-pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
+pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 pytest.importorskip("torch", reason="the tiny model needs turngym[train]")
 
 from turngym.agents import EvalResult, evaluate

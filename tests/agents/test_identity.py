@@ -79,7 +79,7 @@ def test_settings_of_a_model_are_its_identity(name: str) -> None:
 
 @pytest.mark.parametrize("name", OF_ENDPOINTS)
 def test_settings_of_an_endpoint_are_its_identity(name: str) -> None:
-    pytest.importorskip("openai")
+    pytest.importorskip("httpx")
     at = {"agent": "openai:some", "base_url": "http://127.0.0.1:9/v1"}
     elsewhere = {"request_deadline": 1.0, "request_retries": 1, "price_in": 1.0, "price_out": 2.0}
     assert identity(**at) == identity(**{**at, "base_url": "http://127.0.0.1:8/v1"}, **elsewhere)

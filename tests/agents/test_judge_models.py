@@ -23,6 +23,11 @@ from turngym.envs.core.plugins import PluginError
 from turngym.envs.core.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
 
 
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turngym.agents.endpoint.client.FIRST", 0.001)
+
+
 def ask(number: int = 0, **more: Any) -> JudgeRequest:
     facts: dict[str, Any] = {"kind": "score", "response": f"reply {number}", "next_state": "Nothing happens."}
     return JudgeRequest(**{"name": f"house/{number} seed 0 sample 0, turn 0", **facts, **more})
@@ -175,7 +180,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def remote(endpoint: Endpoint, **more: Any) -> HttpJudge:
-    return HttpJudge(url=endpoint.url, sleep=lambda seconds: None, **more)
+    return HttpJudge(url=endpoint.url, **more)
 
 
 def test_each_vote_is_one_request_with_a_seed_of_its_own(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +219,7 @@ def test_rubbish_is_a_failed_vote(endpoint: Endpoint, rubbish: Any) -> None:
 
 
 def test_an_endpoint_that_is_not_there_fails_every_vote() -> None:
-    judge = HttpJudge(url="http://127.0.0.1:1/v1", votes=2, sleep=lambda seconds: None)
+    judge = HttpJudge(url="http://127.0.0.1:1/v1", votes=2)
     [found] = judge.judge([ask()])
     assert found.votes == (None, None)
     assert "ConnectError" in found.error

@@ -305,7 +305,7 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["turnopd", "search-r1", "verl-agent", "react"])
 def test_an_endpoint_plays_every_preset(name: str) -> None:
-    pytest.importorskip("openai")
+    pytest.importorskip("httpx")
     row = preset(name, SEARCH)
     endpoint: Any = EndpointOptions(base_url="http://127.0.0.1:1/v1")
     options = AgentOptions(agent="openai:m", endpoint=endpoint, **row.chat(row.make()))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("openai", reason="endpoints need turngym[endpoint]")
+pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 from openai_fake import FakeOpenAI, served
 

@@ -1,0 +1,128 @@
+"""Whatever a server does, a request to it ends in time, in little memory, and in an error of ours."""
+
+from __future__ import annotations
+
+import gzip
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httpx", reason="requests need turngym[serve]")
+
+from hostile_server import HEAD, MISCHIEF, bomb, hostile_server
+
+from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
+from turngym.agents.judges.model_judges import HttpJudge
+from turngym.agents.sglang.client import Connection, ServerError, SglangSettings, answer_limit
+from turngym.envs.core.protocols import JudgeRequest
+from turngym.retrieval.client import HttpRetriever
+from turngym.retrieval.core import RetrieverUnavailable
+from turngym.retrieval.outgoing import BadReply, HttpClient, LoopThread
+
+SECONDS = 0.4
+"""For a request with all that belongs to it."""
+MOST = 160
+"""MiB of memory; the bomb holds 256, and a retriever's answer may have 64, which are copied once."""
+
+
+def of_endpoint(url: str, loop: LoopThread) -> str:
+    import numpy as np
+
+    client = EndpointClient(address=Address(base_url=url), model="m", deadline=SECONDS, retries=0)
+    with pytest.raises(EndpointError) as caught:
+        loop.run(client.ask({"model": "m", "messages": [], "max_tokens": 9}, np.random.default_rng(0), "task 1"))
+    loop.run(client.close())
+    return str(caught.value)
+
+
+def of_judge(url: str, loop: LoopThread) -> str:
+    judge = HttpJudge(url=url, votes=2, timeout=SECONDS, tries=1)
+    [found] = judge.judge([JudgeRequest(name="task 1", kind="score", response="r", next_state="s")])
+    judge.close()
+    assert found.votes == (None, None)
+    return found.error
+
+
+def of_server(url: str, loop: LoopThread) -> str:
+    """A teacher that scores or a server that plays: both are asked through one `Connection`."""
+    connection = Connection(url=url, settings=SglangSettings(deadline=SECONDS))
+    with pytest.raises(ServerError) as caught:
+        loop.run(connection.request("POST", "/generate", {"task 1": 1}, timeout=SECONDS))
+    loop.run(connection.close())
+    return str(caught.value)
+
+
+def of_retriever(url: str, loop: LoopThread) -> str:
+    retriever = HttpRetriever(url, deadline=SECONDS, retries=0)
+    with pytest.raises(RetrieverUnavailable) as caught:
+        retriever.search(["q"], 1)
+    retriever.close()
+    return str(caught.value)
+
+
+CALLS: dict[str, Callable[[str, LoopThread], str]] = {
+    "endpoint": of_endpoint,
+    "judge": of_judge,
+    "server": of_server,
+    "retriever": of_retriever,
+}
+
+
+@pytest.mark.parametrize("mischief", MISCHIEF)
+@pytest.mark.parametrize("call", CALLS)
+def test_every_request_ends(call: str, mischief: str) -> None:
+    bomb()
+    loop = LoopThread("test")
+    with hostile_server(mischief) as hostile:
+        tracemalloc.start()
+        began = time.monotonic()
+        said = CALLS[call](hostile.url, loop)
+        peak = tracemalloc.get_traced_memory()[1] >> 20
+        tracemalloc.stop()
+        # a loose bound: without the limits the slow ones take a minute, or for ever
+        assert time.monotonic() - began < 10.0
+        assert peak < MOST
+        assert (hostile.asked > 0, hostile.elsewhere) == (True, 0)
+    loop.close()
+    assert hostile.url in said
+    assert "\n" not in said
+
+
+def reply(answer: bytes, *, limit: int = 1000) -> Any:
+    """What a client makes of the bytes `answer`."""
+    loop, http = LoopThread("test"), HttpClient()
+    MISCHIEF["test"] = lambda hostile, send: send(answer)
+    try:
+        with hostile_server("test") as hostile:
+            return loop.run(http.send("GET", hostile.url, seconds=5.0, limit=limit))
+    finally:
+        del MISCHIEF["test"]
+        loop.run(http.close())
+        loop.close()
+
+
+def sized(body: bytes, more: bytes = b"") -> bytes:
+    return HEAD + more + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize("coding", [b"", b"Content-Encoding: gzip\r\n"])
+def test_the_limit_is_of_the_uncompressed_answer(coding: bytes) -> None:
+    wrap = gzip.compress if coding else bytes
+    assert reply(sized(wrap(b"x" * 1000), coding)).body == b"x" * 1000
+    with pytest.raises(BadReply, match="the answer is longer than 1000 bytes"):
+        reply(sized(wrap(b"x" * 1001), coding))
+
+
+def test_a_redirect_is_named_and_left_alone() -> None:
+    with pytest.raises(BadReply, match=r"status 301: it redirects to 'http://elsewhere/v1', which is not followed"):
+        reply(b"HTTP/1.1 301 Moved\r\nLocation: http://elsewhere/v1\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_an_answer_of_scores_may_be_as_long_as_what_was_asked_for() -> None:
+    body = {"input_ids": [1] * 10, "sampling_params": {"max_new_tokens": 3}, "top_logprobs_num": 4}
+    assert answer_limit(body) == (16 << 20) + 64 * 10 * 6 + 512 * 3
+    assert answer_limit({**body, "token_ids_logprob": [7, 8]}) == (16 << 20) + 64 * 10 * 8 + 512 * 3
+    assert answer_limit(None) == 16 << 20
